@@ -1,0 +1,153 @@
+"""The records everything passes around: questions, rollouts, grades, trajectories, groups."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Finish = Literal["stop", "length"]
+Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+Message = tuple[str, str]  # (role, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question with a verifiable answer.
+
+    id: stable hash of source, prompt and answer, 32 hexadecimal digits (`Question.make`)
+    prompt: plain text, or chat messages as (role, content) pairs
+    answer: the gold answer as text
+    source: the data set it comes from
+    meta: anything else a verifier or a report wants (its task's own fields)
+    """
+
+    id: str
+    prompt: str | tuple[Message, ...]
+    answer: str
+    source: str
+    meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def make(
+        cls, source: str, prompt: str | tuple[Message, ...], answer: str, meta: Mapping[str, Any] | None = None
+    ) -> Question:
+        """A question whose id is derived from what it asks: the same in every process and on every machine."""
+        identity = json.dumps([source, prompt, answer], ensure_ascii=True, separators=(",", ":"))
+        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        return cls(digest, prompt, answer, source, dict(meta or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a verifier said of one response.
+
+    reward: None where it could not be graded (timeout, error); never confused with a wrong answer's 0
+    sound: whether the reasoning holds, where a checker of reasoning exists (a correct answer with `sound=False` is a
+        lucky guess); None where nobody can tell
+    """
+
+    verdict: Verdict
+    reward: float | None
+    sound: bool | None = None
+
+    @property
+    def correct(self) -> bool:
+        return self.verdict == "correct"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A response sampled from the current policy. token_ids: int32 (T,), response only, end token included."""
+
+    token_ids: npt.NDArray[np.int32]
+    finish: Finish
+    grade: Grade | None = None
+
+    @property
+    def gradable(self) -> bool:
+        """Whether its grade is a reward. Raises ValueError before grading."""
+        if self.grade is None:
+            raise ValueError("this rollout has not been graded yet")
+        return self.grade.reward is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A correct response as the replay buffer keeps it.
+
+    token_ids: int32 (T,), response only, end token included; never decoded and encoded again
+    behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
+        the trainer's own forward pass
+    step: the policy version (training step) of behaviour_logprobs
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    behaviour_logprobs: npt.NDArray[np.float32]
+    reward: float
+    step: int
+    finish: Finish = "stop"
+    sound: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
+            raise TypeError(
+                f"a trajectory holds int32 token ids and float32 log-probs, got {self.token_ids.dtype} and "
+                f"{self.behaviour_logprobs.dtype}"
+            )
+        if self.token_ids.ndim != 1 or self.token_ids.shape != self.behaviour_logprobs.shape or not len(self):
+            raise ValueError(
+                f"a trajectory needs as many behaviour log-probs as tokens, at least one; got shapes "
+                f"{self.token_ids.shape} and {self.behaviour_logprobs.shape}"
+            )
+        if not np.isfinite(self.behaviour_logprobs).all():
+            raise ValueError("a trajectory's behaviour log-probs must be finite")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def key(self) -> bytes:
+        """Identity: the hash of the token ids, 16 bytes."""
+        return hashlib.blake2b(self.token_ids.tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The fresh rollouts of one question in one step: K, or K−1 where a stored trajectory completes the group."""
+
+    question: Question
+    rollouts: tuple[Rollout, ...]
+    replayed: bool
+
+    @property
+    def graded(self) -> int:
+        """Number of gradable fresh rollouts, n."""
+        return sum(rollout.gradable for rollout in self.rollouts)
+
+    @property
+    def correct(self) -> int:
+        """Number of correct fresh rollouts, k."""
+        return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)
+
+    @property
+    def has_signal(self) -> bool:
+        """At least two gradable rows, the stored success included: below that a group has no mean to compare with."""
+        return self.graded + self.replayed >= 2
+
+    @property
+    def accuracy(self) -> Fraction | None:
+        """k/n over the gradable fresh rollouts alone, exact; None where too few could be graded.
+
+        The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
+        every replay would lift its accuracy.
+        """
+        if not self.has_signal or not self.graded:
+            return None
+        return Fraction(self.correct, self.graded)
