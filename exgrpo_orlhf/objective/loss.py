@@ -1,0 +1,146 @@
+"""The mixed-policy loss: clipped fresh tokens, shaped replayed tokens, one normaliser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The response tokens of some rows of an optimiser step, laid end to end: every tensor is (T,).
+
+    logprobs, entropies: of the current policy; logprobs carry the gradient, entropies too where their bonus is on
+    behaviour_logprobs: under the policy that made the token: stored for replayed rows, π_old for fresh ones
+    advantages: of the token's row
+    replayed: whether the row is a stored trajectory
+    in_loss: False for the tokens of a row that could not be graded
+    row_weights: `MixedPolicyLoss.row_weights` of the token's row
+    token_weight: 1 / (response tokens of the whole optimiser step)
+    reference_logprobs: under the reference policy; needed only with a KL term
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+    behaviour_logprobs: Tensor
+    advantages: Tensor
+    replayed: Tensor
+    in_loss: Tensor
+    row_weights: Tensor
+    token_weight: float
+    reference_logprobs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MixedPolicyLoss:
+    """Equation 5 of the paper (arXiv 2510.02245), token by token. With A the advantage of the token's row:
+
+        fresh      w  = π_θ/π_old     −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A)
+        replayed   w* = π_θ/π_past    −f(w*)·A,   f(w*) = w*/(w*+β)
+
+    (1−ρ)·J_on + ρ·J_exp is one sum over all rows: ρ is the share of the rows' groups that are replayed ones.
+
+    beta: β > 0 of the shaping
+    shaping: False uses w* itself
+    importance_weights: False sets w* = π_θ/stop_gradient(π_θ): value 1, gradient ∇log π_θ
+    clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (the released checkpoints' mixed phase)
+    normalizer: what the sum over tokens is divided by, one global value per optimiser step:
+        'constant'   rows × response_length, rows that could not be graded included (Dr. GRPO)
+        'tokens'     all response tokens
+        'sequences'  each row by its own length, then by the rows (GRPO)
+    response_length: L of 'constant', in tokens
+    entropy_coef: weight of the mean token entropy, subtracted from the loss; nats per token
+    kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
+        x = log π_ref − log π_θ
+    """
+
+    beta: float = 0.1
+    shaping: bool = True
+    importance_weights: bool = True
+    clip_low: float | None = 0.2
+    clip_high: float | None = 0.2
+    normalizer: Literal["constant", "tokens", "sequences"] = "constant"
+    response_length: int = 8192
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.beta) and self.beta > 0):
+            raise ValueError(f"MixedPolicyLoss.beta must be positive, got {self.beta!r}")
+        if (self.clip_low is None) != (self.clip_high is None):
+            raise ValueError(
+                "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
+                f"got {self.clip_low!r} and {self.clip_high!r}"
+            )
+        if self.clip_low is not None and not 0 <= self.clip_low <= 1:
+            raise ValueError(f"MixedPolicyLoss.clip_low must lie in [0, 1], got {self.clip_low!r}")
+        if self.clip_high is not None and not self.clip_high >= 0:
+            raise ValueError(f"MixedPolicyLoss.clip_high must be at least 0, got {self.clip_high!r}")
+        if self.normalizer not in ("constant", "tokens", "sequences"):
+            raise ValueError(
+                f"MixedPolicyLoss.normalizer must be 'constant', 'tokens' or 'sequences', got {self.normalizer!r}"
+            )
+        if self.response_length < 1:
+            raise ValueError(f"MixedPolicyLoss.response_length must be at least 1 token, got {self.response_length!r}")
+        for name, value in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"MixedPolicyLoss.{name} must be at least 0, got {value!r}")
+
+    def row_weights(self, lengths: Tensor) -> Tensor:
+        """(R,) response lengths of *all* rows of an optimiser step → (R,) weight of each token of that row.
+
+        Computed once before micro-batching, so that the loss does not depend on how its rows are split.
+        """
+        lengths = lengths.to(torch.float64)
+        if self.normalizer == "constant":
+            return torch.full_like(lengths, 1 / (len(lengths) * self.response_length))
+        if self.normalizer == "tokens":
+            return torch.full_like(lengths, 1.0) / lengths.sum()
+        return 1 / (len(lengths) * lengths)
+
+    def needs_gradient(self, advantages: Tensor) -> Tensor:
+        """(R,) advantages → which rows have a gradient: with no entropy or KL term, an advantage of 0 has none."""
+        if self.entropy_coef or self.kl_coef:
+            return torch.ones_like(advantages, dtype=torch.bool)
+        return advantages != 0
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """This batch's share of the loss, a scalar: summed over the micro-batches of a step it is the loss."""
+        # An ungradable row's tokens are taken out with `where`: multiplying by 0 would keep a NaN.
+        policy = torch.where(batch.in_loss, self.policy_terms(batch) * batch.row_weights, 0).sum()
+        entropy = torch.where(batch.in_loss, batch.entropies, 0).sum() * batch.token_weight
+        loss = policy - self.entropy_coef * entropy if self.entropy_coef else policy
+        if self.kl_coef:
+            if batch.reference_logprobs is None:
+                raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference policy's log-probs")
+            x = batch.reference_logprobs - batch.logprobs
+            kl = torch.where(batch.in_loss, torch.exp(x) - x - 1, 0).sum() * batch.token_weight
+            loss = loss + self.kl_coef * kl
+        return loss
+
+    def policy_terms(self, batch: TokenBatch) -> Tensor:
+        """(T,) the loss of each token before weighting."""
+        log_w = batch.logprobs - batch.behaviour_logprobs  # (T,)
+        # torch.where evaluates both sides, and an infinite unused side would still make the gradient NaN: each side
+        # sees a harmless 0 where it is not used.
+        fresh = self._fresh(torch.where(batch.replayed, 0, log_w), batch.advantages)
+        replayed = self._replayed(batch, torch.where(batch.replayed, log_w, 0))
+        return torch.where(batch.replayed, replayed, fresh)
+
+    def _fresh(self, log_w: Tensor, advantages: Tensor) -> Tensor:
+        w = torch.exp(log_w)
+        if self.clip_low is None or self.clip_high is None:
+            return -w * advantages
+        clipped = torch.clamp(w, 1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(w * advantages, clipped * advantages)
+
+    def _replayed(self, batch: TokenBatch, log_w: Tensor) -> Tensor:
+        if not self.importance_weights:
+            log_w = batch.logprobs - batch.logprobs.detach()
+        # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
+        weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
+        return -weight * batch.advantages

@@ -1,0 +1,26 @@
+"""Experience management: numpy and plain Python, no model and no engine."""
+
+from .buffer import ReplayBuffer
+from .difficulty import DifficultyBuckets
+from .mixer import MixedBatch, Plan, ReplayMixer, Row
+from .retirement import RetirementPolicy
+from .sampling import QuestionSampler
+from .selection import TrajectorySelector
+from .trajectory import Grade, Question, Rollout, RolloutGroup, Trajectory
+
+__all__ = [
+    "DifficultyBuckets",
+    "Grade",
+    "MixedBatch",
+    "Plan",
+    "Question",
+    "QuestionSampler",
+    "ReplayBuffer",
+    "ReplayMixer",
+    "RetirementPolicy",
+    "Rollout",
+    "RolloutGroup",
+    "Row",
+    "Trajectory",
+    "TrajectorySelector",
+]

@@ -1,0 +1,219 @@
+"""Mixes fresh and replayed questions: plans a step, assembles its groups, picks what is worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .buffer import ReplayBuffer
+from .difficulty import DifficultyBuckets, as_fraction
+from .sampling import QuestionSampler
+from .trajectory import Question, RolloutGroup, Trajectory
+
+Floats = npt.NDArray[np.float32]
+# (rewards (G, K), gradable (G, K)) → advantages (G, K)
+Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], npt.NDArray[np.float64]]
+
+
+class FreshSource(Protocol):
+    """Where fresh questions come from, and every question by its id."""
+
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str]) -> list[Question]: ...
+
+    def question(self, question_id: str) -> Question: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The questions of one step. candidates: the stored trajectories of each replayed question, by its id."""
+
+    step: int
+    fresh: list[Question]
+    replayed: list[Question]
+    candidates: dict[str, list[Trajectory]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the batch: a fresh rollout, or the stored trajectory of its group.
+
+    token_ids: int32 (T,), response only
+    advantage: 0 where the row could not be graded, or its group has no signal
+    in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
+    replayed: the stored trajectory, or None for a fresh rollout
+    """
+
+    question: Question
+    token_ids: npt.NDArray[np.int32]
+    advantage: float
+    in_loss: bool
+    replayed: Trajectory | None
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """Groups of exactly K rows, in plan order; the stored row of a replayed group comes last."""
+
+    groups: list[RolloutGroup]
+    rows: list[list[Row]]
+
+    def flat_rows(self) -> list[Row]:
+        return [row for rows in self.rows for row in rows]
+
+
+class ReplayMixer:
+    """ρ and the delayed start.
+
+    rho: share of a batch's questions that come from the buffer, in [0, 1]; 0 is on-policy training. The number of
+        replayed questions is ρ·B rounded to the nearest (a half rounds up), or all candidates if there are fewer.
+    start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
+        fresh rollouts) exceeds this; None: from the first step
+    collect_before_start: whether accuracies, trajectories and retirements are recorded before that. The paper starts
+        collecting and replaying together (False). The batch that triggers the start is collected.
+    """
+
+    def __init__(
+        self,
+        sampler: QuestionSampler,
+        buckets: DifficultyBuckets,
+        *,
+        group_size: int,
+        questions_per_step: int,
+        rng: np.random.Generator,
+        rho: float = 0.5,
+        start_at_accuracy: float | None = 0.35,
+        collect_before_start: bool = False,
+    ) -> None:
+        """Raises ValueError for ρ or a starting accuracy outside [0, 1], K < 2, or μ above K success counts."""
+        if not 0 <= rho <= 1:
+            raise ValueError(f"ReplayMixer.rho must lie in [0, 1], got {rho!r}")
+        if start_at_accuracy is not None and not 0 <= start_at_accuracy < 1:
+            raise ValueError(
+                f"ReplayMixer.start_at_accuracy must lie in [0, 1), or be None to start at once; got "
+                f"{start_at_accuracy!r}"
+            )
+        if group_size < 2:
+            raise ValueError(f"train.group_size (K) must be at least 2, got {group_size!r}")
+        if questions_per_step < 1:
+            raise ValueError(f"train.questions_per_step must be at least 1, got {questions_per_step!r}")
+        if sampler.unit == "successes" and sampler.mu > group_size:
+            raise ValueError(f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}")
+        self.sampler, self.buckets = sampler, buckets
+        self.group_size, self.questions_per_step = group_size, questions_per_step
+        self.rng = rng
+        self.rho = as_fraction(rho)
+        self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
+        self.collect_before_start = collect_before_start
+        self.started_at: int | None = 0 if start_at_accuracy is None else None
+
+    @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def collecting(self) -> bool:
+        """Whether this step's experience is recorded: with ρ = 0 there is nobody to replay it."""
+        return self.rho > 0 and (self.started or self.collect_before_start)
+
+    def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int) -> Plan:
+        """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
+
+        Drawing a full fresh batch and throwing part of it away would lose those questions for the epoch.
+        """
+        replayed: list[Question] = []
+        if self.started and self.rho > 0:
+            wanted = int(self.rho * self.questions_per_step + as_fraction(0.5))
+            ids = self.sampler.sample(
+                buffer.candidates, min(wanted, buffer.n_candidates), self.group_size, self.buckets, self.rng
+            )
+            replayed = [fresh.question(question_id) for question_id in ids]
+        ids_replayed = {question.id for question in replayed}
+        drawn = fresh.draw(
+            self.questions_per_step - len(replayed),
+            exclude=ids_replayed,
+            retired=buffer.retired if buffer.retirement.leaves_fresh else (),
+        )
+        return Plan(step, drawn, replayed, {question.id: buffer.trajectories(question.id) for question in replayed})
+
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
+        graded = sum(group.graded for group in groups)
+        if self.started or not graded or self.start_at_accuracy is None:
+            return
+        if as_fraction(sum(group.correct for group in groups)) / graded > self.start_at_accuracy:
+            self.started_at = step
+
+    def assemble(
+        self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory], advantages: Advantages
+    ) -> MixedBatch:
+        """Complete replayed groups with their stored trajectory and compute advantages over whole groups of K.
+
+        A stored success keeps its stored reward: it is never graded again.
+        Raises ValueError if a group is not of size K, is not graded, or a replayed group has no stored trajectory.
+        """
+        if not groups:
+            raise ValueError("a batch needs at least one group")
+        rewards = np.zeros((len(groups), self.group_size))
+        gradable = np.zeros((len(groups), self.group_size), dtype=bool)
+        for g, group in enumerate(groups):
+            if len(group.rollouts) + group.replayed != self.group_size:
+                raise ValueError(
+                    f"question {group.question.id}: {len(group.rollouts)} rollouts"
+                    f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
+                )
+            for i, rollout in enumerate(group.rollouts):
+                if rollout.gradable and rollout.grade is not None and rollout.grade.reward is not None:
+                    rewards[g, i], gradable[g, i] = rollout.grade.reward, True
+            if group.replayed:
+                if group.question.id not in chosen:
+                    raise ValueError(f"question {group.question.id} is replayed, but no stored trajectory was chosen")
+                rewards[g, -1], gradable[g, -1] = chosen[group.question.id].reward, True
+        values = advantages(rewards, gradable)
+        rows = []
+        for g, group in enumerate(groups):
+            members: list[tuple[npt.NDArray[np.int32], Trajectory | None]]
+            members = [(rollout.token_ids, None) for rollout in group.rollouts]
+            if group.replayed:
+                stored = chosen[group.question.id]
+                members.append((stored.token_ids, stored))
+            rows.append(
+                [
+                    Row(group.question, ids, float(values[g, i]), bool(gradable[g, i]), stored_row)
+                    for i, (ids, stored_row) in enumerate(members)
+                ]
+            )
+        return MixedBatch(list(groups), rows)
+
+    def collect(
+        self, batch: MixedBatch, logprobs: Sequence[Sequence[Floats]], step: int
+    ) -> list[tuple[str, Trajectory]]:
+        """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
+
+        logprobs: per group and row of the batch, float32 (T,)
+        """
+        if not self.collecting:
+            return []
+        experience = []
+        for group, group_logprobs in zip(batch.groups, logprobs, strict=True):
+            if group.accuracy is None:
+                continue
+            for rollout, behaviour in zip(group.rollouts, group_logprobs, strict=False):
+                grade = rollout.grade
+                if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
+                    trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, "stop", grade.sound)
+                    experience.append((group.question.id, trajectory))
+        return experience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"started_at": self.started_at, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises KeyError for a missing or unknown entry."""
+        if set(state) != {"started_at", "rng"}:
+            raise KeyError(f"a mixer's state has the entries started_at and rng, got {sorted(state)}")
+        self.started_at = state["started_at"]
+        self.rng.bit_generator.state = state["rng"]

@@ -1,0 +1,70 @@
+"""Which of a question's stored trajectories is replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from .trajectory import Trajectory
+
+
+class TrajectorySelector:
+    """Picks one stored trajectory per replayed question.
+
+    by: 'entropy', the mean token entropy over exactly the response tokens under the *current* policy at temperature 1,
+        or 'random'
+    prefer: 'lowest' (the paper: o* = argmin of the entropy) or 'highest' score
+    """
+
+    def __init__(
+        self,
+        by: Literal["entropy", "random"] = "entropy",
+        prefer: Literal["lowest", "highest"] = "lowest",
+    ) -> None:
+        """Raises ValueError for an unknown choice."""
+        if by not in ("entropy", "random"):
+            raise ValueError(f"TrajectorySelector.by must be 'entropy' or 'random', got {by!r}")
+        if prefer not in ("lowest", "highest"):
+            raise ValueError(f"TrajectorySelector.prefer must be 'lowest' or 'highest', got {prefer!r}")
+        self.by, self.prefer = by, prefer
+
+    def to_score(self, candidates: Mapping[str, Sequence[Trajectory]]) -> dict[str, Sequence[Trajectory]]:
+        """The candidates whose score can change the choice: none when choosing at random, none that stand alone."""
+        if self.by == "random":
+            return {}
+        return {question_id: stored for question_id, stored in candidates.items() if len(stored) > 1}
+
+    def choose(
+        self,
+        candidates: Mapping[str, Sequence[Trajectory]],
+        scores: Mapping[str, Sequence[float]],
+        rng: np.random.Generator,
+    ) -> dict[str, Trajectory]:
+        """One trajectory per question id. scores: for each question of `to_score`, a score per trajectory, in order.
+
+        Equal scores are decided by the newer step, then by the token hash, so that the choice is the same on every
+        machine. Raises ValueError for a missing, surplus or non-finite score.
+        """
+        chosen = {}
+        for question_id, stored in candidates.items():
+            if not stored:
+                raise ValueError(f"question {question_id} has no stored trajectory to choose from")
+            if len(stored) == 1:
+                chosen[question_id] = stored[0]
+            elif self.by == "random":
+                chosen[question_id] = stored[int(rng.integers(len(stored)))]
+            else:
+                chosen[question_id] = self._best(question_id, stored, scores.get(question_id, ()))
+        return chosen
+
+    def _best(self, question_id: str, stored: Sequence[Trajectory], scores: Sequence[float]) -> Trajectory:
+        if len(scores) != len(stored) or not all(map(math.isfinite, scores)):
+            raise ValueError(
+                f"question {question_id}: needs {len(stored)} finite scores, one a trajectory, got {list(scores)}"
+            )
+        sign = 1 if self.prefer == "lowest" else -1
+        best = min(range(len(stored)), key=lambda i: (sign * scores[i], -stored[i].step, stored[i].key))
+        return stored[best]
