@@ -67,7 +67,7 @@ class ReplayBuffer:
         self._records: dict[str, QuestionRecord] = {}
         self._retired: dict[str, int] = {}  # question id → step at which it retired
         self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
-        self._trajectories = self._tokens = 0
+        self._with_trajectories = self._trajectories = self._tokens = 0
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -88,6 +88,11 @@ class ReplayBuffer:
     @property
     def n_candidates(self) -> int:
         return sum(map(len, self._candidates.values()))
+
+    @property
+    def n_with_trajectories(self) -> int:
+        """Questions with stored trajectories, candidates or fallen to 0."""
+        return self._with_trajectories
 
     @property
     def n_trajectories(self) -> int:
@@ -149,6 +154,7 @@ class ReplayBuffer:
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
             key = trajectory.key
+            self._with_trajectories += not record.trajectories
             known = record.trajectories.pop(key, None)
             record.trajectories[key] = trajectory
             if known is None:
@@ -167,6 +173,7 @@ class ReplayBuffer:
         """Forget a question and its trajectories. Raises KeyError if it has no record."""
         record = self._records.pop(question_id)
         self._leave_bucket(question_id, record)
+        self._with_trajectories -= bool(record.trajectories)
         self._trajectories -= len(record.trajectories)
         self._tokens -= sum(map(len, record.trajectories.values()))
 
@@ -176,6 +183,7 @@ class ReplayBuffer:
             raise ValueError("only an empty buffer can be restored")
         for question_id, record in records:
             self._records[question_id] = record
+            self._with_trajectories += bool(record.trajectories)
             self._trajectories += len(record.trajectories)
             self._tokens += sum(map(len, record.trajectories.values()))
             self._enter_bucket(question_id, record)

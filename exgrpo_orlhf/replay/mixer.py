@@ -188,20 +188,20 @@ class ReplayMixer:
             )
         return MixedBatch(list(groups), rows)
 
-    def collect(
-        self, batch: MixedBatch, logprobs: Sequence[Sequence[Floats]], step: int
-    ) -> list[tuple[str, Trajectory]]:
+    def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
-        logprobs: per group and row of the batch, float32 (T,)
+        logprobs: per row of the flattened batch, float32 (T,)
         """
         if not self.collecting:
             return []
         experience = []
-        for group, group_logprobs in zip(batch.groups, logprobs, strict=True):
+        row_logprobs = iter(logprobs)
+        for group, rows in zip(batch.groups, batch.rows, strict=True):
+            behaviours = [next(row_logprobs) for _ in rows]
             if group.accuracy is None:
                 continue
-            for rollout, behaviour in zip(group.rollouts, group_logprobs, strict=False):
+            for rollout, behaviour in zip(group.rollouts, behaviours[: len(group.rollouts)], strict=True):
                 grade = rollout.grade
                 if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
                     trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, "stop", grade.sound)

@@ -1,0 +1,116 @@
+"""What a run needs to continue exactly: written under another name, put on the disk, then renamed.
+
+checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
+checkpoint-<step>/trainer/    optimizer.pt, state.json
+checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written, or does not fit this run."""
+
+
+def find(run: Path) -> dict[int, Path]:
+    """The complete checkpoints of a run by step, oldest first. An unfinished one never bears such a name."""
+    found = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
+    """Make checkpoint-<step> by having `write` fill a folder; then remove all but the `keep` newest.
+
+    Raises CheckpointError if it cannot be written (a full disk, say): what was there before is as it was.
+    """
+    final = run / f"checkpoint-{step}"
+    partial = run / f"{final.name}.partial"
+    remove_partial(run)
+    try:
+        partial.mkdir(parents=True)
+        write(partial)
+        _sync_tree(partial)
+        os.rename(partial, final)
+        _sync(run)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        last = max(find(run), default=None)
+        raise CheckpointError(
+            f"{final} could not be written ({type(error).__name__}: {error}); {_free(run)} are free there. "
+            + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
+            + ": make room and start again with --resume"
+        ) from error
+    for old in list(find(run).values())[:-keep]:
+        # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
+        doomed = old.rename(old.with_name(f"{old.name}.partial"))
+        shutil.rmtree(doomed)
+    return final
+
+
+def remove_partial(run: Path) -> None:
+    """Remove what a killed save or removal left behind."""
+    for path in run.glob("checkpoint-*.partial"):
+        shutil.rmtree(path)
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """The trainer's own state, as JSON, into a checkpoint that is being written."""
+    path = folder / "trainer" / "state.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
+    """The state in a checkpoint.
+
+    identity: the bindings that must be the same for a run to be continued
+    Raises CheckpointError if the state is unreadable, or of a run with other bindings, naming each difference.
+    """
+    path = folder / "trainer" / "state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); is {folder} a checkpoint of this trainer?") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {state.get('format')!r} cannot be read here, only {FORMAT}")
+    before = state["identity"]
+    if before != identity:
+        changed = [
+            f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
+            for name in sorted({*before, *identity})
+            if before.get(name) != identity.get(name)
+        ]
+        raise CheckpointError(
+            f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
+            "Resume with the same gin files and bindings, or start a new run under another --name"
+        )
+    return state
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB" if folder.exists() else "0 MiB"
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,328 @@
+"""The one room where gin lives: from gin files to a built experiment.
+
+The classes are registered from outside and stay plain: what gin builds here pickles, and another process gets the
+objects, never the bindings (a spawned process would silently see Python's defaults).
+
+How files combine. Every file is read once. What a file merely includes comes before all files that were named, so
+`--gin layout.gin --gin ablation.gin` and the other order give the same experiment although only the ablation includes
+base.gin; among the named files, the later one wins, and a `--set` binding wins over all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import io
+import json
+import re
+import tokenize
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+from gin import config_parser
+
+from .engines.local import LocalSettings
+from .objective import GroupAdvantages, MixedPolicyLoss
+from .prompts import Prompts
+from .questions import QuestionFile
+from .replay import DifficultyBuckets, QuestionSampler, ReplayMixer, RetirementPolicy, TrajectorySelector
+from .rewards import Verifier
+from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
+from .tasks.chain_model import ChainModel
+from .tasks.modular_chains import ModularChains
+from .tracking import TrackingSettings
+from .training import Experiment
+
+GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
+
+# The name in gin and the parameters it offers: all of them, or all but those that only the program can supply.
+_CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "train": (TrainSettings, ()),
+    "ModularChains": (ModularChains, ()),
+    "QuestionFile": (QuestionFile, ()),
+    "ChainModel": (ChainModel, ()),
+    "PretrainedModel": (PretrainedModel, ()),
+    "Prompts": (Prompts, ()),
+    "Sampling": (Sampling, ()),
+    "Optimizer": (Optimizer, ()),
+    "LocalEngine": (LocalSettings, ()),
+    "Verifier": (Verifier, ()),
+    "DifficultyBuckets": (DifficultyBuckets, ()),
+    "QuestionSampler": (QuestionSampler, ()),
+    "TrajectorySelector": (TrajectorySelector, ()),
+    "RetirementPolicy": (RetirementPolicy, ()),
+    "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
+    "GroupAdvantages": (GroupAdvantages, ()),
+    "MixedPolicyLoss": (MixedPolicyLoss, ()),
+    "Tracking": (TrackingSettings, ()),
+}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
+
+    validation: None for no evaluation during training
+    """
+
+    questions: Any
+    model: Any
+    validation: Any = None
+
+
+_GIN: dict[str, Callable[..., Any]] = {
+    name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
+    for name, (target, denied) in {**_CONFIGURABLES, "Work": (Sources, ())}.items()
+}
+
+# Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
+_FREE_TO_CHANGE = re.compile(
+    r"(train\.(steps|save_every|keep|eval_every)|ChainModel\.cache|Tracking\.\w+|LocalEngine\.(device|threads))$"
+)
+
+
+_HOW_TO_BIND = "add it to a gin file, or give it with --set"
+
+
+class ConfigError(ValueError):
+    """A gin file or binding that cannot be used: says which, where, and what is allowed."""
+
+
+@dataclass
+class _Bindings:
+    """What has been read: every file once, and where each binding was last made."""
+
+    read: set[Path] = field(default_factory=set)
+    made_at: dict[str, str] = field(default_factory=dict)
+
+
+def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
+    """Read gin files and `--set` bindings and build the experiment they describe.
+
+    Files are looked up as given, then in the repository's gin/ folder. seed: takes the place of train.seed
+    Raises ConfigError.
+    """
+    gin.clear_config()
+    bindings = _Bindings()
+    named = [_find(file, None) for file in files]
+    for path in named:
+        for included in _includes(path):
+            _read(included, bindings)
+    for path in named:
+        _read(path, bindings)
+    for override in overrides:
+        _bind(override, f"--set {override!r}", bindings, allow_include=False)
+    if seed is not None:
+        gin.bind_parameter("train.seed", seed)
+    try:
+        return _build()
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RuntimeError, FileNotFoundError) as error:
+        raise _explain(error, bindings) from error
+
+
+def _build() -> Experiment:
+    settings = _GIN["train"]()
+    work = _GIN["Work"]()
+    replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
+    mixer = _GIN["ReplayMixer"](
+        _GIN["QuestionSampler"](),
+        _GIN["DifficultyBuckets"](),
+        group_size=settings.group_size,
+        questions_per_step=settings.questions_per_step,
+        rng=replay_rng,
+    )
+    built = {
+        "prompts": _GIN["Prompts"](),
+        "sampling": _GIN["Sampling"](),
+        "optimizer": _GIN["Optimizer"](),
+        "local": _GIN["LocalEngine"](),
+        "verifier": _GIN["Verifier"](),
+        "selector": _GIN["TrajectorySelector"](),
+        "retirement": _GIN["RetirementPolicy"](),
+        "advantages": _GIN["GroupAdvantages"](),
+        "loss": _GIN["MixedPolicyLoss"](),
+        "tracking": _GIN["Tracking"](),
+    }
+    text = gin.operative_config_str()
+    params = _flatten(text)
+    identity = {name: value for name, value in params.items() if not _FREE_TO_CHANGE.search(name)}
+    return Experiment(
+        settings=settings,
+        questions=work.questions,
+        validation=work.validation,
+        model=work.model,
+        mixer=mixer,
+        fresh_rng=fresh_rng,
+        config_text=text,
+        config_hash=hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest(),
+        params=params,
+        identity=identity,
+        **built,
+    )
+
+
+def _flatten(text: str) -> dict[str, str]:
+    """An operative config as {"ReplayMixer.rho": "0.5", …}; macros have been put in by gin."""
+    params = {}
+    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
+            scope = f"{statement.scope}/" if statement.scope else ""
+            value = statement.value
+            if repr(value) == "%gin.REQUIRED":
+                raise ConfigError(f"{scope}{statement.selector}.{statement.arg_name} must be bound: {_HOW_TO_BIND}")
+            if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+                value = gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}")
+            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(value)
+    return params
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _find(file: str | Path, included_by: str | None) -> Path:
+    """The file as given (for what is named on the command line), or in gin/."""
+    candidates = [GIN_FOLDER / file] if included_by else [Path(file), GIN_FOLDER / file]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    known = [str(path.relative_to(GIN_FOLDER)) for path in sorted(GIN_FOLDER.rglob("*.gin"))]
+    near = difflib.get_close_matches(str(file).removeprefix("gin/"), known, n=3)
+    raise ConfigError(
+        f"{included_by or '--gin'}: there is no gin file {str(file)!r}"
+        + (f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}")
+    )
+
+
+def _includes(path: Path, trail: tuple[Path, ...] = ()) -> list[Path]:
+    """All files that a file includes, at any depth, each after the files it includes itself."""
+    if path in trail:
+        raise ConfigError(f"{_name(path)} includes itself: {' → '.join(map(_name, (*trail, path)))}")
+    found: list[Path] = []
+    bound = False
+    for statement in _statements(path.read_text(encoding="utf-8"), _name(path)):
+        if not isinstance(statement, config_parser.IncludeStatement):
+            bound = True
+            continue
+        where = f"{_name(path)}, line {statement.location.line_num}"
+        if bound:
+            raise ConfigError(f"{where}: an include must stand before the bindings, which it would undo")
+        included = _find(statement.filename, where)
+        found += [*_includes(included, (*trail, path)), included]
+    return list(dict.fromkeys(found))
+
+
+def _read(path: Path, bindings: _Bindings) -> None:
+    if path not in bindings.read:
+        bindings.read.add(path)
+        _bind(path.read_text(encoding="utf-8"), _name(path), bindings, allow_include=True)
+
+
+def _bind(text: str, name: str, bindings: _Bindings, allow_include: bool) -> None:
+    """Make the bindings of one file or one --set."""
+    for statement in _statements(text, name):
+        where = name if name.startswith("--set") else f"{name}, line {statement.location.line_num}"
+        if isinstance(statement, config_parser.IncludeStatement) and allow_include:
+            continue
+        if not isinstance(statement, config_parser.BindingStatement):
+            raise ConfigError(f"{where}: only bindings such as ReplayMixer.rho = 0.25 can stand here")
+        scope, selector, parameter, value = statement[:4]
+        prefix = f"{scope}/" if scope else ""
+        if not parameter:
+            gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
+            continue
+        _check_name(selector, parameter, where)
+        _check_type(selector, parameter, value, where)
+        gin.bind_parameter((scope, selector, parameter), value)
+        bindings.made_at[f"{prefix}{selector}.{parameter}"] = where
+
+
+def _statements(text: str, name: str) -> list[Any]:
+    stream = io.StringIO(text)
+    parser = None
+    try:
+        parser = config_parser.ConfigParser(stream, gin.config.ParserDelegate())
+        return list(parser)
+    except SyntaxError as error:
+        line, message = error.lineno, f"{error.msg}: {(error.text or text).strip()!r}"
+    except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
+        line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"
+    except ValueError as error:  # a reference to something that is not there
+        line = parser.current_token.start[0] if parser else 0
+        message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in _GIN)}"
+    raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def _parameters(name: str) -> list[str]:
+    target, denied = _CONFIGURABLES.get(name, (Sources, ()))
+    return [parameter for parameter in inspect.signature(target).parameters if parameter not in denied]
+
+
+def _check_name(selector: str, parameter: str, where: str) -> None:
+    known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
+    if f"{selector}.{parameter}" in known:
+        return
+    same = [name for name in known if name.endswith(f".{parameter}")]
+    near = same or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
+    if selector in _GIN and not near:
+        near = [name for name in known if name.startswith(f"{selector}.")]
+    raise ConfigError(
+        f"{where}: there is no setting {selector}.{parameter}; nearest: {', '.join(near or sorted(_GIN))}"
+    )
+
+
+def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
+    """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
+    target, _ = _CONFIGURABLES.get(selector, (Sources, ()))
+    hint = typing.get_type_hints(target.__init__).get(parameter, Any)
+    if isinstance(value, gin.config.ConfigurableReference) or _fits(value, hint):
+        return
+    shown = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    raise ConfigError(f"{where}: {selector}.{parameter} takes {shown}, got {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if hint is Any or origin is typing.Literal:  # the class itself says which values it takes
+        return True
+    if origin is tuple:
+        return isinstance(value, tuple)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _explain(error: Exception, bindings: _Bindings) -> ConfigError:
+    """The same message with the place where the binding was made."""
+    message = str(error).split("\n  In call to configurable")[0].strip()
+    if macro := re.search(r"configurable 'macro' .* in scope '([\w/]+)'", str(error)):
+        return ConfigError(f"%{macro[1]} is used, but no file gives it a value: add {macro[1]} = …")
+    missing = re.match(r"Required bindings for `(\w+)` not provided in config: \[(.*)\]", message)
+    if missing:
+        names = ", ".join(f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", "))
+        return ConfigError(f"{names} must be bound: {_HOW_TO_BIND}")
+    unbound = re.search(r"No values supplied by Gin or caller for arguments: \['?([\w', ]+)'?\]", message)
+    if unbound and (owner := re.search(r"configurable '(\w+)'", str(error))):
+        names = ", ".join(f"{owner[1]}.{name.strip(chr(39) + ' ')}" for name in unbound[1].split(","))
+        return ConfigError(f"{names} must be bound: {_HOW_TO_BIND}")
+    places = [f"{name} is bound in {where}" for name, where in bindings.made_at.items() if name in message]
+    return ConfigError(message + (f" ({'; '.join(places)})" if places else ""))
+
+
+def _name(path: Path) -> str:
+    try:
+        return f"gin/{path.relative_to(GIN_FOLDER)}"
+    except ValueError:
+        return str(path)

@@ -1,0 +1,1 @@
+"""The engines that run one algorithm: generate, score, update, save."""

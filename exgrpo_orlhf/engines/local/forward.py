@@ -1,0 +1,106 @@
+"""The policy's forward pass over prompt + response rows: log-probs and entropies of response tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...objective import token_stats
+
+
+@dataclass(frozen=True)
+class ForwardRow:
+    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1."""
+
+    prompt: Sequence[int]
+    response: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
+    """Positions of rows, longest first, in batches whose padded size (rows × longest) stays within the budget.
+
+    Rows of like length share a batch, so little of it is padding. A single row may exceed the budget.
+    """
+    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+    while order:
+        fit = max(1, token_budget // len(rows[order[0]]))
+        yield order[:fit]
+        order = order[fit:]
+
+
+class PolicyForward:
+    """Hidden states from the backbone, statistics from the output layer in chunks."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, compute_dtype: torch.dtype) -> None:
+        """compute_dtype: float32, or bfloat16 for autocast over float32 master weights.
+
+        Raises ValueError if the model computes its logits in another way than hidden · weightᵀ + bias.
+        """
+        self.model, self.temperature, self.compute_dtype = model, temperature, compute_dtype
+        self.device = model.device
+        self._check()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype)
+
+    def __call__(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
+        """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' response tokens, end to end: (T,).
+
+        Rows are padded on the right. The hidden state before a token predicts it: for a prompt of P tokens, positions
+        P−1 … P+T−2 of the row. Nothing else of the row enters: no prompt token, no padding.
+        """
+        width = max(map(len, rows))
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        attention = torch.zeros(len(rows), width, dtype=torch.long)
+        predicts = torch.zeros(len(rows), width, dtype=torch.bool)  # (R, W)
+        for i, row in enumerate(rows):
+            prompt, length = len(row.prompt), len(row)
+            ids[i, :prompt] = torch.tensor(row.prompt)
+            ids[i, prompt:length] = torch.from_numpy(row.response)
+            attention[i, :length] = 1
+            predicts[i, prompt - 1 : length - 1] = True
+        targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(self.device, torch.long)
+        with self.autocast():
+            output = self.model.base_model(
+                input_ids=ids.to(self.device), attention_mask=attention.to(self.device), use_cache=False
+            )
+        return self._stats(output.last_hidden_state[predicts.to(self.device)], targets)
+
+    def _stats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        return token_stats(
+            hidden.to(self.compute_dtype),
+            head.weight.to(self.compute_dtype),
+            targets,
+            bias=None if bias is None else bias.to(self.compute_dtype),
+            temperature=self.temperature,
+        )
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Some architectures cap or scale the logits after the output layer: `token_stats` would be wrong for them."""
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        ids = torch.arange(1, 9, device=self.device)[None] % vocabulary
+        with self.autocast():
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+        ours, _ = self._stats(hidden, ids[0, 1:])
+        theirs = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
+        tolerance = 1e-3 if self.compute_dtype == torch.float32 else 0.1
+        if not torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance):
+            raise ValueError(
+                f"{type(self.model).__name__} does more to its logits than the output layer does (log-probs differ by "
+                f"{(ours - theirs).abs().max():.2g}): such a model cannot be trained by the local engine"
+            )

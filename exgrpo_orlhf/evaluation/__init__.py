@@ -1,0 +1,1 @@
+"""Evaluation during training, and what runs look like side by side."""

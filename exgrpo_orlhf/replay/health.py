@@ -1,0 +1,142 @@
+"""What a step's metrics say of its rewards, its replay and its buffer. A mean or share of nothing is 0, never NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .buffer import ReplayBuffer
+from .difficulty import LEVELS, DifficultyBuckets
+from .mixer import MixedBatch, Plan, Row
+from .trajectory import RolloutGroup
+
+Floats = npt.NDArray[np.float32]
+# A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
+# above or below β, where it no longer learns. (The slope is 0.25 at w = β and 0.083 at w = 1 for β = 0.1.)
+SATURATED_SLOPE = 0.01
+
+
+def _mean(values: Sequence[float] | npt.NDArray[np.float64]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Of the step's fresh rollouts. `lucky_guess_rate`: correct answers whose reasoning does not hold."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
+    rewards = [grade.reward for grade in grades if grade.reward is not None]
+    correct = [grade for grade in grades if grade.correct]
+    checked = [grade.sound for grade in correct if grade.sound is not None]
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/pass_at_1": _share(len(correct), len(rewards)),
+        "reward/lucky_guess_rate": _share(checked.count(False), len(checked)),
+        "reward/no_answer_share": _share(sum(grade.verdict == "no_answer" for grade in grades), len(grades)),
+        "reward/ungradable": float(len(grades) - len(rewards)),
+        "reward/groups_with_signal": _share(
+            sum(group.accuracy is not None and (group.replayed or 0 < group.accuracy < 1) for group in groups),
+            len(groups),
+        ),
+        "rollout/response_tokens": _mean([len(rollout.token_ids) for rollout in rollouts]),
+        "rollout/truncated_share": _share(sum(rollout.finish == "length" for rollout in rollouts), len(rollouts)),
+    }
+
+
+def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str, float]:
+    """What is stored. `bucket_<level>`: candidates at that level (unsolved: stored, but fallen to 0)."""
+    sizes = dict.fromkeys(LEVELS, 0)
+    for accuracy, members in buffer.candidates.items():
+        sizes[buckets.level(accuracy)] += len(members)
+    candidates = sum(sizes.values())
+    sizes["unsolved"] = buffer.n_with_trajectories - candidates
+    return {
+        **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
+        "replay/candidates": float(candidates),
+        "replay/trajectories": float(buffer.n_trajectories),
+        "replay/stored_tokens": float(buffer.n_tokens),
+        "replay/retired": float(len(buffer.retired)),
+    }
+
+
+def plan_metrics(plan: Plan, scored: int) -> dict[str, float]:
+    """What was mixed. scored: stored trajectories that went through a scoring pass."""
+    questions = len(plan.fresh) + len(plan.replayed)
+    return {
+        "replay/actual_share": _share(len(plan.replayed), questions),
+        "replay/candidates_scored": float(scored),
+        "train/questions": float(questions),
+    }
+
+
+def row_metrics(
+    batch: MixedBatch,
+    policy_logprobs: Sequence[Floats],
+    behaviour_logprobs: Sequence[Floats],
+    entropies: Sequence[float],
+    *,
+    step: int,
+    beta: float,
+    clip: tuple[float, float] | None,
+) -> dict[str, float]:
+    """Fresh and replayed rows apart: entropies, ages, importance weights. Arrays are per row of the flattened batch."""
+    rows = batch.flat_rows()
+    fresh = [i for i, row in enumerate(rows) if row.replayed is None]
+    replayed = [(i, row.replayed) for i, row in enumerate(rows) if row.replayed is not None]
+    ages = [step - trajectory.step for _, trajectory in replayed]
+    checked = [trajectory.sound for _, trajectory in replayed if trajectory.sound is not None]
+    return {
+        "policy/entropy_fresh": _mean([entropies[i] for i in fresh]),
+        **_fresh_ratios(rows, fresh, policy_logprobs, behaviour_logprobs, clip),
+        "replay/entropy": _mean([entropies[i] for i, _ in replayed]),
+        "replay/age_mean": _mean(ages),
+        "replay/age_max": float(max(ages, default=0)),
+        "replay/lucky_guess_rate": _share(checked.count(False), len(checked)),
+        "replay/response_tokens": _mean([len(trajectory) for _, trajectory in replayed]),
+        **_importance_weights(
+            [policy_logprobs[i] for i, _ in replayed], [behaviour_logprobs[i] for i, _ in replayed], beta
+        ),
+    }
+
+
+def _fresh_ratios(
+    rows: Sequence[Row],
+    fresh: Sequence[int],
+    policy: Sequence[Floats],
+    behaviour: Sequence[Floats],
+    clip: tuple[float, float] | None,
+) -> dict[str, float]:
+    """approx_kl: mean of w − 1 − log w, w = π_θ/π_old. clip_share: tokens whose gradient the clip takes away."""
+    tokens = clipped = 0
+    kl = 0.0
+    for i in fresh:
+        log_w = policy[i].astype(np.float64) - behaviour[i]
+        w = np.exp(log_w)
+        tokens += len(w)
+        kl += float((w - 1 - log_w).sum())
+        if clip is not None:
+            advantage = rows[i].advantage
+            clipped += int(((w > 1 + clip[1]) & (advantage > 0)).sum() + ((w < 1 - clip[0]) & (advantage < 0)).sum())
+    return {"policy/approx_kl": _share(kl, tokens), "policy/clip_share": _share(clipped, tokens)}
+
+
+def _importance_weights(policy: Sequence[Floats], behaviour: Sequence[Floats], beta: float) -> dict[str, float]:
+    """Of all replayed tokens, in log space, w* = π_θ/π_past.
+
+    ess: effective sample size (Σw)²/Σw² as a share of the tokens, 1 when all weigh the same
+    """
+    if not policy:
+        return {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
+    log_w = np.concatenate(list(policy)).astype(np.float64) - np.concatenate(list(behaviour))
+    w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
+    shaped = 1 / (1 + np.exp(np.clip(np.log(beta) - log_w, -700, 700)))
+    return {
+        "replay/log_weight_max": float(log_w.max()),
+        "replay/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),
+        "replay/saturated_share": float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE)),
+    }

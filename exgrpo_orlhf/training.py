@@ -1,0 +1,363 @@
+"""The training loop of the local engine, top to bottom.
+
+Follows the paper (arXiv 2510.02245) in what is replayed and how it enters the loss; departs from the official code
+where that departs from the paper or is wrong: accuracy counts fresh rollouts only, a question that falls to 0 is no
+candidate, entropy is the mean over exactly the response tokens, stored token ids are never decoded and encoded again,
+only as many fresh questions are drawn as are trained on, replayed groups generate K−1 responses, one normaliser for
+the whole optimiser step. See docs/algorithm.md for each of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from . import checkpoints
+from .engines.local import LocalEngine, LocalSettings
+from .engines.local.engine import NonFiniteUpdate
+from .evaluation.greedy import greedy_accuracy
+from .fresh import FreshQuestions
+from .metrics_log import MetricsLog
+from .objective import GroupAdvantages, MixedPolicyLoss
+from .prompts import Prompts
+from .replay import Question, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector, snapshot
+from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
+from .rewards import Verifier
+from .settings import Optimizer, Sampling, TrainSettings
+from .tracking import MlflowTracker, TrackingSettings
+
+log = logging.getLogger(__name__)
+
+
+class QuestionSource(Protocol):
+    def load(self) -> list[Question]: ...
+
+
+class ModelSource(Protocol):
+    def prepare(self) -> str | Path: ...
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run is made of, built and checked before anything starts (config.py).
+
+    config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
+        run to be continued; config_hash: of identity
+    """
+
+    settings: TrainSettings
+    questions: QuestionSource
+    validation: QuestionSource | None
+    model: ModelSource
+    prompts: Prompts
+    sampling: Sampling
+    optimizer: Optimizer
+    local: LocalSettings
+    verifier: Verifier
+    mixer: ReplayMixer
+    selector: TrajectorySelector
+    retirement: RetirementPolicy
+    advantages: GroupAdvantages
+    loss: MixedPolicyLoss
+    tracking: TrackingSettings
+    fresh_rng: np.random.Generator
+    config_text: str
+    config_hash: str
+    params: Mapping[str, str]
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """steps: done in all; planned: train.steps; stopped_by: the signal that ended the run early, or None"""
+
+    steps: int
+    planned: int
+    stopped_by: signal.Signals | None
+
+
+class RunFolderError(RuntimeError):
+    """The run's folder is in use, or holds a run that was not asked to be resumed."""
+
+
+def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
+    """Train in the folder `run`, from the start or from its newest checkpoint.
+
+    tracking_uri: where MLflow is unless a binding or the environment says otherwise
+    Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
+    """
+    model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
+    with _claim(run, resume), _StopRequest() as stop:
+        return _Run(experiment, model_path, run, tracking_uri, tags).go(stop)
+
+
+class _Run:
+    def __init__(
+        self, experiment: Experiment, model_path: str | Path, run: Path, tracking_uri: str, tags: Mapping[str, str]
+    ) -> None:
+        self.x, self.run = experiment, run
+        x = experiment
+        questions = x.questions.load()
+        self.validation = x.validation.load() if x.validation else []
+        _refuse_overlap(questions, self.validation)
+        self.fresh = FreshQuestions(questions, x.fresh_rng)
+        found = checkpoints.find(run)
+        self.step = max(found, default=0)
+        checkpoint = found.get(self.step)
+        state = checkpoints.read_state(checkpoint, dict(x.identity)) if checkpoint else None
+        checkpoints.remove_partial(run)
+        self.engine = LocalEngine(
+            x.local,
+            x.optimizer,
+            x.sampling,
+            x.prompts,
+            model_path=model_path,
+            weights_path=checkpoint,
+            seed=x.settings.seed,
+            reference=x.loss.kl_coef > 0,
+        )
+        self.engine.prompts.check([*questions, *self.validation])
+        self.fingerprint = self.engine.prompts.fingerprint()
+        self.buffer = ReplayBuffer(x.retirement)
+        self.generated_tokens = 0
+        if checkpoint and state:
+            self.engine.load(checkpoint)
+            self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint)
+            x.mixer.load_state_dict(state["mixer"])
+            self.fresh.load_state_dict(state["fresh"])
+            self.generated_tokens = state["generated_tokens"]
+        self.saved_step = self.step if checkpoint else None
+        self.metrics = MetricsLog(run / "metrics.jsonl")
+        self.metrics.cut_back(self.step if checkpoint else -1)
+        (run / "config.gin").write_text(x.config_text, encoding="utf-8")
+        self.tracker = MlflowTracker(
+            self.metrics,
+            x.tracking,
+            default_uri=tracking_uri,
+            run_name=run.name,
+            params=x.params,
+            tags={**tags, "config_hash": x.config_hash},
+            run_id=state["mlflow_run_id"] if state else None,
+        )
+        self.tracker.artifact(run / "config.gin")
+
+    def go(self, stop: _StopRequest) -> Outcome:
+        status: Any = "FAILED"
+        progress = _Progress(self.run.name, self.step, self.x.settings.steps)
+        try:
+            if self.metrics.last_step < 0:  # the policy as it came, before the first update
+                self.metrics.append(0, {**self._evaluate(), "cost/generated_tokens": 0})
+            while self.step < self.x.settings.steps and not stop.signal:
+                metrics = self._step(self.step + 1)
+                self.step += 1
+                done = self.step == self.x.settings.steps
+                every = self.x.settings.eval_every
+                if every and (done or self.step % every == 0):
+                    metrics |= self._evaluate()
+                self.metrics.append(self.step, metrics)
+                progress.show(self.step, metrics)
+                if self.step % self.x.settings.save_every == 0:
+                    self._save()
+            if self.saved_step != self.step:
+                self._save()
+            status = "KILLED" if stop.signal else "FINISHED"
+        finally:
+            self.tracker.close(status)
+        return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)
+
+    def _step(self, step: int) -> dict[str, float]:
+        """One step of ExGRPO, in the order of its equations."""
+        x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, _Clock()
+
+        # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
+        plan = mixer.plan(self.fresh, buffer, step)
+
+        # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy.
+        to_score = x.selector.to_score(plan.candidates)
+        scores = engine.score(plan, to_score)
+        chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
+        clock.lap("score")
+
+        # K fresh rollouts for a fresh question, K−1 beside the stored one.
+        groups = engine.rollout(plan, mixer.group_size)
+        clock.lap("rollout")
+        groups = x.verifier.grade_groups(groups, engine.decode)
+        clock.lap("grade")
+
+        # The latest accuracy counts fresh rollouts only; the mastered retire.
+        mixer.observe(groups, step)
+        if mixer.collecting:
+            buffer.observe(groups, step)
+
+        # A = r − mean(r) over the whole group of K, the stored success included; one loss over fresh and replayed rows.
+        batch = mixer.assemble(groups, chosen, x.advantages)
+        try:
+            stats = engine.update(batch, x.loss)
+        except NonFiniteUpdate as error:
+            path = self._dump(step, error)
+            raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
+        clock.lap("update")
+
+        # Correct fresh rollouts become experience, with the log-probs of the policy that sampled them.
+        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step))
+
+        self.generated_tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)
+        return {
+            **reward_metrics(groups),
+            **plan_metrics(plan, sum(map(len, to_score.values()))),
+            **buffer_metrics(buffer, mixer.buckets),
+            **row_metrics(
+                batch,
+                stats.policy_logprobs,
+                stats.behaviour_logprobs,
+                stats.entropies,
+                step=step,
+                beta=x.loss.beta,
+                clip=clip,
+            ),
+            **stats.metrics,
+            "replay/stored": float(stored),
+            "replay/started": float(mixer.started),
+            "train/epoch": float(self.fresh.epoch),
+            "cost/generated_tokens": self.generated_tokens,
+            **clock.times(),
+        }
+
+    def _evaluate(self) -> dict[str, float]:
+        if not self.validation or self.x.settings.eval_every is None:
+            return {}
+        clock = _Clock()
+        metrics = greedy_accuracy(self.validation, self.engine.answer_greedily, self.engine.decode, self.x.verifier)
+        clock.lap("evaluation")
+        return {**metrics, "time/evaluation": clock.laps["evaluation"]}
+
+    def _save(self) -> None:
+        state = {
+            "step": self.step,
+            "identity": dict(self.x.identity),
+            "mixer": self.x.mixer.state_dict(),
+            "fresh": self.fresh.state_dict(),
+            "generated_tokens": self.generated_tokens,
+            "mlflow_run_id": self.tracker.run_id,
+            "torch": torch.__version__,
+        }
+
+        def write(folder: Path) -> None:
+            self.engine.save(folder)
+            snapshot.save(self.buffer, folder / "replay", self.fingerprint)
+            checkpoints.write_state(folder, state)
+
+        checkpoints.save(self.run, self.step, write, self.x.settings.keep)
+        self.saved_step = self.step
+
+    def _dump(self, step: int, error: NonFiniteUpdate) -> Path:
+        path = self.run / f"failed-step-{step}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
+        return path
+
+
+def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
+    """Choosing a checkpoint by questions it was trained on would choose the one that remembers best."""
+    shared = {question.prompt for question in questions} & {question.prompt for question in validation}
+    if shared:
+        raise ValueError(
+            f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
+            f"{str(next(iter(shared)))[:80]!r}); bind another set to train.validation"
+        )
+
+
+@contextmanager
+def _claim(run: Path, resume: bool) -> Iterator[None]:
+    """Hold the run's folder against a second process, and against overwriting an earlier run."""
+    if not resume and (run / "metrics.jsonl").exists():
+        raise RunFolderError(
+            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"another process is training in {run}") from None
+        yield
+
+
+class _StopRequest:
+    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __enter__(self) -> _StopRequest:
+        self._before = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, _: object) -> None:
+        self.signal = signal.Signals(number)
+        log.warning("%s: this step is finished and saved, then the run ends; once more ends it now", self.signal.name)
+        signal.signal(number, self._before[self.signal])
+
+
+class _Clock:
+    """Seconds of each part of a step."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self.last
+        self.last = now
+
+    def times(self) -> dict[str, float]:
+        return {
+            **{f"time/{name}": seconds for name, seconds in self.laps.items()},
+            "time/step": time.perf_counter() - self.begin,
+        }
+
+
+class _Progress:
+    """A line every few seconds: where the run is, how it does, when it ends."""
+
+    def __init__(self, name: str, step: int, steps: int) -> None:
+        self.name, self.first, self.steps = name, step, steps
+        self.began = time.perf_counter()
+        self.shown = 0.0
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        if now - self.shown < 5 and step < self.steps and "eval/greedy_accuracy" not in metrics:
+            return
+        self.shown = now
+        left = (now - self.began) / (step - self.first) * (self.steps - step)
+        accuracy = metrics.get("eval/greedy_accuracy")
+        log.info(
+            "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
+            self.name,
+            step,
+            self.steps,
+            metrics["reward/mean"],
+            100 * metrics["replay/actual_share"],
+            metrics["replay/trajectories"],
+            metrics["replay/retired"],
+            "" if accuracy is None else f"  greedy accuracy {accuracy:.3f}",
+            metrics["time/step"],
+            *divmod(round(left), 60),
+        )

@@ -1,0 +1,100 @@
+#!/usr/bin/env python
+"""Train with ExGRPO, or whatever the gin files make of it.
+
+    python scripts/train.py --gin gin/quickstart.gin
+    python scripts/train.py --gin gin/ablation_no_entropy.gin --set 'ReplayMixer.rho=0.25' --seed 3
+    python scripts/train.py --gin gin/quickstart.gin --resume
+
+Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
+step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
+ended, 1 for an error, 2 for a configuration that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for noisy in ("httpx", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates
+
+    import transformers
+
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.checkpoints import CheckpointError
+    from exgrpo_orlhf.engines.local.engine import NonFiniteUpdate
+    from exgrpo_orlhf.training import RunFolderError, train
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        experiment = config.load(arguments.gin, arguments.set, arguments.seed)
+    except config.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    name = arguments.name or _name(arguments, experiment.settings.seed)
+    run = arguments.out or ROOT / "runs" / name
+    tags = {
+        "gin": " ".join(Path(file).name for file in arguments.gin),
+        "engine": "local",
+        "seed": str(experiment.settings.seed),
+        "git_commit": _git_commit(),
+    }
+    try:
+        outcome = train(
+            experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{ROOT / 'mlflow.db'}", tags=tags
+        )
+    except (RunFolderError, CheckpointError, NonFiniteUpdate, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if outcome.stopped_by is not None:
+        print(f"stopped after step {outcome.steps} of {outcome.planned}; continue with --resume", file=sys.stderr)
+        return 128 + outcome.stopped_by
+    print(f"{run}: {outcome.steps} steps done, last checkpoint checkpoint-{outcome.steps}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--gin", action="append", required=True, metavar="FILE", help="gin file, as given or in gin/; later ones win"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="BINDING", help="one more binding, such as 'ReplayMixer.rho=0.25'"
+    )
+    parser.add_argument("--seed", type=int, help="train.seed")
+    parser.add_argument("--name", help="name of the run (default: from gin files, --set and seed)")
+    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name> of the project)")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run from its newest checkpoint, or begin it if it has none"
+    )
+    return parser
+
+
+def _name(arguments: argparse.Namespace, seed: int) -> str:
+    """The same command gives the same name, so that --resume finds its run."""
+    parts = [Path(file).stem for file in arguments.gin]
+    parts += ["".join(c if c.isalnum() or c in "._=-" else "_" for c in binding) for binding in arguments.set]
+    return "-".join([*parts, f"seed{seed}"])
+
+
+def _git_commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
