@@ -25,7 +25,7 @@ import torch
 
 from . import checkpoints
 from .engines.local import LocalEngine, LocalSettings
-from .engines.local.engine import NonFiniteUpdate
+from .engines.local.update import NonFiniteUpdate
 from .evaluation.greedy import greedy_accuracy
 from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
@@ -131,6 +131,7 @@ class _Run:
         self.fingerprint = self.engine.prompts.fingerprint()
         self.buffer = ReplayBuffer(x.retirement)
         self.generated_tokens = 0
+        self.batch_size = x.settings.questions_per_step
         if checkpoint and state:
             self.engine.load(checkpoint)
             self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint)
@@ -182,6 +183,7 @@ class _Run:
 
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
         plan = mixer.plan(self.fresh, buffer, step)
+        self._say_if_smaller(step, len(plan.fresh) + len(plan.replayed))
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy.
         to_score = x.selector.to_score(plan.candidates)
@@ -235,6 +237,15 @@ class _Run:
             **clock.times(),
         }
 
+    def _say_if_smaller(self, step: int, questions: int) -> None:
+        asked = self.x.settings.questions_per_step
+        if questions < asked and questions != self.batch_size:
+            log.warning(
+                "step %d: a batch of %d questions instead of %d: no more are left to draw without repeating one",
+                *(step, questions, asked),
+            )
+        self.batch_size = questions
+
     def _evaluate(self) -> dict[str, float]:
         if not self.validation or self.x.settings.eval_every is None:
             return {}
@@ -274,7 +285,7 @@ def _refuse_overlap(questions: list[Question], validation: list[Question]) -> No
     if shared:
         raise ValueError(
             f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
-            f"{str(next(iter(shared)))[:80]!r}); bind another set to train.validation"
+            f"{str(next(iter(shared)))[:80]!r}); bind another set to Work.validation"
         )
 
 

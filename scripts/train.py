@@ -33,7 +33,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError
-    from exgrpo_orlhf.engines.local.engine import NonFiniteUpdate
+    from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
     from exgrpo_orlhf.training import RunFolderError, train
 
     transformers.utils.logging.disable_progress_bar()

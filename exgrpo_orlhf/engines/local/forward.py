@@ -61,21 +61,22 @@ class PolicyForward:
         P−1 … P+T−2 of the row. Nothing else of the row enters: no prompt token, no padding.
         """
         width = max(map(len, rows))
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        attention = torch.zeros(len(rows), width, dtype=torch.long)
-        predicts = torch.zeros(len(rows), width, dtype=torch.bool)  # (R, W)
+        ids = np.zeros((len(rows), width), np.int64)
+        attention = np.zeros((len(rows), width), np.int64)
+        predicts = np.zeros((len(rows), width), bool)  # (R, W)
         for i, row in enumerate(rows):
             prompt, length = len(row.prompt), len(row)
-            ids[i, :prompt] = torch.tensor(row.prompt)
-            ids[i, prompt:length] = torch.from_numpy(row.response)
+            ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
             attention[i, :length] = 1
             predicts[i, prompt - 1 : length - 1] = True
         targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(self.device, torch.long)
         with self.autocast():
             output = self.model.base_model(
-                input_ids=ids.to(self.device), attention_mask=attention.to(self.device), use_cache=False
+                input_ids=torch.from_numpy(ids).to(self.device),
+                attention_mask=torch.from_numpy(attention).to(self.device),
+                use_cache=False,
             )
-        return self._stats(output.last_hidden_state[predicts.to(self.device)], targets)
+        return self._stats(output.last_hidden_state[torch.from_numpy(predicts).to(self.device)], targets)
 
     def _stats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
@@ -104,3 +105,18 @@ class PolicyForward:
                 f"{type(self.model).__name__} does more to its logits than the output layer does (log-probs differ by "
                 f"{(ours - theirs).abs().max():.2g}): such a model cannot be trained by the local engine"
             )
+
+
+@torch.no_grad()
+def measure(
+    forward: PolicyForward, rows: Sequence[ForwardRow], token_budget: int
+) -> tuple[list[np.ndarray], list[float]]:
+    """Log-probs, float32 (T,), and mean response entropy of each row, without gradient, in token-budget batches."""
+    logprobs: dict[int, np.ndarray] = {}
+    entropies: dict[int, float] = {}
+    for part in micro_batches(rows, token_budget):
+        lengths = [len(rows[i].response) for i in part]
+        lp, entropy = forward([rows[i] for i in part])
+        for i, row_lp, row_entropy in zip(part, lp.cpu().split(lengths), entropy.split(lengths), strict=True):
+            logprobs[i], entropies[i] = row_lp.numpy().copy(), float(row_entropy.mean())
+    return [logprobs[i] for i in range(len(rows))], [entropies[i] for i in range(len(rows))]

@@ -1,0 +1,232 @@
+"""One batch, one or more optimiser steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ...objective import MixedPolicyLoss, TokenBatch
+from ...replay import MixedBatch, Question, Row
+from ...settings import Optimizer
+from .forward import ForwardRow, PolicyForward, measure, micro_batches
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What an update measured, per row of the flattened batch.
+
+    policy_logprobs: float32 (T,), of the current policy when the row's optimiser step began
+    behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
+        sampled them
+    entropies: mean token entropy of the response, nats
+    """
+
+    policy_logprobs: list[np.ndarray]
+    behaviour_logprobs: list[np.ndarray]
+    entropies: list[float]
+    metrics: dict[str, float]
+
+
+class NonFiniteUpdate(ArithmeticError):
+    """The loss or the gradient is not finite. dump: the rows of the optimiser step, for a look at what did it."""
+
+    def __init__(self, message: str, dump: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.dump = dump
+
+
+class PolicyUpdate:
+    """The optimiser and what it does to a batch."""
+
+    def __init__(
+        self,
+        forward: PolicyForward,
+        reference: PolicyForward | None,
+        settings: Optimizer,
+        *,
+        encode: Callable[[Question], Sequence[int]],
+        micro_batch_tokens: int,
+        gradient_checkpointing: bool,
+    ) -> None:
+        """reference: the frozen initial policy, for a KL term; encode: a question's prompt as token ids"""
+        self.forward, self.reference, self.settings = forward, reference, settings
+        self.model: PreTrainedModel = forward.model
+        self.encode, self.micro_batch_tokens = encode, micro_batch_tokens
+        self._checkpointed: list[GradientCheckpointingLayer] = []
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+            if not layers:
+                raise ValueError(
+                    f"LocalEngine.gradient_checkpointing: {type(self.model).__name__} has no layers that can do it"
+                )
+            self._checkpointed = layers
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+        self.scheduler = get_scheduler(
+            "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
+            self.optimizer,
+            num_warmup_steps=settings.warmup_steps,
+            num_training_steps=settings.decay_steps,
+        )
+
+    def __call__(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+        """One or more optimiser steps on a batch, each on an equal share of its groups.
+
+        Raises NonFiniteUpdate, with the weights as they were before that optimiser step.
+        """
+        groups, n = len(batch.rows), self.settings.steps_per_batch
+        rows = batch.flat_rows()
+        width = len(batch.rows[0])
+        work = _Work(rows, [ForwardRow(self.encode(row.question), row.token_ids) for row in rows])
+        if n > 1:  # π_old is the policy that sampled the batch, also for rows whose turn comes after a step
+            self._measure_behaviour(work)
+        norms, losses, skipped, rate = [], [], 0, 0.0
+        for part in range(min(n, groups)):
+            # Groups are dealt like cards: fresh and replayed ones come in the batch's proportion to every step.
+            members = [g * width + k for g in range(part, groups, n) for k in range(width)]
+            value, norm = self._backward(work, members, loss)
+            limit = self.settings.skip_above_grad_norm
+            if limit is not None and norm > limit:
+                log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
+                skipped += 1
+            else:
+                self.optimizer.step()
+            rate = self.scheduler.get_last_lr()[0]
+            self.scheduler.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            norms.append(norm)
+            losses.append(value)
+        metrics = {
+            "policy/loss": float(np.mean(losses)),
+            "policy/grad_norm": float(np.mean(norms)),
+            "policy/skipped_updates": float(skipped),
+            "policy/learning_rate": float(rate),
+        }
+        return UpdateStats(work.policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
+
+    def _measure_behaviour(self, work: _Work) -> None:
+        fresh = [i for i, row in enumerate(work.rows) if row.replayed is None]
+        logprobs, _ = measure(self.forward, [work.forward[i] for i in fresh], self.micro_batch_tokens)
+        for i, row_logprobs in zip(fresh, logprobs, strict=True):
+            work.behaviour_logprobs[i] = row_logprobs
+
+    def _backward(self, work: _Work, members: list[int], loss: MixedPolicyLoss) -> tuple[float, float]:
+        """Accumulate the gradient of one optimiser step, clipped; returns loss and gradient norm before clipping."""
+        lengths = torch.tensor([len(work.rows[i].token_ids) for i in members])
+        weights = dict(zip(members, loss.row_weights(lengths).tolist(), strict=True))
+        token_weight = 1 / int(lengths.sum())
+        advantages = torch.tensor([work.rows[i].advantage for i in members])
+        needs = dict(zip(members, loss.needs_gradient(advantages).tolist(), strict=True))
+        # Rows without a gradient are measured all the same: their log-probs may be stored, their entropy is a metric.
+        idle = [i for i in members if not needs[i]]
+        measured = measure(self.forward, [work.forward[i] for i in idle], self.micro_batch_tokens)
+        for i, logprobs, entropy in zip(idle, *measured, strict=True):
+            work.record(i, logprobs, entropy)
+        active = [i for i in members if needs[i]]
+        if not active:  # a gradient of 0 is a gradient: Adam goes on with its momentum
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        total = 0.0
+        for part in micro_batches([work.forward[i] for i in active], self.micro_batch_tokens):
+            total += self._micro_step(work, [active[j] for j in part], weights, token_weight, loss)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
+        if not np.isfinite(total) or not np.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteUpdate(
+                f"the update is not finite (loss {total}, gradient norm {norm}): no weight was changed",
+                [work.describe(i) for i in members],
+            )
+        return total, norm
+
+    def _micro_step(
+        self, work: _Work, part: list[int], weights: Mapping[int, float], token_weight: float, loss: MixedPolicyLoss
+    ) -> float:
+        forward = [work.forward[i] for i in part]
+        rows = [work.rows[i] for i in part]
+        lengths = [len(row.token_ids) for row in rows]
+        # transformers checkpoints only what is in training mode. The layers alone are, and only here: their dropout
+        # stays off, and generation keeps its cache.
+        for layer in self._checkpointed:
+            layer.training = True
+        logprobs, entropies = self.forward(forward)  # (T,), (T,)
+        for layer in self._checkpointed:
+            layer.training = False
+        measured = logprobs.detach().cpu().split(lengths)
+        for i, row_logprobs, row_entropy in zip(part, measured, entropies.detach().split(lengths), strict=True):
+            work.record(i, row_logprobs.numpy().copy(), float(row_entropy.mean()))
+
+        def spread(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
+            per_row = torch.tensor(values, dtype=dtype, device=self.forward.device)
+            return per_row.repeat_interleave(torch.tensor(lengths, device=self.forward.device))
+
+        reference = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = self.reference(forward)
+        value = loss(
+            TokenBatch(
+                logprobs=logprobs,
+                entropies=entropies,
+                behaviour_logprobs=torch.from_numpy(np.concatenate([work.behaviour_logprobs[i] for i in part])).to(
+                    self.forward.device
+                ),
+                advantages=spread([row.advantage for row in rows], torch.float32),
+                replayed=spread([row.replayed is not None for row in rows], torch.bool),
+                in_loss=spread([row.in_loss for row in rows], torch.bool),
+                row_weights=spread([weights[i] for i in part], torch.float32),
+                token_weight=token_weight,
+                reference_logprobs=reference,
+            )
+        )
+        value.backward()
+        return float(value.detach())
+
+    def save(self, path: Path) -> None:
+        torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.forward.device, weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+class _Work:
+    """The rows of a batch and what has been measured of them so far."""
+
+    def __init__(self, rows: list[Row], forward: list[ForwardRow]) -> None:
+        self.rows, self.forward = rows, forward
+        self.policy_logprobs: list[Any] = [None] * len(rows)
+        self.behaviour_logprobs: list[Any] = [
+            None if row.replayed is None else row.replayed.behaviour_logprobs for row in rows
+        ]
+        self.entropies = [0.0] * len(rows)
+
+    def record(self, i: int, logprobs: np.ndarray, entropy: float) -> None:
+        """A row measured in its own optimiser step. The only step of a batch sees the policy that sampled it."""
+        self.policy_logprobs[i], self.entropies[i] = logprobs, entropy
+        if self.behaviour_logprobs[i] is None:
+            self.behaviour_logprobs[i] = logprobs
+
+    def describe(self, i: int) -> dict[str, Any]:
+        row = self.rows[i]
+        return {
+            "question_id": row.question.id,
+            "token_ids": row.token_ids.tolist(),
+            "advantage": row.advantage,
+            "in_loss": row.in_loss,
+            "replayed_from_step": None if row.replayed is None else row.replayed.step,
+            "policy_logprobs": self.policy_logprobs[i].tolist(),
+            "behaviour_logprobs": self.behaviour_logprobs[i].tolist(),
+        }

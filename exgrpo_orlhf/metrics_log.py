@@ -1,0 +1,154 @@
+"""The record of a run's metrics: `metrics.jsonl` in its folder, a line a step, on disk before training goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import posixpath
+import re
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+STEP_METRIC = "train/step"  # the tracker's own metric
+METRICS_PER_CALL = 1000  # what an MLflow server takes at once, all or nothing
+
+
+def check_name(name: str) -> None:
+    """ValueError for a metric, param or tag name that MLflow would refuse: better before training than after."""
+    if re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name) and name == posixpath.normpath(name) and name[0] not in "/.":
+        return
+    better = re.sub(r"[^A-Za-z0-9_\-./ ]", "_", name.replace("@", "_at_"))
+    better = posixpath.normpath("/" + better).strip("/.")[:250]
+    raise ValueError(
+        f"{name!r} is no name for a metric, param or tag: letters, digits, '_', '-', '.', '/' and space, at most 250, "
+        f"as a plain relative path; write {better or 'a name'!r}"
+    )
+
+
+class MetricsLog:
+    """`metrics.jsonl`: one JSON object a line, {"step": n, "time": seconds since 1970, metrics…}, steps increasing.
+
+    A process killed while writing leaves a torn last line; `cut_back` removes it. Opening a log with a corrupt line
+    anywhere else raises ValueError with file and line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._steps: list[int] = []
+        self._ends = [0]  # byte offsets: the i-th step's line lies between the i-th and the next
+        self._torn = False
+        if self.path.exists():
+            self._scan()
+
+    def _scan(self) -> None:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone
+                if not line.endswith(b"\n"):
+                    self._torn = True
+                    return
+                try:
+                    row = json.loads(line)
+                    step = row["step"]
+                    sound = type(step) is int and type(row["time"]) is float and step > self.last_step
+                except (ValueError, TypeError, KeyError):
+                    sound = False
+                if not sound:
+                    raise ValueError(
+                        f"{self.path}, line {number}: not a row of metrics with 'time' and a 'step' above "
+                        f"{self.last_step}: {line[:120]!r}; mend or remove this line"
+                    )
+                self._steps.append(step)
+                self._ends.append(self._ends[-1] + len(line))
+
+    @property
+    def last_step(self) -> int:
+        """The last complete row's step, −1 for an empty log."""
+        return self._steps[-1] if self._steps else -1
+
+    @property
+    def identity(self) -> str:
+        """A random name kept beside the log (`metrics.id`).
+
+        By it a tracker finds the MLflow run of this log even where no checkpoint had learned the run's id. A log
+        without rows has no past and gets a new one.
+        """
+        path = self.path.with_suffix(".id")
+        if self._steps and path.exists():
+            return path.read_text(encoding="ascii").strip()
+        identity = uuid.uuid4().hex
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, identity.encode() + b"\n")
+        return identity
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes one step's row; it is with the operating system when this returns.
+
+        ValueError: a step not above the last one, a name MLflow would refuse, a value that is no finite number, more
+        metrics than one MLflow call takes, or a torn last line still there.
+        """
+        if type(step) is not int or step <= self.last_step:
+            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are whole and increase")
+        if len(metrics) >= METRICS_PER_CALL:
+            raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
+        if self._torn:
+            raise ValueError(f"{self.path} ends in a torn line; call cut_back with the checkpoint's step first")
+        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        for name, value in metrics.items():
+            check_name(name)
+            if name in ("step", "time", STEP_METRIC):
+                raise ValueError(f"the metric name {name!r} is taken: every row has it already")
+            # Means over empty sets are 0 by definition, so a NaN is an error where it was made.
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"metric {name!r} of step {step} is {value!r}; metrics are finite numbers")
+            row[name] = int(value) if isinstance(value, Integral) else float(value)
+        line = json.dumps(row).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab", buffering=0) as file:
+            if file.tell() != self._ends[-1]:
+                raise ValueError(f"{self.path} was changed by another program; two runs in one folder?")
+            self._torn = True  # until the whole line is there
+            if file.write(line) != len(line):
+                raise OSError(f"{self.path}: only part of step {step} could be written; is the disk full?")
+        self._torn = False
+        self._ends.append(self._ends[-1] + len(line))
+        self._steps.append(step)
+
+    def cut_back(self, step: int) -> int:
+        """Drops the rows after `step` and a torn last line, atomically; returns the number of complete rows dropped.
+
+        For resuming from a checkpoint of that step, before a tracker reads the log.
+        """
+        keep = bisect_right(self._steps, step)
+        dropped = len(self._steps) - keep
+        if dropped or self._torn:
+            _replace(self.path, self.path.read_bytes()[: self._ends[keep]])
+            del self._steps[keep:], self._ends[keep + 1 :]
+            self._torn = False
+        return dropped
+
+    def rows(self, after: int = -1) -> Iterator[dict[str, Any]]:
+        """The complete rows of the steps above `after`, in order; safe beside an `append` in another thread."""
+        first = bisect_right(self._steps, after)
+        if first == len(self._steps):
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._ends[first])
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file as a whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)

@@ -1,0 +1,306 @@
+"""A run's metrics on their way from `metrics.jsonl` to MLflow: best-effort, and never in the way of training.
+
+The log is the record; `MlflowTracker` sends its rows from a daemon thread. The server itself says how far that went:
+every step carries the metric `train/step` in the same atomic call, and its highest value is read back at each
+(re)connection. So an outage is caught up, and no step is logged twice: not after a kill, not when the log was cut back
+to a checkpoint and the same steps ran again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import math
+import os
+import re
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
+
+logger = logging.getLogger(__name__)
+
+LOG_TAG = "metrics_log"  # the MLflow tag that holds MetricsLog.identity
+PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
+
+# Set where the user has not, for this process and those it starts. MLflow's own retries (7, up to 120 s each) would
+# hold the thread for minutes; ours go on for as long as the run lives. A run reports to nobody it was not told to.
+MLFLOW_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+@dataclass(frozen=True)
+class TrackingSettings:
+    """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
+    caller's default; enabled: off leaves metrics.jsonl alone; flush_seconds: seconds between two looks for new rows,
+    and between two attempts in an outage."""
+
+    experiment: str = "exgrpo"
+    uri: str | None = None
+    enabled: bool = True
+    flush_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.experiment.strip():
+            raise ValueError("Tracking.experiment is empty; name an experiment")
+        if not 0 < self.flush_seconds < math.inf:
+            raise ValueError(f"Tracking.flush_seconds = {self.flush_seconds}; allowed: above 0 seconds")
+
+
+class MlflowTracker:
+    """Sends a log's rows to one MLflow run until closed; training neither waits for it nor stops with it.
+
+    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags follow the
+        latest session. ValueError for a name that MLflow would refuse.
+    run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
+        found by the log's identity.
+
+    An outage (any error on the way to MLflow) warns once, and once more when it is over.
+    """
+
+    def __init__(
+        self,
+        log: MetricsLog,
+        settings: TrackingSettings,
+        *,
+        default_uri: str,
+        run_name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        run_id: str | None = None,
+    ) -> None:
+        for name in (*params, *tags):
+            check_name(name)
+        self._log = log
+        self._settings = settings
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.uri or default_uri
+        self._run_name = run_name
+        self._run_id = run_id
+        self._params = {name: _param_text(value) for name, value in params.items()}
+        self._started = int(time.time() * 1000)
+        self._client: Any = None
+        self._connected = False  # false again after any failure: what arrived is then asked of the server
+        self._cursor = -1  # the highest step known to be in MLflow
+        self._failure: str | None = None
+        self._artifacts: deque[tuple[Path, str | None]] = deque()
+        self._status = "RUNNING"
+        self._closing = threading.Event()
+        if settings.enabled:
+            self._tags = {**{name: str(value) for name, value in tags.items()}, LOG_TAG: log.identity}
+            self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
+            self._thread.start()
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run's id: what was handed in, else None until the server has answered. For the checkpoint."""
+        return self._run_id
+
+    def artifact(self, path: Path, artifact_path: str | None = None) -> None:
+        """Queues a file or folder for upload; it must stay where it is until then."""
+        if self._settings.enabled:
+            self._artifacts.append((Path(path), artifact_path))
+
+    def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
+        """Sends what is left, within `timeout` seconds, and sets the run's status. Never raises for an outage.
+
+        An outage that is already known gets one last attempt. A warning says what could not be sent.
+        """
+        if not self._settings.enabled or self._closing.is_set():
+            return
+        self._status = status
+        self._closing.set()
+        self._thread.join(timeout)
+        steps = sum(1 for _ in self._log.rows(after=self._cursor))
+        if self._thread.is_alive() or self._failure or steps or self._artifacts:
+            logger.warning(
+                "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
+                "disk; resume this run when the server answers, and the steps are sent first.",
+                *(_without_password(self._uri), steps, self._log.path, len(self._artifacts)),
+                self._failure or f"not done within {timeout:g} s",
+            )
+
+    def _work(self) -> None:
+        while True:
+            closing = self._closing.is_set()
+            try:
+                self._catch_up(closing)
+            except Exception as error:  # whatever MLflow, its database or the network came up with
+                known, self._connected = self._failure is not None, False
+                self._failure = _without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:500])
+                if closing and known:
+                    return
+                if not known:
+                    logger.warning(
+                        "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
+                        *(_without_password(self._uri), self._failure, self._log.path),
+                    )
+            else:
+                if self._failure is not None:
+                    self._failure = None
+                    logger.warning(
+                        "MLflow at %s answers again and has all steps up to %d",
+                        *(_without_password(self._uri), self._cursor),
+                    )
+                if closing:
+                    return
+            self._closing.wait(self._settings.flush_seconds)
+
+    def _catch_up(self, closing: bool) -> None:
+        if not self._connected:
+            self._connect()
+        for batch in self._batches():
+            self._client.log_batch(self._run_id, metrics=batch)
+            self._cursor = batch[-1].step
+        if closing:
+            self._client.set_terminated(self._run_id, self._status)
+        while self._artifacts:
+            path, artifact_path = self._artifacts[0]
+            if not path.exists():
+                logger.warning("%s is gone, so it could not be uploaded to MLflow", path)
+            elif path.is_dir():
+                self._client.log_artifacts(self._run_id, str(path), artifact_path)
+            else:
+                self._client.log_artifact(self._run_id, str(path), artifact_path)
+            self._artifacts.popleft()
+
+    def _batches(self) -> Iterator[list[Any]]:
+        """The rows beyond the cursor as MLflow metrics, cut between steps only: a step arrives whole or not at all.
+        (MLflow's client would cut more than it may send at once anywhere.)
+
+        The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
+        """
+        from mlflow.entities import Metric
+
+        batch: list[Any] = []
+        for row in self._log.rows(after=self._cursor):
+            step, milliseconds = row.pop("step"), round(row.pop("time") * 1000)
+            if len(batch) + len(row) + 1 > METRICS_PER_CALL:
+                yield batch
+                batch = []
+            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, STEP_METRIC: step}.items()]
+        if batch:
+            yield batch
+
+    def _connect(self) -> None:
+        """Finds or makes the run, completes its params, and reads back how far it got."""
+        for name, value in MLFLOW_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow.entities import Param, RunTag
+        from mlflow.tracking import MlflowClient  # seconds: the thread pays them, not the run
+
+        if self._client is None:
+            _create_sqlite(self._uri)
+            self._client = MlflowClient(tracking_uri=self._uri)
+        run = self._known_run() or self._begun_run()
+        if run.info.lifecycle_stage == "deleted":
+            raise RuntimeError(
+                f"run {run.info.run_id} is deleted; `mlflow runs restore --run-id {run.info.run_id}` brings it back"
+            )
+        missing = [Param(name, value) for name, value in self._params.items() if name not in run.data.params]
+        changed = [name for name, value in self._params.items() if run.data.params.get(name, value) != value]
+        if changed:
+            logger.info("MLflow run %s keeps its first values of %s", run.info.run_id, ", ".join(changed))
+        tags = [RunTag(name, value) for name, value in self._tags.items()]
+        self._client.log_batch(run.info.run_id, params=missing, tags=tags)
+        self._client.update_run(run.info.run_id, status="RUNNING")
+        self._cursor = int(run.data.metrics.get(STEP_METRIC, -1))
+        self._run_id = run.info.run_id
+        self._connected = True
+
+    def _known_run(self) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        if self._run_id is None:
+            return None
+        try:
+            return self._client.get_run(self._run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            logger.warning(
+                "MLflow at %s has no run %s; all steps go to another run there",
+                *(_without_password(self._uri), self._run_id),
+            )
+            return None
+
+    def _begun_run(self) -> Any:
+        """The run this log has begun on this server, else a new one."""
+        experiment = self._experiment()
+        query = f"tags.{LOG_TAG} = '{self._tags[LOG_TAG]}'"
+        begun = self._client.search_runs([experiment], filter_string=query, max_results=1)
+        if begun:
+            return begun[0]
+        return self._client.create_run(experiment, self._started, self._tags, self._run_name)
+
+    def _experiment(self) -> str:
+        """The experiment's id. RuntimeError where it is deleted."""
+        from mlflow.exceptions import MlflowException
+
+        name, database = self._settings.experiment, _sqlite_file(self._uri)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
+            location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
+            try:
+                return self._client.create_experiment(name, artifact_location=location)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            experiment = self._client.get_experiment_by_name(name)  # another process was first
+        if experiment.lifecycle_stage == "deleted":
+            raise RuntimeError(
+                f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "
+                f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
+            )
+        return experiment.experiment_id
+
+
+def _param_text(value: Any) -> str:
+    """A param as text; a long one is cut, with its length and hash, so that different values stay different."""
+    text = str(value)
+    if len(text) <= PARAM_LENGTH:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    note = f" … cut here: {len(text)} characters, blake2b {digest}"
+    return text[: PARAM_LENGTH - len(note)] + note
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    name = uri.removeprefix("sqlite:///").partition("?")[0]
+    return Path(name) if uri.startswith("sqlite:///") and name not in ("", ":memory:") else None
+
+
+def _create_sqlite(uri: str) -> None:
+    """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
+
+    MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one
+    fails, and a kill on the way can leave a database that no later start opens.
+    """
+    from mlflow.tracking import MlflowClient
+
+    database = _sqlite_file(uri)
+    if database is None or database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with database.with_name(database.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file, or dying, unlocks it
+        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
+            leftover.unlink()
+        fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")
+        if not database.exists():
+            MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+            os.replace(fresh, database)

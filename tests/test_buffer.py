@@ -1,0 +1,420 @@
+"""The replay buffer against a naive one, and the records it holds."""
+
+import math
+import random
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.replay import (
+    DifficultyBuckets,
+    Grade,
+    Question,
+    QuestionSampler,
+    ReplayBuffer,
+    RetirementPolicy,
+    Rollout,
+    RolloutGroup,
+    Trajectory,
+)
+from exgrpo_orlhf.replay.buffer import IndexedSet
+
+REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
+
+
+def group(question_id: str, verdicts: list[str], replayed: bool = False) -> RolloutGroup:
+    tokens = np.array([1, 2], np.int32)
+    rollouts = tuple(Rollout(tokens, "stop", Grade(verdict, REWARDS[verdict])) for verdict in verdicts)
+    return RolloutGroup(Question(question_id, f"{question_id}?", "1", "test"), rollouts, replayed)
+
+
+def trajectory(tokens, step=0, logprob=-0.5, finish="stop") -> Trajectory:
+    tokens = np.array(tokens, np.int32)
+    return Trajectory(tokens, np.full(len(tokens), logprob, np.float32), 1.0, step, finish)
+
+
+def filled(n: int, accuracies=(Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)), ids=str) -> ReplayBuffer:
+    buffer = ReplayBuffer(RetirementPolicy())
+    for i in range(n):
+        question_id = ids(f"q{i}")
+        buffer.record(question_id, accuracies[i % len(accuracies)], 0)
+        buffer.store([(question_id, trajectory([i, 1]))])
+    return buffer
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trajectory_has_as_many_logprobs_as_tokens():
+    """T6: nothing is padded or aligned by position later, the lengths are equal or the trajectory does not exist."""
+    ids, logprobs = np.array([4, 5, 6], np.int32), np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="as many behaviour log-probs as tokens"):
+        Trajectory(ids, logprobs[:2], 1.0, 0)
+    with pytest.raises(ValueError, match="at least one"):
+        Trajectory(ids[:0], logprobs[:0], 1.0, 0)
+    with pytest.raises(ValueError, match="as many behaviour log-probs"):
+        Trajectory(ids[None], logprobs[None], 1.0, 0)
+
+
+def test_a_trajectory_refuses_other_types_and_logprobs_that_are_not_finite():
+    ids = np.array([4, 5], np.int32)
+    with pytest.raises(TypeError, match="int64"):
+        Trajectory(ids.astype(np.int64), np.zeros(2, np.float32), 1.0, 0)
+    with pytest.raises(TypeError, match="float64"):
+        Trajectory(ids, np.zeros(2), 1.0, 0)
+    for bad in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="finite"):
+            Trajectory(ids, np.array([-1, bad], np.float32), 1.0, 0)
+
+
+def test_identity_of_a_trajectory_is_its_tokens_alone():
+    assert trajectory([1, 2], step=3).key == trajectory([1, 2], step=9, logprob=-2.0).key
+    assert len({trajectory(t).key for t in ([1, 2], [2, 1], [1, 2, 0], [1], [258])}) == 5
+
+
+def test_question_id_depends_on_source_prompt_and_answer_only():
+    base = Question.make("s", "p", "a", {"row": 1})
+    assert base.id == Question.make("s", "p", "a").id
+    others = [Question.make("s2", "p", "a"), Question.make("s", "p2", "a"), Question.make("s", "p", "a2")]
+    others += [Question.make("sp", "", "a"), Question.make("s", (("user", "p"),), "a")]
+    assert len({base.id, *(question.id for question in others)}) == 6
+    assert len(base.id) == 32
+    assert int(base.id, 16) >= 0
+
+
+def test_an_ungraded_rollout_is_neither_gradable_nor_silently_wrong():
+    with pytest.raises(ValueError, match="not been graded"):
+        _ = Rollout(np.array([1], np.int32), "stop").gradable
+
+
+# -- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correct", range(8))
+def test_replayed_row_never_counts_into_accuracy(correct):
+    """T4: k of n = K−1, so that a replayed question can fall to 0 and no replay lifts its accuracy by itself."""
+    replayed = group("q", ["correct"] * correct + ["wrong"] * (7 - correct), replayed=True)
+    assert replayed.accuracy == Fraction(correct, 7)
+
+
+def test_ungradable_rollouts_are_out_of_the_accuracy():
+    assert group("q", ["correct", "wrong", "timeout", "no_answer", "error"]).accuracy == Fraction(1, 3)
+
+
+def test_a_group_with_fewer_than_two_gradable_rows_has_no_accuracy():
+    assert group("q", ["correct", "timeout", "error"]).accuracy is None
+    assert group("q", ["timeout", "error"]).accuracy is None
+    assert group("q", ["timeout", "error"], replayed=True).accuracy is None
+    assert group("q", ["correct", "wrong", "error"]).accuracy == Fraction(1, 2)
+
+
+def test_a_group_that_could_not_be_graded_leaves_the_record_as_it_was():
+    buffer = ReplayBuffer(RetirementPolicy())
+    buffer.observe([group("q", ["correct", "wrong"])], 1)
+    buffer.observe([group("q", ["correct", "timeout"]), group("new", ["error", "error"])], 2)
+    assert buffer.records["q"].accuracy == Fraction(1, 2)
+    assert buffer.records["q"].observed_step == 1
+    assert "new" not in buffer.records
+
+
+def test_accuracy_zero_moves_the_bucket_and_keeps_the_trajectories():
+    """T5: a question that falls to 0 is no candidate while at 0, and one again, with its trajectories, when solved."""
+    buffer = filled(1, [Fraction(1, 2)])
+    buffer.observe([group("q0", ["wrong"] * 7, replayed=True)], 1)
+    assert buffer.records["q0"].accuracy == 0
+    assert buffer.n_candidates == 0
+    assert not buffer.candidates
+    assert (buffer.n_with_trajectories, buffer.n_trajectories) == (1, 1)
+    buffer.observe([group("q0", ["correct", "wrong", "wrong", "wrong"])], 2)
+    assert {accuracy: list(members) for accuracy, members in buffer.candidates.items()} == {Fraction(1, 4): ["q0"]}
+    assert [list(t.token_ids) for t in buffer.trajectories("q0")] == [[0, 1]]
+
+
+def test_a_latest_accuracy_replaces_the_earlier_one_and_moves_the_bucket():
+    buffer = filled(3, [Fraction(1, 2)])
+    buffer.observe([group("q1", ["correct", "correct", "correct", "wrong"])], 5)
+    assert {accuracy: set(members) for accuracy, members in buffer.candidates.items()} == {
+        Fraction(1, 2): {"q0", "q2"},
+        Fraction(3, 4): {"q1"},
+    }
+    assert buffer.records["q1"].observed_step == 5
+
+
+def test_an_observed_question_without_trajectories_is_no_candidate():
+    buffer = ReplayBuffer(RetirementPolicy())
+    buffer.observe([group("q", ["correct", "wrong"])], 0)
+    assert buffer.n_candidates == 0
+    assert buffer.n_with_trajectories == 0
+    assert buffer.trajectories("q") == []
+
+
+@pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
+def test_an_accuracy_outside_its_range_is_refused(accuracy):
+    with pytest.raises(ValueError, match="question q: an accuracy lies in"):
+        ReplayBuffer(RetirementPolicy()).record("q", accuracy, 0)
+
+
+# -- storing ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_tokens_again_take_the_newer_logprobs_and_step():
+    buffer = filled(1)
+    buffer.store([("q0", trajectory([7, 7], step=1)), ("q0", trajectory([8, 8, 8], step=1))])
+    buffer.store([("q0", trajectory([7, 7], step=6, logprob=-0.25))])
+    assert [(list(t.token_ids), t.step) for t in buffer.trajectories("q0")] == [([0, 1], 0), ([8, 8, 8], 1), ([7, 7], 6)]
+    assert buffer.trajectories("q0")[-1].behaviour_logprobs.tolist() == [-0.25, -0.25]
+    assert (buffer.n_trajectories, buffer.n_tokens) == (3, 7)
+
+
+def test_a_truncated_response_is_not_stored():
+    buffer = filled(1)
+    with pytest.raises(ValueError, match="question q0: a truncated response"):
+        buffer.store([("q0", trajectory([3], finish="length"))])
+    assert buffer.n_trajectories == 1
+
+
+def test_experience_of_a_question_without_a_record_is_refused():
+    with pytest.raises(ValueError, match="question q has no accuracy"):
+        ReplayBuffer(RetirementPolicy()).store([("q", trajectory([1]))])
+
+
+def test_removing_an_unknown_question_is_an_error():
+    with pytest.raises(KeyError):
+        ReplayBuffer(RetirementPolicy()).remove("q")
+
+
+# -- retirement -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mastered_question_leaves_the_buffer_with_its_trajectories():
+    buffer = filled(2, [Fraction(1, 2)])
+    buffer.observe([group("q0", ["correct"] * 7, replayed=True)], 4)
+    assert dict(buffer.retired) == {"q0": 4}
+    assert "q0" not in buffer.records
+    assert list(buffer.candidates[Fraction(1, 2)]) == ["q1"]
+    assert (buffer.n_trajectories, buffer.n_tokens) == (1, 2)
+
+
+def test_a_retired_question_stays_retired():
+    buffer = filled(1)
+    buffer.retire("q0", 1)
+    buffer.observe([group("q0", ["correct", "wrong"]), group("q0", ["wrong", "wrong"])], 2)
+    assert buffer.store([("q0", trajectory([5]))]) == 0
+    assert dict(buffer.retired) == {"q0": 1}
+    assert not buffer.records
+    with pytest.raises(ValueError, match="q0 is retired"):
+        buffer.record("q0", Fraction(1, 2), 3)
+
+
+def test_nothing_retires_when_retirement_is_off():
+    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
+    buffer.observe([group("q", ["correct"] * 8)], 1)
+    buffer.store([("q", trajectory([1]))])
+    assert not buffer.retired
+    assert list(buffer.candidates[Fraction(1)]) == ["q"]
+
+
+# -- against a naive buffer -------------------------------------------------------------------------------------------
+
+
+class NaiveBuffer:
+    """The same rules over plain lists, everything derived anew at each look."""
+
+    def __init__(self):
+        self.accuracy, self.observed, self.stored, self.retired = {}, {}, {}, {}
+
+    def observe(self, question_id, correct, graded, replayed, step):
+        if graded + replayed < 2 or not graded or question_id in self.retired:
+            return
+        self.record(question_id, Fraction(correct, graded), step)
+        if correct == graded:
+            self.retire(question_id, step)
+
+    def record(self, question_id, accuracy, step):
+        self.accuracy[question_id], self.observed[question_id] = accuracy, step
+        self.stored.setdefault(question_id, [])
+
+    def store(self, question_id, tokens, logprob, step):
+        if question_id in self.retired:
+            return
+        rest = [row for row in self.stored[question_id] if row[0] != tokens]
+        self.stored[question_id] = [*rest, (tokens, logprob, step)]
+
+    def remove(self, question_id):
+        for table in (self.accuracy, self.observed, self.stored):
+            del table[question_id]
+
+    def retire(self, question_id, step):
+        self.remove(question_id)
+        self.retired[question_id] = step
+
+    def view(self):
+        buckets = {}
+        for question_id, accuracy in self.accuracy.items():
+            if accuracy > 0 and self.stored[question_id]:
+                buckets.setdefault(accuracy, set()).add(question_id)
+        trajectories = [row for rows in self.stored.values() for row in rows]
+        return {
+            "records": {q: (self.accuracy[q], self.observed[q], self.stored[q]) for q in self.accuracy},
+            "retired": self.retired,
+            "buckets": buckets,
+            "counts": (
+                sum(map(len, buckets.values())),
+                sum(bool(rows) for rows in self.stored.values()),
+                len(trajectories),
+                sum(len(tokens) for tokens, _, _ in trajectories),
+            ),
+        }
+
+
+def view(buffer: ReplayBuffer):
+    return {
+        "records": {
+            question_id: (
+                record.accuracy,
+                record.observed_step,
+                [
+                    (tuple(t.token_ids.tolist()), float(t.behaviour_logprobs[0]), t.step)
+                    for t in buffer.trajectories(question_id)
+                ],
+            )
+            for question_id, record in buffer.records.items()
+        },
+        "retired": dict(buffer.retired),
+        "buckets": {accuracy: set(members) for accuracy, members in buffer.candidates.items()},
+        "counts": (buffer.n_candidates, buffer.n_with_trajectories, buffer.n_trajectories, buffer.n_tokens),
+    }
+
+
+def random_step(buffer, naive, draw, step):
+    question_id = f"q{draw.randrange(12)}"
+    action = draw.choice(["observe", "observe", "record", "store", "store", "store", "store", "retire", "remove"])
+    if action == "observe":
+        verdicts = draw.choices(list(REWARDS), weights=[8, 4, 1, 1, 1], k=draw.choice([2, 3, 4]))
+        replayed = draw.random() < 0.5
+        buffer.observe([group(question_id, verdicts, replayed)], step)
+        graded = [verdict for verdict in verdicts if REWARDS[verdict] is not None]
+        naive.observe(question_id, graded.count("correct"), len(graded), replayed, step)
+    elif action == "record" and question_id not in naive.retired:
+        accuracy = Fraction(draw.randrange(5), 4)
+        buffer.record(question_id, accuracy, step)
+        naive.record(question_id, accuracy, step)
+    elif action == "store" and (question_id in naive.accuracy or question_id in naive.retired):
+        tokens = tuple(draw.choices([1, 2], k=draw.choice([1, 2])))
+        logprob = -draw.randrange(1, 9) / 8
+        buffer.store([(question_id, trajectory(tokens, step, logprob))])
+        naive.store(question_id, tokens, logprob, step)
+    elif question_id in naive.accuracy and action == "retire" and draw.random() < 0.3:
+        buffer.retire(question_id, step)
+        naive.retire(question_id, step)
+    elif question_id in naive.accuracy and action == "remove" and draw.random() < 0.5:
+        buffer.remove(question_id)
+        naive.remove(question_id)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buffer_equals_a_naive_one_after_every_change(seed):
+    draw, naive, buffer = random.Random(seed), NaiveBuffer(), ReplayBuffer(RetirementPolicy())
+    for step in range(150):
+        random_step(buffer, naive, draw, step)
+        assert view(buffer) == naive.view()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_restored_buffer_has_the_same_order_and_the_sampler_draws_the_same(seed):
+    draw, naive, buffer = random.Random(seed), NaiveBuffer(), ReplayBuffer(RetirementPolicy(at_accuracy=None))
+    for step in range(80):
+        random_step(buffer, naive, draw, step)
+    restored = ReplayBuffer(buffer.retirement)
+    restored.restore([(q, buffer.records[q]) for q in buffer.canonical_order()], buffer.retired)
+    assert view(restored) == view(buffer)
+    assert restored.canonical_order() == buffer.canonical_order()
+    n = buffer.n_candidates
+    assert n > 1
+    draws = [
+        QuestionSampler().sample(b.candidates, n, 4, DifficultyBuckets(), np.random.default_rng(seed))
+        for b in (buffer, restored)
+    ]
+    assert draws[0] == draws[1]
+
+
+def test_only_an_empty_buffer_can_be_restored():
+    buffer = filled(1)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.restore([], {})
+    buffer.retire("q0", 1)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.restore([], {})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_indexed_set_holds_each_member_once_at_a_dense_position(seed):
+    draw, members, plain = random.Random(seed), IndexedSet(), set()
+    for _ in range(300):
+        member = str(draw.randrange(15))
+        if draw.random() < 0.5:
+            members.add(member)
+            plain.add(member)
+        elif member in plain:
+            members.remove(member)
+            plain.remove(member)
+        else:
+            with pytest.raises(KeyError):
+                members.remove(member)
+        assert len(members) == len(plain)
+        assert [members[i] for i in range(len(members))] == list(members)
+        assert set(members) == plain
+        assert all((str(i) in members) == (str(i) in plain) for i in range(15))
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+class CountedId(str):
+    """A question id that counts how often anything looks at it."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __eq__(self, other):
+        CountedId.looks += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self):
+        CountedId.looks += 1
+        return str.__hash__(self)
+
+
+def one_of_each_change(buffer: ReplayBuffer, question_id: str) -> None:
+    middle = CountedId(question_id)
+    buffer.record(middle, Fraction(1, 2), 1)
+    buffer.store([(middle, trajectory([9, 9]))])
+    buffer.observe([group(middle, ["correct", "wrong"])], 2)
+    buffer.observe([group(middle, ["correct", "correct"])], 3)
+    buffer.observe([group(CountedId("q0"), ["correct", "wrong"])], 3)
+    buffer.remove(CountedId("q0"))
+
+
+def looks_and_bytes(n: int) -> tuple[int, int]:
+    buffer = filled(n, ids=CountedId)
+    CountedId.looks = 0
+    tracemalloc.start()
+    try:
+        one_of_each_change(buffer, f"q{n // 2}")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return CountedId.looks, peak
+
+
+def test_the_cost_of_a_change_does_not_grow_with_the_buffer():
+    """T15: each update looks at the same few ids and allocates as little in a buffer of 6,000 as in one of 60.
+
+    A membership test on a list would compare with thousands of ids, a rebuilt list would allocate tens of kilobytes.
+    """
+    small, large = looks_and_bytes(60), looks_and_bytes(6_000)
+    assert 0 < small[0] < 100
+    assert large[0] <= 1.5 * small[0]  # a little room: two ids may share a slot of a hash table
+    assert large[1] < small[1] + 8_000

@@ -1,0 +1,167 @@
+"""Fresh questions: permutations, epochs, and a cursor that continues exactly."""
+
+import json
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.fresh import FreshQuestions
+from exgrpo_orlhf.replay import Question
+
+
+def questions(n: int) -> list[Question]:
+    return [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(n)]
+
+
+def source(n: int, seed: int = 0) -> FreshQuestions:
+    return FreshQuestions(questions(n), np.random.default_rng(seed))
+
+
+def draw(fresh: FreshQuestions, n: int, exclude=(), retired=()) -> list[str]:
+    return [question.id for question in fresh.draw(n, exclude, retired)]
+
+
+def epochs(fresh: FreshQuestions, count: int) -> list[list[str]]:
+    return [[*draw(fresh, len(fresh) - 3), *draw(fresh, 3)] for _ in range(count)]
+
+
+def test_each_epoch_is_a_permutation_of_the_set():
+    fresh, everyone = source(20), sorted(question.id for question in questions(20))
+    for i, epoch in enumerate(epochs(fresh, 4)):
+        assert sorted(epoch) == everyone
+        assert (fresh.epoch, fresh.drawn) == (i, 20 * (i + 1))
+
+
+def test_each_epoch_has_an_order_of_its_own():
+    """T7."""
+    orders = epochs(source(20), 4)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_the_order_comes_from_the_seed_alone():
+    """T7: nothing is drawn from a global generator."""
+    np.random.seed(1)  # noqa: NPY002
+    first = epochs(source(20, seed=3), 3)
+    np.random.seed(2)  # noqa: NPY002
+    assert epochs(source(20, seed=3), 3) == first
+    assert epochs(source(20, seed=4), 3) != first
+
+
+def test_a_batch_across_an_epoch_boundary_repeats_no_question():
+    fresh = source(7)
+    for _ in range(100):
+        batch = draw(fresh, 5)
+        assert len(set(batch)) == 5
+
+
+def test_every_question_comes_once_per_epoch_however_the_batches_fall():
+    fresh, counts = source(7), Counter()
+    for _ in range(70):
+        counts.update(draw(fresh, 5))
+    assert set(counts.values()) == {50}
+
+
+def test_an_excluded_question_is_not_lost():
+    """T8: it waits at the head of the queue and comes with the next batch."""
+    order = draw(source(10), 10)
+    fresh = source(10)
+    assert draw(fresh, 3, exclude=order[:2]) == order[2:5]
+    assert draw(fresh, 4) == [*order[:2], *order[5:7]]
+    assert draw(fresh, 3) == order[7:]
+    assert (fresh.epoch, fresh.drawn) == (0, 10)
+
+
+def test_fewer_questions_than_asked_give_all_of_them_once():
+    fresh = source(5)
+    ids = {question.id for question in questions(5)}
+    for _ in range(4):
+        batch = draw(fresh, 8)
+        assert len(batch) == 5
+        assert set(batch) == ids
+    left_out = next(iter(ids))
+    assert set(draw(fresh, 8, exclude={left_out})) == ids - {left_out}
+
+
+def test_drawing_nothing_takes_nothing():
+    fresh = source(5)
+    before = fresh.state_dict()
+    assert draw(fresh, 0) == []
+    assert fresh.state_dict() == before
+
+
+def test_retired_questions_leave_only_from_the_next_epoch():
+    """T21: the official code drops them at each epoch."""
+    order = draw(source(10), 10)
+    fresh, retired = source(10), set(order[5:8])
+    first = draw(fresh, 4)
+    assert [*first, *draw(fresh, 6, retired=retired)] == order
+    for _ in range(3):
+        assert set(draw(fresh, 7, retired=retired)) == set(order) - retired
+
+
+def test_all_retired_return_with_a_warning(caplog):
+    """T14: the run does not end silently."""
+    fresh, everyone = source(6), {question.id for question in questions(6)}
+    with caplog.at_level(logging.WARNING):
+        assert set(draw(fresh, 6)) == everyone
+        assert not caplog.records
+        assert set(draw(fresh, 6, retired=everyone)) == everyone
+    (record,) = caplog.records
+    assert "all 6 questions are retired" in record.getMessage()
+    assert "RetirementPolicy.leaves_fresh" in record.getMessage()
+
+
+@pytest.mark.parametrize("consumed", [0, 1, 4, 10, 13, 27])
+def test_a_restored_cursor_continues_exactly(consumed):
+    """T7: mid-epoch, on an epoch boundary, before the first draw; through a file and whatever the other seed was."""
+    straight, interrupted = source(10, seed=5), source(10, seed=5)
+    for fresh in (straight, interrupted):
+        for i in range(consumed):
+            draw(fresh, 1, exclude=[questions(10)[i % 10].id])
+    resumed = source(10, seed=99)
+    resumed.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
+    assert [draw(resumed, 3) for _ in range(20)] == [draw(straight, 3) for _ in range(20)]
+    assert (resumed.epoch, resumed.drawn) == (straight.epoch, straight.drawn)
+
+
+def test_a_saved_state_does_not_change_with_later_draws():
+    fresh = source(10)
+    draw(fresh, 3)
+    state = fresh.state_dict()
+    before = json.dumps(state)
+    draw(fresh, 12)
+    assert json.dumps(state) == before
+
+
+def test_a_state_of_another_question_set_is_refused():
+    state = source(10).state_dict()
+    with pytest.raises(ValueError, match="another question set"):
+        source(11).load_state_dict(state)
+    with pytest.raises(ValueError, match="another question set"):
+        FreshQuestions(questions(10)[::-1], np.random.default_rng(0)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("entry", ["fingerprint", "queue", "epoch", "drawn", "rng"])
+def test_a_state_with_missing_or_unknown_entries_is_refused(entry):
+    state = source(10).state_dict()
+    with pytest.raises(KeyError):
+        source(10).load_state_dict({key: value for key, value in state.items() if key != entry})
+    with pytest.raises(KeyError):
+        source(10).load_state_dict({**state, "extra": 1})
+
+
+def test_a_question_is_found_by_its_id():
+    fresh = source(3)
+    for question in questions(3):
+        assert fresh.question(question.id) == question
+    with pytest.raises(KeyError):
+        fresh.question("unknown")
+
+
+def test_empty_and_repeating_sets_are_refused():
+    with pytest.raises(ValueError, match="empty"):
+        FreshQuestions([], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="twice"):
+        FreshQuestions([*questions(3), questions(1)[0]], np.random.default_rng(0))

@@ -1,0 +1,471 @@
+"""ρ, the delayed start, and groups of exactly K."""
+
+import json
+import logging
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.fresh import FreshQuestions
+from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.replay import (
+    DifficultyBuckets,
+    Grade,
+    Question,
+    QuestionSampler,
+    ReplayBuffer,
+    ReplayMixer,
+    RetirementPolicy,
+    Rollout,
+    RolloutGroup,
+    Trajectory,
+    TrajectorySelector,
+)
+from exgrpo_orlhf.replay.health import plan_metrics
+
+K = 4
+REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
+QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(40)]
+
+
+def mixer(b=8, seed=0, **settings) -> ReplayMixer:
+    rng = np.random.default_rng(seed)
+    settings = {"start_at_accuracy": None, **settings}
+    return ReplayMixer(
+        QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=b, rng=rng, **settings
+    )
+
+
+def source(n=40, seed=1) -> FreshQuestions:
+    return FreshQuestions(QUESTIONS[:n], np.random.default_rng(seed))
+
+
+def trajectory(tokens=(1, 2), reward=1.0, step=0) -> Trajectory:
+    tokens = np.array(tokens, np.int32)
+    return Trajectory(tokens, np.linspace(-2, -0.1, len(tokens), dtype=np.float32), reward, step)
+
+
+def filled(n: int, retirement=None) -> ReplayBuffer:
+    buffer = ReplayBuffer(retirement or RetirementPolicy())
+    for i, question in enumerate(QUESTIONS[:n]):
+        buffer.record(question.id, Fraction(1 + i % 3, 4), 0)
+        buffer.store([(question.id, trajectory([i, 1]))])
+    return buffer
+
+
+def rollout(verdict: str, tokens=(5, 6, 7), finish="stop", sound=None) -> Rollout:
+    return Rollout(np.array(tokens, np.int32), finish, Grade(verdict, REWARDS[verdict], sound))
+
+
+def group(verdicts, question=QUESTIONS[0], replayed=False) -> RolloutGroup:
+    rollouts = tuple(rollout(verdict, tokens=(i + 1, 9)) for i, verdict in enumerate(verdicts))
+    return RolloutGroup(question, rollouts, replayed)
+
+
+def graded(n_correct: int, n: int) -> list[RolloutGroup]:
+    """A batch of fresh rollouts of which n_correct of n are right, in groups of ten."""
+    verdicts = ["correct"] * n_correct + ["wrong"] * (n - n_correct)
+    return [group(verdicts[i : i + 10], QUESTIONS[i // 10]) for i in range(0, n, 10)]
+
+
+# -- how much is replayed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rho", "b", "replayed"),
+    [(0, 8, 0), (1, 8, 8), (0.5, 8, 4), (0.5, 7, 4), (0.5, 5, 3), (0.25, 7, 2), (0.3, 5, 2), (0.1, 4, 0), (0.7, 5, 4)],
+)
+def test_rho_is_rounded_to_whole_questions_a_half_upwards(rho, b, replayed):
+    """0.3 · 5 and 0.7 · 5 are a half exactly, and below or above it as binary floats."""
+    plan = mixer(b, rho=rho).plan(source(), filled(20), 1)
+    assert len(plan.replayed) == replayed
+    assert len(plan.fresh) == b - replayed
+
+
+@pytest.mark.parametrize("stored", range(7))
+def test_actual_replay_share_says_what_was_replayed_while_the_buffer_fills(stored):
+    """T19."""
+    plan = mixer(8, rho=0.5).plan(source(), filled(stored), 1)
+    assert len(plan.replayed) == min(stored, 4)
+    assert plan_metrics(plan, 0)["replay/actual_share"] == min(stored, 4) / 8
+    assert plan_metrics(plan, 0)["train/questions"] == 8
+
+
+def test_only_as_many_fresh_questions_are_drawn_as_are_needed():
+    """T8: none is drawn to be thrown away."""
+    fresh = source()
+    mixer(8, rho=0.5).plan(fresh, filled(20), 1)
+    assert fresh.drawn == 4
+    mixer(8, rho=1.0).plan(fresh, filled(20), 2)
+    assert fresh.drawn == 4
+
+
+def test_question_is_at_most_once_in_a_batch_even_when_it_is_next_in_the_fresh_queue():
+    """T8: and the deferred question is the first of the next batch."""
+    order = [question.id for question in source(8).draw(8, (), ())]
+    buffer = ReplayBuffer(RetirementPolicy())
+    buffer.record(order[0], Fraction(1, 2), 0)
+    buffer.store([(order[0], trajectory())])
+    fresh = source(8)
+    plan = mixer(4, rho=0.5).plan(fresh, buffer, 1)
+    assert [question.id for question in plan.replayed] == order[:1]
+    assert [question.id for question in plan.fresh] == order[1:4]
+    off = mixer(4, rho=0).plan(fresh, buffer, 2)
+    assert [question.id for question in off.fresh] == [order[0], *order[4:7]]
+
+
+def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
+    buffer = filled(6)
+    buffer.store([(QUESTIONS[2].id, trajectory([7, 7, 7], step=3))])
+    plan = mixer(8, rho=0.75).plan(source(), buffer, 5)
+    assert plan.step == 5
+    assert set(plan.candidates) == {question.id for question in plan.replayed} == {q.id for q in QUESTIONS[:6]}
+    assert plan.candidates[QUESTIONS[2].id] == buffer.trajectories(QUESTIONS[2].id)
+    assert len(plan.candidates[QUESTIONS[2].id]) == 2
+
+
+def test_replay_off_draws_only_fresh_questions_and_no_random_number():
+    off = mixer(8, rho=0)
+    before = off.rng.bit_generator.state
+    plan = off.plan(source(), filled(20), 1)
+    assert (plan.replayed, plan.candidates) == ([], {})
+    assert off.rng.bit_generator.state == before
+    assert not off.collecting
+
+
+def test_fewer_questions_than_a_batch_give_a_smaller_batch():
+    plan = mixer(8, rho=0.5).plan(source(5), filled(2), 1)
+    ids = [question.id for question in (*plan.fresh, *plan.replayed)]
+    assert sorted(ids) == sorted(question.id for question in QUESTIONS[:5])
+
+
+def test_a_stored_question_that_is_not_in_the_question_set_stops():
+    with pytest.raises(KeyError):
+        mixer(8, rho=1.0).plan(source(3), filled(8), 1)
+
+
+# -- the delayed start ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("correct", "starts"), [(34, False), (35, False), (36, True)])
+def test_replay_starts_strictly_above_the_bound(correct, starts):
+    delayed = mixer(start_at_accuracy=0.35)
+    delayed.observe(graded(correct, 100), 3)
+    assert delayed.started is starts
+
+
+@pytest.mark.parametrize("percent", range(1, 100))
+def test_the_bound_is_compared_as_an_exact_fraction(percent):
+    delayed = mixer(start_at_accuracy=percent / 100)
+    delayed.observe(graded(percent, 100), 1)
+    assert not delayed.started
+    delayed.observe(graded(percent + 1, 100), 2)
+    assert delayed.started_at == 2
+
+
+def test_replay_begins_in_the_step_after_and_never_stops_again():
+    delayed, buffer = mixer(8, rho=0.5, start_at_accuracy=0.35), filled(20)
+    assert delayed.plan(source(), buffer, 1).replayed == []
+    delayed.observe(graded(9, 10), 1)
+    assert len(delayed.plan(source(), buffer, 2).replayed) == 4
+    delayed.observe(graded(0, 10), 2)
+    assert delayed.started_at == 1
+    assert len(delayed.plan(source(), buffer, 3).replayed) == 4
+
+
+def test_without_a_bound_replay_starts_with_the_first_step():
+    assert len(mixer(8, start_at_accuracy=None).plan(source(), filled(20), 1).replayed) == 4
+
+
+def test_ungradable_rollouts_do_not_count_towards_the_start():
+    delayed = mixer(start_at_accuracy=0.35)
+    delayed.observe([group(["timeout", "error"])], 1)
+    assert not delayed.started
+    delayed.observe([group(["correct", "wrong", "timeout", "timeout", "error", "error"])], 2)
+    assert delayed.started_at == 2
+
+
+def step_of_training(with_mixer, buffer, groups, step):
+    """What a step does with its graded groups, in its order."""
+    with_mixer.observe(groups, step)
+    if with_mixer.collecting:
+        buffer.observe(groups, step)
+    chosen = {g.question.id: trajectory() for g in groups if g.replayed}
+    batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
+    logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
+    return buffer.store(with_mixer.collect(batch, logprobs, step))
+
+
+@pytest.mark.parametrize("collect_before_start", [False, True])
+def test_what_is_collected_before_the_start(collect_before_start):
+    """The batch that triggers the start is collected either way."""
+    delayed = mixer(start_at_accuracy=0.35, collect_before_start=collect_before_start)
+    buffer = ReplayBuffer(RetirementPolicy())
+    low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0])]
+    assert step_of_training(delayed, buffer, low, 1) == collect_before_start
+    assert (QUESTIONS[0].id in buffer.records) is collect_before_start
+    high = [group(["correct", "correct", "wrong", "wrong"], QUESTIONS[1])]
+    assert step_of_training(delayed, buffer, high, 2) == 2
+    assert QUESTIONS[1].id in buffer.records
+
+
+def test_nothing_retires_before_the_start_unless_it_collects():
+    delayed, buffer = mixer(start_at_accuracy=0.5), ReplayBuffer(RetirementPolicy())
+    groups = [group(["correct"] * 4, QUESTIONS[0]), group(["wrong"] * 4, QUESTIONS[1])]
+    step_of_training(delayed, buffer, groups, 1)
+    assert not buffer.retired
+    assert not buffer.records
+
+
+# -- assembling -------------------------------------------------------------------------------------------------------
+
+
+def assemble(groups, chosen=None, b=8):
+    return mixer(b).assemble(groups, chosen or {}, GroupAdvantages())
+
+
+def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
+    stored = Trajectory(np.array([3, 1, 4], np.int32), np.array([-1e-30, -0.1, -7.7], np.float32), 1.0, 2)
+    ids, logprobs = stored.token_ids.tobytes(), stored.behaviour_logprobs.tobytes()
+    batch = assemble([group(["wrong"] * 3, QUESTIONS[1], replayed=True)], {QUESTIONS[1].id: stored})
+    *fresh, last = batch.flat_rows()
+    assert last.replayed is stored
+    assert (last.token_ids.tobytes(), last.replayed.behaviour_logprobs.tobytes()) == (ids, logprobs)
+    assert [row.replayed for row in fresh] == [None] * 3
+    assert last.advantage == 0.75
+    assert [row.advantage for row in fresh] == [-0.25] * 3
+
+
+def test_stored_success_is_never_graded_again():
+    """T17: its reward is the stored one, whatever became of the fresh rollouts of its group."""
+    stored = trajectory(reward=0.6)
+    groups = [group(["timeout", "error", "wrong"], QUESTIONS[i], replayed=True) for i in range(2)]
+    batch = assemble(groups, {g.question.id: stored for g in groups})
+    for rows in batch.rows:
+        assert rows[-1].in_loss
+        assert [row.advantage for row in rows] == pytest.approx([0, 0, -0.3, 0.3])
+
+
+def test_advantages_are_over_the_whole_group_of_k():
+    groups = [
+        group(["correct", "wrong", "wrong"], QUESTIONS[0], replayed=True),
+        group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]),
+    ]
+    replayed, fresh = assemble(groups, {QUESTIONS[0].id: trajectory()}).rows
+    assert [row.advantage for row in replayed] == [0.5, -0.5, -0.5, 0.5]
+    assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
+
+
+@pytest.mark.parametrize("verdict", ["timeout", "error"])
+def test_an_ungradable_row_is_out_of_the_mean_and_still_a_row(verdict):
+    rows = assemble([group(["correct", verdict, "wrong", "no_answer"])]).flat_rows()
+    assert [row.in_loss for row in rows] == [True, False, True, True]
+    assert [row.advantage for row in rows] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
+    assert len(rows) == K
+
+
+def test_a_group_with_fewer_than_two_gradable_rows_has_no_gradient():
+    rows = assemble([group(["correct", "timeout", "error", "timeout"])]).flat_rows()
+    assert [row.advantage for row in rows] == [0] * 4
+    assert [row.in_loss for row in rows] == [True, False, False, False]
+    replayed = group(["timeout", "error", "timeout"], replayed=True)
+    rows = assemble([replayed], {QUESTIONS[0].id: trajectory()}).flat_rows()
+    assert [row.advantage for row in rows] == [0] * 4
+
+
+def test_rows_keep_the_order_of_groups_and_rollouts():
+    groups = [group(["wrong"] * 4, QUESTIONS[2]), group(["correct"] * 3, QUESTIONS[0], replayed=True)]
+    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])})
+    assert [row.question for row in batch.flat_rows()] == [QUESTIONS[2]] * 4 + [QUESTIONS[0]] * 4
+    firsts = [int(row.token_ids[0]) for row in batch.flat_rows()]
+    assert firsts == [1, 2, 3, 4, 1, 2, 3, 8]
+    assert batch.groups == groups
+
+
+@pytest.mark.parametrize(("n", "replayed"), [(3, False), (5, False), (4, True), (2, True)])
+def test_groups_of_another_size_are_refused(n, replayed):
+    """T9: a replayed question comes with K−1 fresh rollouts; K would be compute thrown away."""
+    with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {n} rollouts.* do not make a group of K = 4"):
+        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()})
+
+
+def test_groups_that_are_ungraded_missing_or_without_their_trajectory_are_refused():
+    ungraded = RolloutGroup(QUESTIONS[0], tuple(Rollout(np.array([1], np.int32), "stop") for _ in range(4)), False)
+    with pytest.raises(ValueError, match="not been graded"):
+        assemble([ungraded])
+    with pytest.raises(ValueError, match="no stored trajectory was chosen"):
+        assemble([group(["wrong"] * 3, replayed=True)])
+    with pytest.raises(ValueError, match="at least one group"):
+        assemble([])
+
+
+# -- collecting -------------------------------------------------------------------------------------------------------
+
+
+def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_bit_for_bit():
+    rollouts = (
+        rollout("correct", (1, 2, 3), sound=False),
+        rollout("wrong", (4, 5)),
+        rollout("correct", (6,), finish="length"),
+        rollout("correct", (7, 8)),
+    )
+    groups = [
+        group(["wrong", "correct", "timeout"], QUESTIONS[1], replayed=True),
+        RolloutGroup(QUESTIONS[0], rollouts, replayed=False),
+    ]
+    batch = assemble(groups, {QUESTIONS[1].id: trajectory([9, 9, 9, 9])})
+    draw = np.random.default_rng(0)
+    logprobs = [-draw.exponential(size=len(row.token_ids)).astype(np.float32) for row in batch.flat_rows()]
+    logprobs[4][0] = np.float32(-1e-42)  # a denormal survives too
+    collected = mixer().collect(batch, logprobs, 12)
+    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [
+        (QUESTIONS[1].id, [2, 9]),
+        (QUESTIONS[0].id, [1, 2, 3]),
+        (QUESTIONS[0].id, [7, 8]),
+    ]
+    measured = [logprobs[1], logprobs[4], logprobs[7]]
+    for (_, kept), behaviour in zip(collected, measured, strict=True):
+        assert kept.behaviour_logprobs.tobytes() == behaviour.tobytes()
+        assert (kept.step, kept.reward, kept.finish) == (12, 1.0, "stop")
+    assert [kept.sound for _, kept in collected] == [None, False, None]
+
+
+def test_a_group_without_an_accuracy_gives_no_experience():
+    """Its question may have no record yet, so the buffer could not take it."""
+    batch = assemble([group(["correct", "timeout", "error", "error"])])
+    assert mixer().collect(batch, [np.zeros(2, np.float32)] * 4, 1) == []
+
+
+def test_logprobs_of_another_length_are_refused():
+    """T6."""
+    batch = assemble([group(["correct", "wrong", "wrong", "wrong"])])
+    with pytest.raises(ValueError, match="as many behaviour log-probs as tokens"):
+        mixer().collect(batch, [np.zeros(3, np.float32)] * 4, 1)
+
+
+# -- many steps -------------------------------------------------------------------------------------------------------
+
+
+def train(with_mixer, fresh, buffer, steps, skill=0.5, seed=3, first=1):
+    """Steps of training on coin flips: every part but the model is the real one. Yields each step's plan."""
+    selector, draw = TrajectorySelector(by="random"), np.random.default_rng(seed)
+    for step in range(first, first + steps):
+        plan = with_mixer.plan(fresh, buffer, step)
+        chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
+        groups = []
+        for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
+            flips = draw.random(K - replayed) < skill
+            tokens = draw.integers(1, 100, (K, 3))
+            rollouts = [
+                rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)
+            ]
+            groups.append(RolloutGroup(question, tuple(rollouts), replayed))
+        with_mixer.observe(groups, step)
+        if with_mixer.collecting:
+            buffer.observe(groups, step)
+        batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
+        logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
+        buffer.store(with_mixer.collect(batch, logprobs, step))
+        yield plan
+
+
+def ids_of(plan) -> tuple[list[str], list[str]]:
+    return [question.id for question in plan.fresh], [question.id for question in plan.replayed]
+
+
+@pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
+def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
+    """T8: over many epochs each question is drawn fresh once per epoch, but for those that wait in the queue."""
+    fresh, buffer, drawn = source(), ReplayBuffer(RetirementPolicy()), Counter()
+    replays = 0
+    for plan in train(mixer(8, rho=rho), fresh, buffer, 80):
+        new, replayed = ids_of(plan)
+        assert len({*new, *replayed}) == len(new) + len(replayed) == 8
+        drawn.update(new)
+        replays += len(replayed)
+    assert replays > 40
+    waiting = Counter(QUESTIONS[position].id for position in fresh.state_dict()["queue"])
+    assert {drawn[q.id] + waiting[q.id] for q in QUESTIONS} == {fresh.epoch + 1}
+    assert fresh.drawn == drawn.total()
+
+
+@pytest.mark.parametrize("leaves_fresh", [False, True])
+def test_training_goes_on_when_every_question_has_retired(leaves_fresh, caplog):
+    """T14: a smaller batch or retired questions that return, never an empty one; and it is said."""
+    fresh = source(12)
+    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
+    with caplog.at_level(logging.WARNING):
+        plans = list(train(mixer(4), fresh, buffer, 30, skill=0.9))
+        assert all(ids_of(plan) != ([], []) for plan in plans)
+        assert len(buffer.retired) == 12
+    assert bool(caplog.records) is leaves_fresh
+    assert all(ids_of(plan)[1] == [] for plan in plans[-2:])
+
+
+def test_a_retired_question_leaves_fresh_sampling_only_where_asked():
+    """T21."""
+    for leaves_fresh in (False, True):
+        buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
+        buffer.record(QUESTIONS[0].id, Fraction(1), 0)
+        buffer.retire(QUESTIONS[0].id, 0)
+        fresh, seen = source(8), set()
+        for step in range(4):
+            seen.update(ids_of(mixer(4).plan(fresh, buffer, step))[0])
+        assert (QUESTIONS[0].id in seen) is not leaves_fresh
+
+
+def test_a_restored_mixer_continues_the_same_draws():
+    """T7: the generator and the start are part of the state, which survives a file."""
+    straight_mixer, straight_source, straight = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
+    whole = [ids_of(plan) for plan in train(straight_mixer, straight_source, straight, 10)]
+    assert any(replayed for _, replayed in whole)
+    first_mixer, first_source, buffer = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
+    for _ in train(first_mixer, first_source, buffer, 10):
+        pass
+    states = json.loads(json.dumps([first_mixer.state_dict(), first_source.state_dict()]))
+    resumed_mixer, resumed_source = mixer(seed=77, start_at_accuracy=0.1), source(seed=78)
+    assert not resumed_mixer.started
+    resumed_mixer.load_state_dict(states[0])
+    resumed_source.load_state_dict(states[1])
+    assert resumed_mixer.started_at == straight_mixer.started_at == 1
+    ahead = train(straight_mixer, straight_source, straight, 10, seed=9, first=11)
+    again = train(resumed_mixer, resumed_source, buffer, 10, seed=9, first=11)
+    assert [ids_of(plan) for plan in ahead] == [ids_of(plan) for plan in again]
+    assert resumed_mixer.state_dict() == straight_mixer.state_dict()
+
+
+def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
+    state = mixer().state_dict()
+    for wrong in ({"rng": state["rng"]}, {"started_at": 1}, {**state, "rho": 0.5}, {}):
+        with pytest.raises(KeyError):
+            mixer().load_state_dict(wrong)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rho": -0.1}, r"ReplayMixer\.rho must lie in \[0, 1\], got -0\.1"),
+        ({"rho": 1.1}, r"ReplayMixer\.rho"),
+        ({"rho": float("nan")}, r"ReplayMixer\.rho"),
+        ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
+        ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
+        ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),
+        ({"questions_per_step": 0}, r"train\.questions_per_step must be at least 1"),
+        ({"sampler": QuestionSampler(mu=4.5, unit="successes")}, r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):
+    good = {
+        "sampler": QuestionSampler(),
+        "buckets": DifficultyBuckets(),
+        "group_size": 4,
+        "questions_per_step": 8,
+        "rng": np.random.default_rng(0),
+    }
+    with pytest.raises(ValueError, match=message):
+        ReplayMixer(**{**good, **settings})

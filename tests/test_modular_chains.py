@@ -1,0 +1,241 @@
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.replay.trajectory import Question
+from exgrpo_orlhf.tasks.modular_chains import (
+    FACTS,
+    PRESETS,
+    Beliefs,
+    ModularChains,
+    grade,
+    result,
+    right_reasoning,
+    split_of,
+    write_reasoning,
+)
+
+ALPHABET = "0123456789+-*=;#"
+NO_ERRORS = Beliefs(false_share=0, strength=0, slip=0)
+
+
+def chain(prompt: str) -> Question:
+    return Question.make("modular_chains", prompt, right_reasoning(prompt)[-1])
+
+
+def steps_of(reasoning: str) -> list[tuple[tuple[int, str, int], int]]:
+    return [((int(s[0]), s[1], int(s[2])), int(s[4])) for s in reasoning.split(";")[:-1]]
+
+
+def test_all_300_facts_are_arithmetic_mod_10():
+    assert len(set(FACTS)) == 300
+    for left, operator, right in FACTS:
+        python = eval(f"({left} {operator} {right}) % 10")
+        assert result((left, operator, right)) == python
+        assert right_reasoning(f"{left}{operator}{right}=") == f"{left}{operator}{right}={python};#{python}"
+
+
+def test_a_chain_is_evaluated_left_to_right():
+    assert right_reasoning("7+5*3=") == "7+5=2;2*3=6;#6"
+    assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
+
+
+def test_right_reasoning_is_correct_and_sound():
+    for question in ModularChains(count=300, operands=(2, 3, 8)).load():
+        said = grade(question, right_reasoning(question.prompt))
+        assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, True)
+
+
+@pytest.mark.parametrize("prompt", ["7+5*3=", "0*0-0=", "9-8=", "1+2-3*4+5="])
+def test_no_edit_of_one_character_is_sound_and_only_an_untouched_answer_is_correct(prompt):
+    question, right = chain(prompt), right_reasoning(prompt)
+    last = len(right) - 1
+    edits = set()
+    for i in range(len(right) + 1):
+        edits |= {right[:i] + c + right[i:] for c in ALPHABET + " \n"}
+        edits |= {right[:i] + c + right[i + 1 :] for c in ALPHABET + " \n" if i <= last}
+        edits.add(right[:i] + right[i + 1 :])
+    edits.discard(right)
+    for edit in edits:
+        said = grade(question, edit)
+        assert said.sound is False, edit
+        assert said.correct == edit.endswith(f"#{question.answer}"), edit
+        assert said.reward == float(said.correct)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "#6",  # no step
+        "2*3=6;#6",  # a step is missing
+        "7+5=2;2*3=6;6+0=6;#6",  # one too many
+        "7+5=2;5*3=6;#6",  # not the value carried over
+        "7+5=4;4*3=6;#6",  # false facts that end in the right answer
+        "7+5=2;2+3=6;#6",  # another operator
+        "7+5=2;2*3=8;#6",  # not the last step's value
+        "#7+5=2;2*3=6;#6",
+    ],
+)
+def test_a_right_answer_without_right_reasoning_is_a_lucky_guess(response):
+    said = grade(chain("7+5*3="), response)
+    assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        ("", "no_answer"),
+        ("7+5=2;2*3=6;", "no_answer"),
+        ("7+5=2;2*3=6;#", "no_answer"),
+        ("7+5=2;2*3=6;#6#", "no_answer"),
+        ("7+5=2;2*3=6;#6 ", "wrong"),
+        ("7+5=2;2*3=6;#06", "wrong"),
+        ("7+5=2;2*3=6;#-6", "wrong"),
+        ("7+5=2;2*3=6;#６", "wrong"),
+        ("7+5=2;2*3=6;#6#5", "wrong"),
+    ],
+)
+def test_only_the_exact_answer_after_the_last_mark_counts(response, verdict):
+    said = grade(chain("7+5*3="), response)
+    assert (said.verdict, said.reward, said.sound) == (verdict, 0.0, False)
+
+
+def test_no_text_makes_the_checker_raise():
+    letters = random.Random(0)
+    for _ in range(2000):
+        text = "".join(chr(letters.choice([35, 48, 61, 0, 10, 0xD800, 0x2028, 0x1F600])) for _ in range(9))
+        assert grade(chain("7+5*3="), text).reward in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("prompt", ["", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),)])
+def test_a_question_that_is_not_a_chain_is_named_in_the_error(prompt):
+    with pytest.raises(ValueError, match="not a modular chain"):
+        grade(Question.make("modular_chains", prompt, "2"), "#2")
+
+
+def test_questions_are_distinct_balanced_and_say_their_length():
+    questions = ModularChains(count=642).load()
+    assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == 642
+    assert Counter(q.meta["operands"] for q in questions) == {3: 129, 4: 129, 5: 128, 6: 128, 7: 128}
+    assert all(len(q.prompt) == 2 * q.meta["operands"] and q.source == "modular_chains" for q in questions)
+    assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
+
+
+def test_train_and_validation_never_overlap():
+    train = {q.id for seed in range(3) for q in ModularChains(2000, (3,), seed=seed).load()}
+    validation = {q.id for seed in range(3) for q in ModularChains(400, (3,), seed=seed, split="validation").load()}
+    assert train.isdisjoint(validation)
+    assert len(train) > 2000  # other seeds draw other questions of the same split
+    assert len(validation) > 400
+
+
+def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
+    prompts = ["".join(chain) for chain in product("0123456789", "+-*", "0123456789", "+-*", "0123456789", "=")]
+    splits = Counter(split_of(prompt) for prompt in prompts)
+    assert splits.total() == 9000
+    assert splits["validation"] == pytest.approx(900, abs=90)
+
+
+def test_the_most_that_may_be_asked_for_can_be_drawn():
+    assert len(ModularChains(count=135, operands=(2,)).load()) == 135
+    assert len(ModularChains(count=15, operands=(2,), split="validation").load()) == 15
+
+
+def test_the_same_seed_gives_the_same_questions_in_every_process():
+    script = (
+        "from exgrpo_orlhf.tasks.modular_chains import ModularChains\n"
+        "print(*[q.id for q in ModularChains(count=50, seed=3).load()])"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [q.id for q in ModularChains(count=50, seed=3).load()]
+    assert other != [q.id for q in ModularChains(count=50, seed=4).load()]
+    first = ModularChains(count=50, seed=3).load()[0]
+    assert (first.prompt, first.id) == ("1+6+7=", "c7871b35c5ac6ede1cedf085c405832a")  # and on every machine
+
+
+def test_loading_leaves_the_global_generators_alone():
+    before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    ModularChains(count=20).load()
+    assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
+    assert random.getstate() == before[1]
+
+
+def test_false_facts_are_as_many_as_said_fixed_and_wrong():
+    beliefs = Beliefs(false_share=0.3, strength=0.7, slip=0.03, seed=5)
+    assert len(beliefs.false_facts) == 90
+    assert all(value in range(10) and value != result(fact) for fact, value in beliefs.false_facts.items())
+    assert beliefs.false_facts == Beliefs(0.3, 0.1, 0.5, seed=5).false_facts
+    assert beliefs.false_facts != Beliefs(0.3, 0.7, 0.03, seed=6).false_facts
+    assert len(Beliefs(1.0, 1.0, 0.0).false_facts) == 300
+
+
+def test_reasoning_without_errors_is_the_right_one():
+    rng = np.random.default_rng(0)
+    for question in ModularChains(count=100).load():
+        assert write_reasoning(rng, question, NO_ERRORS) == right_reasoning(question.prompt)
+
+
+def test_flawed_reasoning_carries_on_from_the_wrong_value():
+    rng = np.random.default_rng(0)
+    for question in ModularChains(count=200).load():
+        reasoning = write_reasoning(rng, question, Beliefs(0.5, 0.5, 0.5))
+        value = int(question.prompt[0])
+        for (left, operator, right), after in steps_of(reasoning):
+            assert left == value
+            assert f"{operator}{right}" in question.prompt
+            value = after
+        assert reasoning.endswith(f";#{value}")
+        assert len(reasoning) == 6 * (question.meta["operands"] - 1) + 2
+
+
+def test_beliefs_are_written_as_often_as_said():
+    rng, beliefs = np.random.default_rng(0), Beliefs(false_share=0.4, strength=0.7, slip=0.1)
+    false, true = [], []
+    for question in ModularChains(count=3000).load():
+        for fact, after in steps_of(write_reasoning(rng, question, beliefs)):
+            believed = beliefs.false_facts.get(fact, result(fact))
+            (false if fact in beliefs.false_facts else true).append(after == believed)
+    assert np.mean(false) == pytest.approx(0.9 * 0.7 + 0.1 * 0.1, abs=0.02)
+    assert np.mean(true) == pytest.approx(0.9 + 0.1 * 0.1, abs=0.02)
+
+
+def test_presets_hold_what_their_names_say():
+    assert {name: (b.false_share, b.strength, b.slip) for name, b in PRESETS.items()} == {
+        "normal": (0.30, 0.7, 0.03),
+        "weak": (0.45, 0.965, 0.03),
+        "slips": (0.0, 0.0, 0.2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(count=0), r"ModularChains\.count .* at least 1, got 0"),
+        (dict(count=2.0), r"ModularChains\.count .* integer .* got 2\.0"),
+        (dict(count=True), r"ModularChains\.count .* got True"),
+        (dict(count=136, operands=(2,)), r"ModularChains\.count .* at most 135 distinct train .* got 136"),
+        (dict(count=16, operands=(2,), split="validation"), r"ModularChains\.count .* at most 15 distinct validation"),
+        (dict(operands=()), r"ModularChains\.operands .* got \(\)"),
+        (dict(operands=(1, 3)), r"ModularChains\.operands .* at least 2.* got \(1, 3\)"),
+        (dict(operands=(3, 3)), r"ModularChains\.operands .* distinct .* got \(3, 3\)"),
+        (dict(operands=[3, 4]), r"ModularChains\.operands .* tuple .* got \[3, 4\]"),
+        (dict(operands=3), r"ModularChains\.operands .* got 3"),
+        (dict(seed=-1), r"ModularChains\.seed .* at least 0, got -1"),
+        (dict(split="test"), r"ModularChains\.split .* 'train' or 'validation', got 'test'"),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ModularChains(**fields)
+
+
+@pytest.mark.parametrize("name", ["false_share", "strength", "slip"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_a_belief_out_of_range_is_named_with_what_is_allowed(name, value):
+    with pytest.raises(ValueError, match=rf"^Beliefs\.{name} must be a number from 0 to 1, got "):
+        Beliefs(**{"false_share": 0.1, "strength": 0.1, "slip": 0.1, name: value})

@@ -1,0 +1,167 @@
+"""A run that was killed and resumed ends bit-identical to one that was never disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import ROOT, small_bindings
+from safetensors.torch import load_file
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.training import train
+
+STEPS = 12
+FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
+MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]
+
+
+def bindings(model: Path, phase: list[str]) -> list[str]:
+    # 24 questions and 8 a step: an epoch ends every third step at the latest, never at a checkpoint in between only
+    return small_bindings(model, f"train.steps = {STEPS}", "train.save_every = 2", "train.eval_every = 5", *phase)
+
+
+def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
+    experiment = config.load(["base.gin"], bindings(model, phase))
+    outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+    assert outcome.steps == STEPS
+    assert outcome.stopped_by is None
+
+
+def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run]
+    for binding in bindings(model, phase):
+        command += ["--set", binding]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def steps_done(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_text().count("\n") - 1 if path.exists() else -1
+
+
+def wait_until(process: subprocess.Popen, condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
+        assert time.monotonic() < deadline, "the run does not get there"
+        time.sleep(0.0005)
+
+
+def assert_same_ending(run: Path, straight: Path) -> None:
+    ours, theirs = (checkpoints.find(folder)[STEPS] for folder in (run, straight))
+    weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
+    for i, state in optimizers[1]["optimizer"]["state"].items():
+        assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
+    assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
+    for table in ("questions.parquet", "trajectories.parquet"):
+        assert pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table))
+    assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
+    assert timeless(run) == timeless(straight)
+
+
+def timeless(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def straight(warm_model, tmp_path_factory) -> dict[str, Path]:
+    """Undisturbed runs: one that stays in the fresh phase, one that replays from its second step."""
+    runs = {}
+    for name, phase in (("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)):
+        runs[name] = tmp_path_factory.mktemp(name)
+        run_here(warm_model, phase, runs[name], resume=False)
+    return runs
+
+
+def test_the_runs_cover_what_they_should(straight):
+    assert all(row["replay/actual_share"] == 0 for row in timeless(straight["fresh"])[1:])
+    assert timeless(straight["fresh"])[-1]["replay/trajectories"] > 0
+    mixed = timeless(straight["mixed"])
+    assert sum(row["replay/actual_share"] > 0 for row in mixed[1:]) >= STEPS - 2
+    assert sum(row["replay/candidates_scored"] > 0 for row in mixed[1:]) >= STEPS / 2
+    assert mixed[-1]["train/epoch"] >= 2
+
+
+@pytest.mark.parametrize(("name", "phase"), [("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)])
+def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase, straight, warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start_process(warm_model, phase, run)
+    step, pause = random.randint(2, STEPS - 3), random.uniform(0, 0.15)
+    wait_until(process, lambda: steps_done(run) >= step)
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    print(f"killed {pause:.3f} s after step {step}, newest checkpoint {max(checkpoints.find(run), default=None)}")
+    assert STEPS not in checkpoints.find(run), "the kill came too late to show anything"
+    run_here(warm_model, phase, run, resume=True)
+    assert_same_ending(run, straight[name])
+
+
+def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_model, tmp_path):
+    for attempt in range(5):
+        run = tmp_path / f"run{attempt}"
+        process = start_process(warm_model, MIXED_PHASE, run)
+        partial = run / "checkpoint-6.partial"
+        wait_until(process, partial.exists)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if partial.exists():
+            break
+    else:
+        pytest.fail("no kill fell into a save in five attempts")
+    assert max(checkpoints.find(run)) < 6
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert not list(run.glob("*.partial"))
+    assert_same_ending(run, straight["mixed"])
+
+
+def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start_process(warm_model, MIXED_PHASE, run)
+    wait_until(process, lambda: steps_done(run) >= 0)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if checkpoints.find(run):
+        pytest.skip("the first checkpoint was there already")
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert_same_ending(run, straight["mixed"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_one(
+    number, straight, warm_model, tmp_path
+):
+    run = tmp_path / "run"
+    process = start_process(warm_model, MIXED_PHASE, run)
+    wait_until(process, lambda: steps_done(run) >= 3)
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number, output
+    assert "continue with --resume" in output
+    stopped_at = steps_done(run)
+    assert stopped_at < STEPS
+    assert max(checkpoints.find(run)) == stopped_at, "the step that was running is saved"
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert_same_ending(run, straight["mixed"])
+
+
+def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
+    """train.steps may change on resume: what was trained so far is the same."""
+    run = tmp_path / "run"
+    shorter = [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"]
+    train(config.load(["base.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert_same_ending(run, straight["mixed"])

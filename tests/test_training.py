@@ -1,0 +1,196 @@
+"""The training loop: it does what was asked, says what it could not do, and never ends early in silence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, small_bindings
+
+from exgrpo_orlhf import checkpoints, config, training
+from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
+from exgrpo_orlhf.replay import Grade
+from exgrpo_orlhf.training import RunFolderError, train
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+
+
+def go(model: Path, run: Path, *more: str, files=("base.gin",), resume=False):
+    experiment = config.load(files, small_bindings(model, *more))
+    return train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+
+
+def test_n_steps_mean_n_and_the_end_is_saved_and_evaluated(warm_model, tmp_path):
+    """T13."""
+    outcome = go(warm_model, tmp_path, "train.steps = 5", "train.save_every = 3", "train.eval_every = 3")
+    assert (outcome.steps, outcome.planned, outcome.stopped_by) == (5, 5, None)
+    assert list(checkpoints.find(tmp_path)) == [3, 5]
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows(tmp_path) if "eval/greedy_accuracy" in row] == [0, 3, 5]
+
+
+def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 3")
+    needed = {
+        "replay/actual_share", "replay/age_mean", "replay/age_max", "replay/log_weight_max", "replay/ess",
+        "replay/saturated_share", "policy/entropy_fresh", "replay/entropy", "replay/bucket_hard",
+        "replay/bucket_medium", "replay/bucket_easy", "replay/retired", "replay/candidates_scored",
+        "reward/mean", "reward/lucky_guess_rate", "cost/generated_tokens", "time/step",
+    }  # fmt: skip
+    for row in rows(tmp_path)[1:]:
+        assert needed <= set(row)
+    tokens = [row["cost/generated_tokens"] for row in rows(tmp_path)]
+    assert tokens == sorted(tokens)
+    assert tokens[0] == 0 < tokens[1]
+
+
+def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 4", "train.save_every = 1", "train.keep = 2")
+    assert list(checkpoints.find(tmp_path)) == [3, 4]
+
+
+def everything_correct(monkeypatch) -> None:
+    """A verifier for which every answer is right: all questions are mastered at once."""
+    monkeypatch.setattr(training.Verifier, "grade", lambda self, question, response: Grade("correct", 1.0))
+
+
+@pytest.mark.parametrize("leaves_fresh", [False, True])
+def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
+    leaves_fresh, warm_model, tmp_path, monkeypatch, caplog
+):
+    """T14: the official code ends such a run in silence."""
+    everything_correct(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        outcome = go(
+            warm_model,
+            tmp_path,
+            "train.steps = 8",
+            "Sampling.max_response_tokens = 24",
+            f"RetirementPolicy.leaves_fresh = {leaves_fresh}",
+        )
+    assert outcome.steps == 8
+    done = rows(tmp_path)[1:]
+    assert done[-1]["replay/retired"] == 24
+    assert done[-1]["replay/trajectories"] == 0
+    assert all(row["train/questions"] == 8 for row in done)
+    assert ("all 24 questions are retired" in caplog.text) == leaves_fresh
+
+
+def test_a_batch_larger_than_the_question_set_is_smaller_and_trains(warm_model, tmp_path):
+    outcome = go(warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3")
+    assert outcome.steps == 3
+    assert [row["train/questions"] for row in rows(tmp_path)[1:]] == [10, 10, 10]
+
+
+def test_a_batch_smaller_than_asked_for_is_said(warm_model, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        go(warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 2")
+    assert caplog.text.count("10 questions instead of 40") == 1
+
+
+def test_validation_questions_that_are_trained_on_are_refused(warm_model, tmp_path):
+    """T12: the official validation set is the test set."""
+    with pytest.raises(ValueError, match=r"validation questions are training questions too.*Work\.validation"):
+        go(warm_model, tmp_path, "Work.validation = @ModularChains()")
+
+
+def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 1")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="--resume"):
+        go(warm_model, tmp_path, "train.steps = 1")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    with training._claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
+        go(warm_model, tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 1")
+    with pytest.raises(checkpoints.CheckpointError, match=r"ReplayMixer\.rho: 0\.5 in the checkpoint, 0\.25 now"):
+        go(warm_model, tmp_path, "train.steps = 1", "ReplayMixer.rho = 0.25", resume=True)
+    with pytest.raises(checkpoints.CheckpointError, match=r"QuestionSampler\.method: 'gaussian' .* 'uniform' now"):
+        go(warm_model, tmp_path, "train.steps = 1", files=["ablation_no_difficulty.gin"], resume=True)
+
+
+def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_path, monkeypatch):
+    update = training.LocalEngine.update
+
+    def poisoned(engine, batch, loss):
+        if poisoned.steps == 2:
+            with torch.no_grad():
+                engine.model.get_output_embeddings().weight[3, 0] = float("nan")
+        poisoned.steps += 1
+        return update(engine, batch, loss)
+
+    poisoned.steps = 0
+    monkeypatch.setattr(training.LocalEngine, "update", poisoned)
+    with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
+        go(warm_model, tmp_path, "train.steps = 6")
+    dumped = [json.loads(line) for line in (tmp_path / "failed-step-3.jsonl").read_text().split("\n") if line]
+    assert len(dumped) == 8 * 4
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2], "nothing is lost of the steps before"
+    assert list(checkpoints.find(tmp_path)) == [2]
+
+
+def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
+    """No file of the child may grow beyond 60 kB: the first checkpoint fits, the optimiser's moments do not.
+
+    The second save fails in the middle, as on a full disk. What was there stays, and the run resumes from it.
+    """
+    script = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from conftest import small_bindings
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.training import train
+from pathlib import Path
+run = Path({str(tmp_path / "run")!r})
+def go(resume, *more):
+    x = config.load(["base.gin"], small_bindings(Path({str(warm_model)!r}), *more))
+    train(x, run, resume=resume, tracking_uri="unused", tags={{}})
+go(False, "train.steps = 2")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+try:
+    go(True, "train.steps = 4")
+except checkpoints.CheckpointError as error:
+    print(error)
+    sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 7, done.stderr
+    assert "checkpoint-4 could not be written" in done.stdout
+    assert "checkpoint-2 is untouched" in done.stdout
+    run = tmp_path / "run"
+    assert list(checkpoints.find(run)) == [2]
+    assert not list(run.glob("*.partial"))
+    outcome = go(warm_model, run, "train.steps = 4", resume=True)
+    assert outcome.steps == 4
+    straight = tmp_path / "straight"
+    go(warm_model, straight, "train.steps = 4")
+    ours, theirs = ((folder / "checkpoint-4" / "model.safetensors").read_bytes() for folder in (run, straight))
+    assert ours == theirs
+
+
+def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 2")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert go(warm_model, tmp_path, "train.steps = 2", resume=True).steps == 2
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--set", "ReplayMixer.rho = 2"]
+    done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ReplayMixer.rho must lie in [0, 1], got 2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()
