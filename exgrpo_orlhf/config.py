@@ -76,6 +76,11 @@ class Sources:
     model: Any
     validation: Any = None
 
+    def __post_init__(self) -> None:
+        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
+            if getattr(self, name) is None:
+                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
+
 
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
@@ -101,6 +106,7 @@ class _Bindings:
 
     read: set[Path] = field(default_factory=set)
     made_at: dict[str, str] = field(default_factory=dict)
+    left_open: set[str] = field(default_factory=set)  # bound to %gin.REQUIRED
 
 
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
@@ -242,7 +248,9 @@ def _bind(text: str, name: str, bindings: _Bindings, allow_include: bool) -> Non
         _check_name(selector, parameter, where)
         _check_type(selector, parameter, value, where)
         gin.bind_parameter((scope, selector, parameter), value)
-        bindings.made_at[f"{prefix}{selector}.{parameter}"] = where
+        full = f"{prefix}{selector}.{parameter}"
+        bindings.made_at[full] = where
+        (bindings.left_open.add if repr(value) == "%gin.REQUIRED" else bindings.left_open.discard)(full)
 
 
 def _statements(text: str, name: str) -> list[Any]:
@@ -307,6 +315,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def _explain(error: Exception, bindings: _Bindings) -> ConfigError:
     """The same message with the place where the binding was made."""
     message = str(error).split("\n  In call to configurable")[0].strip()
+    if bindings.left_open:
+        return ConfigError(f"{', '.join(sorted(bindings.left_open))} must be bound: {_HOW_TO_BIND}")
     if macro := re.search(r"configurable 'macro' .* in scope '([\w/]+)'", str(error)):
         return ConfigError(f"%{macro[1]} is used, but no file gives it a value: add {macro[1]} = …")
     missing = re.match(r"Required bindings for `(\w+)` not provided in config: \[(.*)\]", message)

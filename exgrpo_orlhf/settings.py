@@ -108,7 +108,7 @@ class Optimizer:
         require(
             (self.decay_steps is None) == (self.schedule == "constant"),
             f"Optimizer.decay_steps belongs to the schedules 'linear' and 'cosine' and to no other; got "
-            f"{self.decay_steps!r} with {self.schedule!r}",
+            f"{self.decay_steps!r} with Optimizer.schedule = {self.schedule!r}",
         )
         require(
             self.decay_steps is None or self.decay_steps > self.warmup_steps,

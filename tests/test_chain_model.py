@@ -171,7 +171,7 @@ def test_presets_and_overrides_say_what_is_taught():
     assert replace(TINY, strength=0.5, seed=3).beliefs == replace(PRESETS["normal"], strength=0.5, seed=3)
 
 
-def test_the_progress_line_says_step_loss_and_time_left(tmp_path, monkeypatch, capsys):
+def test_the_progress_line_says_step_loss_and_time_left(monkeypatch, capsys):
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     TINY._warmed_up()
@@ -201,7 +201,7 @@ def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
         ChainModel(**fields)
 
 
-def test_the_saved_config_names_no_place_on_this_machine(prepared, tmp_path):
+def test_the_saved_config_names_no_place_on_this_machine(prepared):
     for path in prepared.glob("*.json"):
         assert str(Path.home()) not in path.read_text()
         assert str(prepared.parent) not in json.dumps(json.loads(path.read_text()))

@@ -16,13 +16,16 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains
 from exgrpo_orlhf.training import train
 
 STEPS, B, K, LENGTH, SEED = 5, 6, 4, 24, 11
+# Adam divides by the gradient's size: where that is rounding error (1e-9), two right programs take steps that differ by
+# a share of the learning rate. At this rate every weight moves fifty times the tolerance.
+RATE = 1e-5
 
 
 def plain_loop(model_path):
     """GRPO in forty lines: sample K, reward 0 or 1, subtract the group's mean, one AdamW step per batch."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     questions = ModularChains(count=24, operands=(3,)).load()
     rng = np.random.default_rng(np.random.SeedSequence([SEED, 2]))
     queue, sampled, rewards_by_step = [], [], []
@@ -82,6 +85,7 @@ def test_replay_off_samples_the_same_tokens_and_ends_at_the_same_weights_as_a_pl
         f"train.questions_per_step = {B}",
         f"train.group_size = {K}",
         "train.eval_every = None",
+        f"Optimizer.learning_rate = {RATE}",
     )
     experiment = config.load(["baselines/on_policy.gin"], bindings, seed=SEED)
     sampled = []
@@ -102,5 +106,5 @@ def test_replay_off_samples_the_same_tokens_and_ends_at_the_same_weights_as_a_pl
     start = load_file(warm_model / "model.safetensors")
     weights = load_file(tmp_path / f"checkpoint-{STEPS}" / "model.safetensors")
     for name, tensor in weights.items():
-        assert not torch.equal(tensor, start[name]), f"{name} has not moved"
+        assert (tensor - start[name]).abs().max() > 2e-5, f"{name} has hardly moved"
         assert torch.allclose(tensor, expected_weights[name], atol=1e-6, rtol=0), name

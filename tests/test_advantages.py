@@ -1,0 +1,85 @@
+"""Group-relative advantages."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from exgrpo_orlhf.objective import GroupAdvantages
+
+
+def advantages(rewards, gradable=None, **settings) -> list[list[float]]:
+    rewards = np.array(rewards, float)
+    gradable = np.ones(rewards.shape, bool) if gradable is None else np.array(gradable)
+    return GroupAdvantages(**settings)(rewards, gradable).tolist()
+
+
+def test_an_advantage_is_the_reward_minus_its_groups_mean():
+    rewards = np.random.default_rng(0).uniform(-1, 1, (5, 6)).tolist()
+    plain = [[r - sum(group) / 6 for r in group] for group in rewards]
+    assert np.allclose(advantages(rewards), plain, rtol=0, atol=1e-15)
+
+
+def test_with_std_it_is_divided_by_the_samples_standard_deviation():
+    rewards = np.random.default_rng(1).uniform(-1, 1, (5, 6)).tolist()
+    plain = [
+        [(r - statistics.mean(group)) / (statistics.stdev(group) + 1e-6) for r in group] for group in rewards
+    ]
+    assert np.allclose(advantages(rewards, scale_by_std=True), plain, rtol=1e-12)
+
+
+def test_the_standard_deviation_is_off_by_default():
+    """Dr. GRPO, what ExGRPO uses."""
+    assert advantages([[1, 0, 0, 0]]) == [[0.75, -0.25, -0.25, -0.25]]
+
+
+@pytest.mark.parametrize("scale_by_std", [False, True])
+def test_an_ungradable_row_gets_nothing_and_is_out_of_the_mean_and_the_std(scale_by_std):
+    rewards = [[1.0, 0.0, math.nan, 0.5], [9.0, 0.0, 1.0, 0.0]]
+    gradable = [[True, True, False, True], [False, True, True, True]]
+    found = advantages(rewards, gradable, scale_by_std=scale_by_std)
+    for row, present in zip(found, ([0, 1, 3], [1, 2, 3]), strict=True):
+        rest = rewards[found.index(row)]
+        (expected,) = advantages([[rest[i] for i in present]], scale_by_std=scale_by_std)
+        assert [row[i] for i in present] == pytest.approx(expected)
+        assert sum(row) == pytest.approx(0)
+    assert found[0][2] == found[1][0] == 0
+
+
+@pytest.mark.parametrize("scale_by_std", [False, True])
+def test_fewer_than_two_gradable_rows_give_no_gradient(scale_by_std):
+    rewards, gradable = [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], [[True, False, False], [False, False, False]]
+    assert advantages(rewards, gradable, scale_by_std=scale_by_std) == [[0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("scale_by_std", [False, True])
+@pytest.mark.parametrize("reward", [0.0, 1.0, -1.0, 0.1, 0.3])
+def test_groups_of_equal_rewards_give_exactly_zero(reward, scale_by_std):
+    """Not a rounding error: an advantage of 0 is what takes a row out of the update."""
+    for size in range(2, 20):
+        assert advantages([[reward] * size], scale_by_std=scale_by_std) == [[0.0] * size]
+
+
+def test_groups_do_not_see_each_other():
+    rewards = np.random.default_rng(2).uniform(size=(4, 5))
+    for scale_by_std in (False, True):
+        whole = advantages(rewards, scale_by_std=scale_by_std)
+        alone = [advantages([group], scale_by_std=scale_by_std)[0] for group in rewards]
+        assert whole == alone
+
+
+def test_tensors_and_arrays_give_the_same_in_float64():
+    rewards, ok = np.random.default_rng(3).uniform(size=(2, 4)), np.array([[True] * 4, [True, False, True, True]])
+    from_arrays = GroupAdvantages()(rewards, ok)
+    from_tensors = GroupAdvantages()(torch.tensor(rewards), torch.tensor(ok))
+    assert from_arrays.dtype == torch.float64
+    assert torch.equal(from_arrays, from_tensors)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"must both be \(groups, K\)"):
+        GroupAdvantages()(np.zeros((2, 3)), np.ones((2, 4), bool))
+    with pytest.raises(ValueError, match=r"must both be \(groups, K\)"):
+        GroupAdvantages()(np.zeros(3), np.ones(3, bool))

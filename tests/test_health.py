@@ -1,0 +1,229 @@
+"""Replay metrics against plain computations; a mean of nothing is 0."""
+
+import math
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.replay import (
+    DifficultyBuckets,
+    Grade,
+    MixedBatch,
+    Plan,
+    Question,
+    ReplayBuffer,
+    RetirementPolicy,
+    Rollout,
+    RolloutGroup,
+    Row,
+    Trajectory,
+)
+from exgrpo_orlhf.replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
+
+REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
+QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(20)]
+BETA = 0.1
+
+
+def rollout(verdict, length=3, finish="stop", sound=None) -> Rollout:
+    return Rollout(np.arange(length, dtype=np.int32), finish, Grade(verdict, REWARDS[verdict], sound))
+
+
+def group(verdicts, replayed=False) -> RolloutGroup:
+    return RolloutGroup(QUESTIONS[0], tuple(map(rollout, verdicts)), replayed)
+
+
+def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Row:
+    ids = np.arange(length, dtype=np.int32)
+    stored = None
+    if stored_at is not None:
+        stored = Trajectory(ids, np.full(length, -0.5, np.float32), 1.0, stored_at, "stop", sound)
+    return Row(QUESTIONS[0], ids, advantage, in_loss, stored)
+
+
+def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2)):
+    """Any overflow or division by zero is an error."""
+    batch = MixedBatch([], [rows])
+    entropies = [0.0] * len(rows) if entropies is None else entropies
+    as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
+    with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
+        warnings.simplefilter("error")
+        return row_metrics(batch, *as_floats, entropies, step=step, beta=beta, clip=clip)
+
+
+def random_logprobs(rows, scale, seed=0):
+    draw = np.random.default_rng(seed)
+    behaviour = [(-draw.exponential(size=len(r.token_ids))).astype(np.float32) for r in rows]
+    policy = [(b + scale * draw.normal(size=len(b))).astype(np.float32) for b in behaviour]
+    return policy, behaviour
+
+
+def ratios(policy, behaviour, indices) -> list[float]:
+    return [math.exp(float(p) - float(b)) for i in indices for p, b in zip(policy[i], behaviour[i], strict=True)]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 2.0, 6.0])
+def test_weights_of_replayed_tokens_equal_a_plain_computation(scale):
+    """T18: maximum, effective sample size and saturated share of w* over exactly the replayed tokens."""
+    rows = [row(5), row(7, stored_at=1), row(3), row(40, stored_at=4), row(1, stored_at=9)]
+    policy, behaviour = random_logprobs(rows, scale)
+    found = measured(rows, policy, behaviour)
+    w = ratios(policy, behaviour, (1, 3, 4))
+    assert len(w) == 48
+    assert found["replay/log_weight_max"] == pytest.approx(math.log(max(w)), abs=1e-6)
+    assert found["replay/ess"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w) / len(w))
+    shaped = [x / (x + BETA) for x in w]
+    flat = [f for f in shaped if f * (1 - f) < 0.01]
+    assert found["replay/saturated_share"] == pytest.approx(len(flat) / len(w))
+    if scale == 6.0:
+        assert 0 < len(flat) < len(w)
+
+
+def test_effective_sample_size_of_equal_weights_is_all_and_of_one_giant_is_one_token():
+    rows = [row(10, stored_at=0)]
+    assert measured(rows, [[-1.0] * 10], [[-3.0] * 10])["replay/ess"] == pytest.approx(1)
+    assert measured(rows, [[-1.0] * 10], [[-80.0] + [-1.0] * 9])["replay/ess"] == pytest.approx(0.1)
+
+
+def test_fresh_ratios_equal_a_plain_computation():
+    rows = [row(30, advantage=0.5), row(30, advantage=-0.5), row(9, stored_at=1), row(30, advantage=0.0)]
+    policy, behaviour = random_logprobs(rows, 0.4)
+    found = measured(rows, policy, behaviour, clip=(0.1, 0.3))
+    w = ratios(policy, behaviour, (0, 1, 3))
+    assert found["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w) / 90)
+    clipped = sum(x > 1.3 for x in w[:30]) + sum(x < 0.9 for x in w[30:60])
+    assert 0 < clipped < 60
+    assert found["policy/clip_share"] == pytest.approx(clipped / 90)
+    assert measured(rows, policy, behaviour, clip=None)["policy/clip_share"] == 0
+
+
+def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():
+    rows = [row(5), row(7, stored_at=2), row(3), row(4, stored_at=9)]
+    logprobs = [[-1.0] * len(r.token_ids) for r in rows]
+    found = measured(rows, logprobs, logprobs, [1.0, 0.25, 3.0, 0.75], step=12)
+    assert (found["replay/age_mean"], found["replay/age_max"]) == (6.5, 10)
+    assert (found["policy/entropy_fresh"], found["replay/entropy"]) == (2.0, 0.5)
+    assert found["replay/response_tokens"] == 5.5
+
+
+def test_lucky_guesses_are_counted_among_replayed_rows_whose_reasoning_was_checked():
+    rows = [row(2, stored_at=1, sound=sound) for sound in (True, False, None, True)]
+    logprobs = [[-1.0, -1.0]] * 4
+    assert measured(rows, logprobs, logprobs)["replay/lucky_guess_rate"] == pytest.approx(1 / 3)
+
+
+def test_an_empty_replay_set_gives_zero_everywhere():
+    """T10: no NaN."""
+    rows = [row(3), row(4)]
+    found = measured(rows, [[-1.0] * 3, [-2.0] * 4], [[-1.0] * 3, [-2.0] * 4], [1.0, 2.0])
+    replay = {name: value for name, value in found.items() if name.startswith("replay/")}
+    assert len(replay) == 8
+    assert set(replay.values()) == {0.0}
+
+
+def test_an_empty_fresh_set_gives_zero_everywhere():
+    """T10: ρ = 1 leaves fresh rows in every group, an engine's shard may hold none."""
+    found = measured([row(3, stored_at=1)], [[-1.0] * 3], [[-1.5] * 3], [1.0])
+    assert {value for name, value in found.items() if name.startswith("policy/")} == {0.0}
+    assert all(map(math.isfinite, found.values()))
+
+
+@pytest.mark.parametrize("log_weight", [1e4, -1e4, 800.0, -800.0])
+def test_extreme_weights_of_replayed_tokens_do_not_overflow(log_weight):
+    """T18."""
+    policy = [[-1.0, -1.0, -1.0 + log_weight]]
+    found = measured([row(3, stored_at=0)], policy, [[-1.0, -1.0, -1.0]])
+    assert all(map(math.isfinite, found.values()))
+    assert found["replay/log_weight_max"] == max(0.0, log_weight)
+    assert found["replay/saturated_share"] == pytest.approx(1 / 3)
+    assert found["replay/ess"] == pytest.approx(1 / 3 if log_weight > 0 else 2 / 3)
+
+
+@pytest.mark.parametrize("log_ratio", [800.0, -800.0])
+def test_extreme_ratios_of_fresh_tokens_do_not_overflow(log_ratio):
+    found = measured([row(2), row(2)], [[-1.0, -1.0 + log_ratio], [-1.0] * 2], [[-1.0] * 2] * 2)
+    assert all(map(math.isfinite, found.values()))
+    assert found["policy/clip_share"] == (0.25 if log_ratio > 0 else 0)
+
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_reward_metrics_equal_a_plain_count():
+    rollouts = (
+        rollout("correct", 2, sound=True),
+        rollout("correct", 4, finish="length", sound=False),
+        rollout("correct", 6),
+        rollout("wrong", 8),
+        rollout("no_answer", 10, finish="length"),
+        rollout("timeout", 12),
+    )
+    found = reward_metrics([RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"])])
+    assert found["reward/mean"] == pytest.approx(3 / 6)
+    assert found["reward/pass_at_1"] == pytest.approx(3 / 6)
+    assert found["reward/lucky_guess_rate"] == pytest.approx(1 / 2)
+    assert found["reward/no_answer_share"] == pytest.approx(1 / 8)
+    assert found["reward/ungradable"] == 2
+    assert found["rollout/response_tokens"] == pytest.approx(48 / 8)
+    assert found["rollout/truncated_share"] == pytest.approx(2 / 8)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "replayed", "signal"),
+    [
+        (["correct", "wrong"], False, 1),
+        (["correct", "correct"], False, 0),
+        (["wrong", "wrong"], False, 0),
+        (["correct", "timeout"], False, 0),
+        (["wrong", "wrong"], True, 1),
+        (["correct", "wrong"], True, 1),
+        (["timeout", "error"], True, 0),
+        (["correct", "correct"], True, 0),
+    ],
+)
+def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(verdicts, replayed, signal):
+    assert reward_metrics([group(verdicts, replayed)])["reward/groups_with_signal"] == signal
+
+
+def test_rewards_of_nothing_are_zero():
+    """T10."""
+    assert set(reward_metrics([]).values()) == {0.0}
+    none = reward_metrics([group(["timeout", "error"])])
+    assert (none["reward/mean"], none["reward/pass_at_1"], none["reward/lucky_guess_rate"]) == (0, 0, 0)
+
+
+# -- buffer and plan --------------------------------------------------------------------------------------------------
+
+
+def test_bucket_sizes_are_counts_of_candidates_by_level():
+    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
+    for i, correct in enumerate([0, 0, 1, 2, 3, 4, 6, 7, 8, 5]):
+        ids = np.arange(i + 1, dtype=np.int32)
+        buffer.record(QUESTIONS[i].id, Fraction(correct, 8), 0)
+        if i != 9:  # observed, nothing stored
+            buffer.store([(QUESTIONS[i].id, Trajectory(ids, np.zeros(i + 1, np.float32), 1.0, 0))])
+    buffer.record(QUESTIONS[10].id, Fraction(1, 8), 0)
+    buffer.retire(QUESTIONS[10].id, 1)
+    found = buffer_metrics(buffer, DifficultyBuckets())
+    levels = [found[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
+    assert levels == [2, 2, 3, 1, 1]
+    assert found["replay/candidates"] == 7
+    assert (found["replay/trajectories"], found["replay/stored_tokens"]) == (9, 45)
+    assert found["replay/retired"] == 1
+
+
+def test_an_empty_buffer_and_an_empty_plan_give_zero():
+    """T10."""
+    assert set(buffer_metrics(ReplayBuffer(RetirementPolicy()), DifficultyBuckets()).values()) == {0.0}
+    assert set(plan_metrics(Plan(1, [], [], {}), 0).values()) == {0.0}
+
+
+def test_replay_share_is_of_the_batch_as_it_was():
+    """T19."""
+    found = plan_metrics(Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}), 11)
+    assert found == {"replay/actual_share": 0.25, "replay/candidates_scored": 11.0, "train/questions": 8.0}

@@ -1,0 +1,326 @@
+"""The buffer on disk: exact, readable by others, and refused when anything is wrong with it."""
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy, Trajectory
+from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
+
+FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
+QUESTION_COLUMNS = ["question_id", "correct", "graded", "observed_step", "retired_step"]
+TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound"]
+
+
+def trajectory(draw: random.Random, step: int) -> Trajectory:
+    ids = np.array(draw.choices(range(152_000), k=draw.randrange(1, 9)), np.int32)
+    logprobs = np.array([-draw.expovariate(1) for _ in ids], np.float32)
+    logprobs[0] = draw.choice([np.float32(-0.0), np.float32(-1e-42), np.float32(-88.25), logprobs[0]])
+    return Trajectory(ids, logprobs, draw.choice([1.0, 0.1]), step, "stop", draw.choice([None, True, False]))
+
+
+def varied(seed=0, questions=30) -> ReplayBuffer:
+    """Candidates in several buckets, whose order is not that of insertion; unsolved, never stored, and retired."""
+    draw, buffer = random.Random(seed), ReplayBuffer(RetirementPolicy())
+    ids = [f"{draw.randrange(16**8):08x}" for _ in range(questions)]
+    for step in range(6 * questions):
+        question_id = draw.choice(ids)
+        if question_id in buffer.retired:
+            continue
+        buffer.record(question_id, Fraction(draw.choice([0, 1, 2, 3, 4, 5]), draw.choice([7, 8])), step)
+        if draw.random() < 0.6:
+            buffer.store([(question_id, trajectory(draw, step)) for _ in range(draw.randrange(1, 3))])
+        if draw.random() < 0.05:
+            buffer.retire(question_id, step)
+    return buffer
+
+
+def view(buffer: ReplayBuffer):
+    return {
+        "records": {
+            question_id: (
+                record.accuracy,
+                record.observed_step,
+                [
+                    (t.token_ids.tobytes(), t.behaviour_logprobs.tobytes(), t.reward, t.step, t.finish, t.sound, t.key)
+                    for t in record.trajectories.values()
+                ],
+                list(record.trajectories),
+            )
+            for question_id, record in buffer.records.items()
+        },
+        "retired": dict(buffer.retired),
+        "buckets": {accuracy: list(members) for accuracy, members in buffer.candidates.items()},
+        "counts": (buffer.n_candidates, buffer.n_with_trajectories, buffer.n_trajectories, buffer.n_tokens),
+    }
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    save(varied(), tmp_path / "replay", "tokenizer-1")
+    return tmp_path / "replay"
+
+
+def opened(folder: Path, fingerprint="tokenizer-1") -> ReplayBuffer:
+    return load(folder, RetirementPolicy(), fingerprint)
+
+
+# -- exact ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_buffer_comes_back_to_the_bit(seed, tmp_path):
+    buffer = varied(seed)
+    assert 0 < buffer.n_candidates < buffer.n_with_trajectories < len(buffer.records)
+    assert buffer.retired
+    save(buffer, tmp_path / "replay", "f")
+    assert view(opened(tmp_path / "replay", "f")) == view(buffer)
+
+
+def test_an_empty_buffer_comes_back(tmp_path):
+    save(ReplayBuffer(RetirementPolicy()), tmp_path / "replay", "f")
+    assert view(opened(tmp_path / "replay", "f")) == view(ReplayBuffer(RetirementPolicy()))
+
+
+@pytest.mark.parametrize("kind", ["unsolved", "never stored", "retired"])
+def test_a_buffer_of_one_kind_of_question_comes_back(kind, tmp_path):
+    buffer = ReplayBuffer(RetirementPolicy())
+    for i, question_id in enumerate(("c", "a", "b")):
+        buffer.record(question_id, Fraction(1, 2), i)
+        if kind != "never stored":
+            buffer.store([(question_id, trajectory(random.Random(i), i))])
+        if kind == "unsolved":
+            buffer.record(question_id, Fraction(0), i + 5)
+        if kind == "retired":
+            buffer.retire(question_id, i + 5)
+    save(buffer, tmp_path / "replay", "f")
+    assert view(opened(tmp_path / "replay", "f")) == view(buffer)
+
+
+def test_the_sampler_draws_the_same_from_a_buffer_that_came_back(saved):
+    """The order inside a bucket is part of the state."""
+    draws = [
+        QuestionSampler().sample(b.candidates, b.n_candidates, 8, DifficultyBuckets(), np.random.default_rng(4))
+        for b in (varied(), opened(saved))
+    ]
+    assert len(draws[0]) > 5
+    assert draws[0] == draws[1]
+
+
+def test_a_buffer_that_came_back_goes_on_like_the_one_that_stayed(saved):
+    stayed, back = varied(), opened(saved)
+    draw = random.Random(8)
+    changes = [(draw.choice(stayed.canonical_order()), draw.randrange(1, 8), trajectory(draw, 999)) for _ in range(40)]
+    for buffer in (stayed, back):
+        for question_id, correct, new in changes:
+            buffer.record(question_id, Fraction(correct, 8), 999)
+            buffer.store([(question_id, new), (question_id, buffer.trajectories(question_id)[0])])
+        buffer.retire(changes[0][0], 1000)
+    assert view(back) == view(stayed)
+
+
+def test_saving_the_same_buffer_twice_writes_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        save(varied(), tmp_path / name, "f")
+    for name in FILES:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+# -- readable by others -----------------------------------------------------------------------------------------------
+
+
+def test_pandas_opens_both_tables_with_the_documented_columns(saved):
+    buffer = varied()
+    questions = pd.read_parquet(saved / "questions.parquet").set_index("question_id", drop=False)
+    assert list(questions.columns) == QUESTION_COLUMNS
+    assert set(questions.index) == {*buffer.records, *buffer.retired}
+    retired = questions[questions.retired_step.notna()]
+    assert retired.retired_step.astype(int).to_dict() == dict(buffer.retired)
+    for question_id, record in buffer.records.items():
+        row = questions.loc[question_id]
+        assert Fraction(int(row.correct), int(row.graded)) == record.accuracy
+        assert row.observed_step == record.observed_step
+    rows = pd.read_parquet(saved / "trajectories.parquet")
+    assert list(rows.columns) == TRAJECTORY_COLUMNS
+    assert len(rows) == buffer.n_trajectories
+    for question_id, group in rows.groupby("question_id"):
+        assert [ids.tolist() for ids in group.token_ids] == [
+            t.token_ids.tolist() for t in buffer.trajectories(question_id)
+        ]
+
+
+def test_pyarrow_opens_both_tables_with_exact_types(saved):
+    questions, rows = (pq.read_table(saved / name) for name in FILES[1:])
+    assert (questions.schema.names, rows.schema.names) == (QUESTION_COLUMNS, TRAJECTORY_COLUMNS)
+    assert rows.schema.field("token_ids").type.value_type == pa.int32()
+    assert rows.schema.field("behaviour_logprobs").type.value_type == pa.float32()
+    assert rows["token_ids"].combine_chunks().value_lengths() == rows["behaviour_logprobs"].combine_chunks().value_lengths()
+
+
+def test_the_manifest_counts_what_is_in_the_tables(saved):
+    buffer, manifest = varied(), json.loads((saved / "manifest.json").read_text())
+    assert (manifest["format"], manifest["version"]) == ("exgrpo-replay-buffer", 1)
+    assert manifest["fingerprint"] == "tokenizer-1"
+    counted = (manifest["questions"], manifest["retired"], manifest["trajectories"])
+    assert counted == (len(buffer.records), len(buffer.retired), buffer.n_trajectories)
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.7, 0.99])
+def test_a_torn_file_is_refused_by_name(saved, name, share):
+    content = (saved / name).read_bytes()
+    (saved / name).write_bytes(content[: int(share * (len(content) - 2))])
+    with pytest.raises(SnapshotError, match=name):
+        opened(saved)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_flipped_bit_in_a_table_is_refused_by_name(saved, name):
+    content = (saved / name).read_bytes()
+    for position in (0, 3, len(content) // 3, len(content) // 2, len(content) - 20, len(content) - 1):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        (saved / name).write_bytes(flipped)
+        with pytest.raises(SnapshotError, match=name):
+            opened(saved)
+    (saved / name).write_bytes(content)
+    assert opened(saved).n_trajectories > 0
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_refused(saved):
+    """Whatever the bit was part of: a name, a count, a checksum, the fingerprint, the punctuation."""
+    content, path = (saved / "manifest.json").read_bytes(), saved / "manifest.json"
+    for position in range(len(content)):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(SnapshotError):
+            opened(saved)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_name(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(SnapshotError, match=name):
+        opened(saved)
+
+
+def test_a_missing_or_foreign_folder_is_refused_by_name(tmp_path):
+    with pytest.raises(SnapshotError, match="nowhere"):
+        opened(tmp_path / "nowhere")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    with pytest.raises(SnapshotError, match="foreign"):
+        opened(foreign)
+    for text in ('{"format": "another"}', "[]", "{}", "null"):
+        (foreign / "manifest.json").write_text(text)
+        with pytest.raises(SnapshotError, match="not an ExGRPO replay buffer"):
+            opened(foreign)
+
+
+def test_a_file_in_place_of_the_folder_is_refused_by_name(tmp_path):
+    (tmp_path / "single").write_text("{}")
+    with pytest.raises(SnapshotError, match="single"):
+        opened(tmp_path / "single")
+
+
+def test_another_version_is_refused(saved):
+    manifest = json.loads((saved / "manifest.json").read_text())
+    (saved / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(SnapshotError, match="version 2 cannot be read"):
+        opened(saved)
+
+
+def test_another_fingerprint_is_refused_and_both_are_named(saved):
+    """T6: the token ids would mean something else."""
+    with pytest.raises(SnapshotError, match=r"tokenizer-1.*tokenizer-2"):
+        opened(saved, "tokenizer-2")
+
+
+def test_another_table_under_the_right_name_is_refused(saved, tmp_path):
+    other = tmp_path / "other"
+    save(varied(1), other, "tokenizer-1")
+    (saved / "questions.parquet").write_bytes((other / "questions.parquet").read_bytes())
+    with pytest.raises(SnapshotError, match=r"questions\.parquet"):
+        opened(saved)
+
+
+# -- atomic -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_disk(limit: int):
+    """Every write beyond `limit` bytes of a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [10, 1_000, 4_000])
+def test_a_full_disk_leaves_nothing_behind_and_the_earlier_snapshot_whole(limit, saved):
+    bigger = varied(questions=300)
+    with full_disk(limit), pytest.raises(OSError, match=r"(?i)file too large|no space|errno"):
+        save(bigger, saved.with_name("next"), "tokenizer-1")
+    assert [path.name for path in saved.parent.iterdir()] == ["replay"]
+    assert view(opened(saved)) == view(varied())
+
+
+def test_an_existing_snapshot_is_not_overwritten(saved):
+    with pytest.raises(OSError, match="replay"):
+        save(ReplayBuffer(RetirementPolicy()), saved, "tokenizer-1")
+    assert [path.name for path in saved.parent.iterdir()] == ["replay"]
+    assert view(opened(saved)) == view(varied())
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_snapshot import save, varied
+buffer = varied(questions=400)
+print("ready", flush=True)
+for i in range(10_000):
+    save(buffer, Path(sys.argv[1]) / f"snapshot-{i}", "f")
+"""
+
+
+def test_a_killed_save_leaves_nothing_under_the_final_name(tmp_path):
+    """SIGKILL in the middle of a save: what has the final name is whole, and the remains do not block the next save."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        while not list(tmp_path.glob("snapshot-3.partial/*")):
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL
+    complete = sorted(path for path in tmp_path.iterdir() if not path.name.endswith(".partial"))
+    assert len(complete) >= 3
+    expected = view(varied(questions=400))
+    for folder in complete:
+        assert view(opened(folder, "f")) == expected
+    for remains in tmp_path.glob("*.partial"):
+        save(varied(), remains.with_suffix(""), "f")
+        assert not remains.exists()
+        assert view(opened(remains.with_suffix(""), "f")) == view(varied())
