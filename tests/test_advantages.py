@@ -24,9 +24,7 @@ def test_an_advantage_is_the_reward_minus_its_groups_mean():
 
 def test_with_std_it_is_divided_by_the_samples_standard_deviation():
     rewards = np.random.default_rng(1).uniform(-1, 1, (5, 6)).tolist()
-    plain = [
-        [(r - statistics.mean(group)) / (statistics.stdev(group) + 1e-6) for r in group] for group in rewards
-    ]
+    plain = [[(r - statistics.mean(group)) / (statistics.stdev(group) + 1e-6) for r in group] for group in rewards]
     assert np.allclose(advantages(rewards, scale_by_std=True), plain, rtol=1e-12)
 
 

@@ -163,7 +163,11 @@ def test_the_same_tokens_again_take_the_newer_logprobs_and_step():
     buffer = filled(1)
     buffer.store([("q0", trajectory([7, 7], step=1)), ("q0", trajectory([8, 8, 8], step=1))])
     buffer.store([("q0", trajectory([7, 7], step=6, logprob=-0.25))])
-    assert [(list(t.token_ids), t.step) for t in buffer.trajectories("q0")] == [([0, 1], 0), ([8, 8, 8], 1), ([7, 7], 6)]
+    assert [(list(t.token_ids), t.step) for t in buffer.trajectories("q0")] == [
+        ([0, 1], 0),
+        ([8, 8, 8], 1),
+        ([7, 7], 6),
+    ]
     assert buffer.trajectories("q0")[-1].behaviour_logprobs.tolist() == [-0.25, -0.25]
     assert (buffer.n_trajectories, buffer.n_tokens) == (3, 7)
 

@@ -33,9 +33,7 @@ QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(40)]
 def mixer(b=8, seed=0, **settings) -> ReplayMixer:
     rng = np.random.default_rng(seed)
     settings = {"start_at_accuracy": None, **settings}
-    return ReplayMixer(
-        QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=b, rng=rng, **settings
-    )
+    return ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=b, rng=rng, **settings)
 
 
 def source(n=40, seed=1) -> FreshQuestions:
@@ -358,9 +356,7 @@ def train(with_mixer, fresh, buffer, steps, skill=0.5, seed=3, first=1):
         for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
             flips = draw.random(K - replayed) < skill
             tokens = draw.integers(1, 100, (K, 3))
-            rollouts = [
-                rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)
-            ]
+            rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
             groups.append(RolloutGroup(question, tuple(rollouts), replayed))
         with_mixer.observe(groups, step)
         if with_mixer.collecting:
@@ -456,7 +452,10 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),
         ({"questions_per_step": 0}, r"train\.questions_per_step must be at least 1"),
-        ({"sampler": QuestionSampler(mu=4.5, unit="successes")}, r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]"),
+        (
+            {"sampler": QuestionSampler(mu=4.5, unit="successes")},
+            r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]",
+        ),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):

@@ -44,6 +44,8 @@ def varied(seed=0, questions=30) -> ReplayBuffer:
             buffer.store([(question_id, trajectory(draw, step)) for _ in range(draw.randrange(1, 3))])
         if draw.random() < 0.05:
             buffer.retire(question_id, step)
+    for i in range(3):
+        buffer.record(f"{2 - i} never stored", Fraction(i, 8), 0)
     return buffer
 
 
@@ -126,7 +128,7 @@ def test_a_buffer_that_came_back_goes_on_like_the_one_that_stayed(saved):
     for buffer in (stayed, back):
         for question_id, correct, new in changes:
             buffer.record(question_id, Fraction(correct, 8), 999)
-            buffer.store([(question_id, new), (question_id, buffer.trajectories(question_id)[0])])
+            buffer.store([(question_id, kept) for kept in (new, *buffer.trajectories(question_id)[:1])])
         buffer.retire(changes[0][0], 1000)
     assert view(back) == view(stayed)
 
@@ -166,7 +168,10 @@ def test_pyarrow_opens_both_tables_with_exact_types(saved):
     assert (questions.schema.names, rows.schema.names) == (QUESTION_COLUMNS, TRAJECTORY_COLUMNS)
     assert rows.schema.field("token_ids").type.value_type == pa.int32()
     assert rows.schema.field("behaviour_logprobs").type.value_type == pa.float32()
-    assert rows["token_ids"].combine_chunks().value_lengths() == rows["behaviour_logprobs"].combine_chunks().value_lengths()
+    assert (
+        rows["token_ids"].combine_chunks().value_lengths()
+        == rows["behaviour_logprobs"].combine_chunks().value_lengths()
+    )
 
 
 def test_the_manifest_counts_what_is_in_the_tables(saved):

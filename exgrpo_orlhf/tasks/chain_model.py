@@ -174,8 +174,8 @@ class ChainModel:
             num_attention_heads=self.width // 32,  # head size 32: the smallest that vLLM's kernels take
             num_key_value_heads=self.width // 32,
             max_position_embeddings=MAX_POSITIONS,
-            # Tokens that matter are a few dozen apart. At the usual base of 10,000 most dimensions hardly turn over such
-            # a distance, and finding the next operator takes much longer to learn.
+            # Tokens that matter are a few dozen apart. At the usual base of 10,000 most dimensions hardly turn over
+            # such a distance, and finding the next operator takes much longer to learn.
             rope_parameters={"rope_type": "default", "rope_theta": 100.0},
             initializer_range=0.1,  # about width ** -0.5; the usual 0.02 is for networks ten times as wide
             tie_word_embeddings=True,

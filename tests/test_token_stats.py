@@ -1,0 +1,256 @@
+"""Log-probs and entropies in chunks against the plain computation over the whole logits."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from exgrpo_orlhf.objective import token_stats
+
+N, H, V = 23, 8, 37
+
+
+def inputs(dtype=torch.float32, bias=True, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = scale * torch.randn(N, H, generator=generator, dtype=torch.float64)
+    weight = torch.randn(V, H, generator=generator, dtype=torch.float64)
+    offsets = torch.randn(V, generator=generator, dtype=torch.float64)
+    targets = torch.randint(V, (N,), generator=generator)
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, offsets)]
+    return leaves[0], leaves[1], (leaves[2] if bias else None), targets
+
+
+def plain(hidden, weight, bias, targets, temperature=1.0):
+    """The whole logits at once; entropies at temperature 1."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logprobs = (logits / temperature).log_softmax(1).gather(1, targets[:, None]).squeeze(1)
+    log_p = logits.log_softmax(1)
+    return logprobs, -(log_p.exp() * log_p).sum(1)
+
+
+def chunked(hidden, weight, bias, targets, temperature=1.0, chunk=5):
+    return token_stats(
+        hidden, weight, targets, bias=bias, temperature=temperature, chunk_elements=chunk * weight.shape[0]
+    )
+
+
+def gradients(outputs, leaves, use=(True, True)):
+    """Of a sum in which every token has a weight of its own."""
+    generator = torch.Generator().manual_seed(9)
+    total = torch.zeros((), dtype=outputs[0].dtype)
+    for output, used in zip(outputs, use, strict=True):
+        weights = torch.randn(len(output), generator=generator, dtype=torch.float64).to(output.dtype)
+        if used:
+            total = total + (output * weights).sum()
+    return torch.autograd.grad(total, leaves)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bias):
+    hidden, weight, offsets, targets = inputs(bias=bias)
+    leaves = [hidden, weight, offsets] if bias else [hidden, weight]
+    found = chunked(hidden, weight, offsets, targets, temperature, chunk)
+    expected = plain(hidden, weight, offsets, targets, temperature)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        assert a.shape == (N,)
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+    for a, b in zip(gradients(found, leaves), gradients(expected, leaves), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_entropies_are_at_temperature_one_and_logprobs_at_the_given_one():
+    arguments = inputs()
+    cold, warm = chunked(*arguments, 0.5), chunked(*arguments, 1.0)
+    assert torch.allclose(cold[1], warm[1], atol=1e-6)
+    assert not torch.allclose(cold[0], warm[0], atol=0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk", [1, 5, 23])
+def test_gradients_equal_finite_differences_in_float64(temperature, chunk):
+    hidden, weight, offsets, targets = inputs(torch.float64)
+    hidden, targets = hidden[:7, :3].detach().requires_grad_(), targets[:7] % 6
+    weight, offsets = weight[:6, :3].detach().requires_grad_(), offsets[:6].detach().requires_grad_()
+    function = lambda h, w, b: chunked(h, w, b, targets, temperature, chunk)
+    assert function(hidden, weight, offsets)[0].dtype == torch.float64
+    assert torch.autograd.gradcheck(function, (hidden, weight, offsets))
+
+
+@pytest.mark.parametrize("use", [(True, False), (False, True)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_one_output_used_alone_has_the_plain_gradient(use, temperature):
+    hidden, weight, offsets, targets = inputs(torch.float64)
+    leaves = [hidden, weight, offsets]
+    found = gradients(chunked(hidden, weight, offsets, targets, temperature), leaves, use)
+    expected = gradients(plain(hidden, weight, offsets, targets, temperature), leaves, use)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
+def test_only_the_inputs_that_need_a_gradient_get_one(wanted):
+    leaves = [tensor.detach() for tensor in inputs(torch.float64)[:3]]
+    targets = inputs()[3]
+    for i in wanted:
+        leaves[i].requires_grad_()
+    needed = [leaves[i] for i in wanted]
+    found = gradients(chunked(*leaves, targets, 0.7), needed)
+    for a, b in zip(found, gradients(plain(*leaves, targets, 0.7), needed), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_tied_weight_gets_the_gradient_of_both_uses():
+    weight, targets = inputs(torch.float64)[1], inputs()[3]
+    tokens = torch.arange(N) % V
+
+    def with_layer(function):
+        hidden = torch.tanh(weight[tokens])  # the embedding is the output layer
+        return gradients(function(hidden, weight, None, targets), [weight])[0]
+
+    assert torch.allclose(with_layer(chunked), with_layer(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_one_layer_called_twice_accumulates():
+    hidden, weight, offsets, targets = inputs(torch.float64)
+    whole = gradients(chunked(hidden, weight, offsets, targets), [weight])[0]
+
+    def halves(function):
+        parts = [function(hidden[s], weight, offsets, targets[s]) for s in (slice(0, 9), slice(9, N))]
+        return gradients([torch.cat(pair) for pair in zip(*parts, strict=True)], [weight])[0]
+
+    assert torch.allclose(halves(chunked), whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 23])
+def test_bfloat16_inputs_give_float32_values_and_close_bfloat16_gradients(chunk):
+    """Against float32 from the same rounded inputs: one rounding of the logits and one of the gradient, no more."""
+    low = inputs(torch.bfloat16)
+    high = [tensor.detach().float().requires_grad_() for tensor in low[:3]]
+    found, expected = chunked(*low, chunk=chunk), plain(*high, low[3])
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.allclose(a, b, rtol=0, atol=0.05)
+    for a, b in zip(gradients(found, list(low[:3])), gradients(expected, high), strict=True):
+        assert a.dtype == torch.bfloat16
+        assert (a.float() - b).norm() < 0.02 * b.norm()
+
+
+def test_bfloat16_weight_gradient_does_not_lose_the_later_chunks():
+    """1,000 chunks of one token each: summed in bfloat16 the sum would stop growing after a few hundred."""
+    n = 1000
+    hidden = torch.ones(n, 2, dtype=torch.bfloat16)
+    weight = torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(n, dtype=torch.int64)
+    logprobs, _ = token_stats(hidden, weight, targets, chunk_elements=4)
+    logprobs.sum().backward()
+    expected = torch.tensor([0.75, -0.25, -0.25, -0.25])[:, None].expand(4, 2) * n
+    assert torch.allclose(weight.grad.float(), expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("scale", [5.0, 30.0])
+def test_sharp_distributions_stay_exact(scale):
+    """Logits of tens to hundreds, as a confident model has them: entropies near 0, log-probs far below."""
+    arguments = inputs(scale=scale)
+    with torch.no_grad():
+        exact = plain(*(tensor.double() for tensor in arguments[:3]), arguments[3])
+        whole, found = plain(*arguments), chunked(*arguments)
+    for a, b, reference in zip(found, exact, whole, strict=True):
+        assert torch.isfinite(a).all()
+        # as good as the plain float32 computation, which rounds the logits themselves
+        assert (a - b).abs().max() <= (reference - b).abs().max() + 2e-5
+
+
+def test_an_offset_common_to_all_logits_changes_nothing():
+    """Softmax does not see it; a difference of two sums of its size would."""
+    hidden, weight, offsets, targets = inputs()
+    shifted = (offsets + 100).detach().requires_grad_()
+    found, expected = (function(hidden, weight, shifted, targets) for function in (chunked, plain))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-5)
+
+
+class Recorder(TorchDispatchMode):
+    """The sizes of all tensors that any operation returns, in the forward and in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        self.sizes += [tensor.numel() for tensor in results if isinstance(tensor, torch.Tensor)]
+        return out
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_whole_logits_never_exist(temperature, dtype):
+    """No tensor, forward or backward, is larger than a chunk's logits; the plain computation shows the recorder works.
+
+    What the forward pass keeps for the backward pass is smaller still.
+    """
+    n, h, v, chunk = 64, 3, 500, 4
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(n, h, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(v, h, generator=generator).to(dtype).requires_grad_()
+    bias = torch.randn(v, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(v, (n,), generator=generator)
+    largest = {}
+    for function in (chunked, plain):
+        kept = []
+        with (
+            Recorder() as recorder,
+            torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+        ):
+            arguments = (hidden, weight, bias, targets, temperature)
+            logprobs, entropies = function(*arguments, chunk) if function is chunked else function(*arguments)
+            (logprobs + entropies).sum().backward()
+        largest[function] = max(recorder.sizes), max(tensor.numel() for tensor in kept)
+    assert largest[plain][0] >= n * v
+    assert largest[plain][1] >= n * v
+    assert largest[chunked][0] <= chunk * v
+    assert largest[chunked][1] <= v * h
+
+
+def test_a_vocabulary_larger_than_the_chunk_goes_one_token_at_a_time():
+    arguments = inputs()
+    found = token_stats(*arguments[:2], arguments[3], bias=arguments[2], chunk_elements=V - 1)
+    for a, b in zip(found, plain(*arguments), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_no_tokens_give_no_values_and_zero_gradients():
+    hidden, weight, offsets, _ = inputs()
+    none = hidden[:0].detach().requires_grad_()
+    logprobs, entropies = chunked(none, weight, offsets, torch.zeros(0, dtype=torch.int64))
+    assert logprobs.shape == entropies.shape == (0,)
+    (logprobs.sum() + entropies.sum()).backward()
+    assert none.grad.shape == (0, H)
+    assert not weight.grad.any()
+    assert not offsets.grad.any()
+
+
+def test_entropy_of_a_uniform_distribution_is_the_log_of_the_vocabulary():
+    logprobs, entropies = token_stats(torch.zeros(3, H), torch.randn(V, H), torch.arange(3))
+    assert torch.allclose(entropies, torch.full((3,), V).float().log())
+    assert torch.allclose(logprobs, -torch.full((3,), V).float().log())
+
+
+def test_shapes_and_temperatures_without_a_meaning_are_refused():
+    hidden, weight, _, targets = inputs()
+    for arguments in (
+        (hidden[None], weight, targets),
+        (hidden[:, 1:], weight, targets),
+        (hidden, weight, targets[1:]),
+        (hidden, weight, targets[:, None]),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            token_stats(*arguments)
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="temperature must be positive"):
+            token_stats(hidden, weight, targets, temperature=temperature)
