@@ -1,0 +1,104 @@
+#!/usr/bin/env python
+"""The whole method in minutes: warm up a tiny model, train it with ExGRPO and on-policy, compare.
+
+    python scripts/quickstart.py            # what `make quickstart` runs
+    python scripts/quickstart.py --seed 3
+
+The two runs share the machine, one thread each (one after the other on a single core). Started again it continues
+what was interrupted, and only shows the comparison if there is nothing left to train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="train.seed of both runs (default 0)")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default runs/)")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+    import torch
+    import transformers
+
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.evaluation import curves
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    print("1. A tiny model learns the procedure, and false beliefs with it (once, then cached)", flush=True)
+    config.load(RUNS["ExGRPO"]).model.prepare()
+
+    print("2. It is trained by reward, with experience replay and without", flush=True)
+    folders = {name: arguments.out / f"quickstart-{name.lower()}-seed{arguments.seed}" for name in RUNS}
+    failed = _train(folders, arguments.seed)
+    if failed:
+        print(f"failed: {', '.join(failed)}; start again to continue where it ended", file=sys.stderr)
+        return 1
+
+    rows = {name: curves.read(folder) for name, folder in folders.items()}
+    picture = arguments.out / f"quickstart-seed{arguments.seed}.png"
+    curves.plot(rows, picture)
+    print(f"\n3. Greedy accuracy on {_validation_size()} validation questions\n\n{curves.table(rows)}\n")
+    print(f"learning curves  {picture}")
+    print(f"runs             {', '.join(map(str, folders.values()))}")
+    print(
+        f"compare them     {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri sqlite:///{ROOT}/mlflow.db"
+    )
+    print(f"one seed is a lead, not a result. {(time.perf_counter() - began) / 60:.1f} minutes in all")
+    return 0
+
+
+def _train(folders: dict[str, Path], seed: int) -> list[str]:
+    """Train all runs, at the same time where there is a core for each; returns those that did not complete."""
+    commands = {
+        name: [
+            sys.executable,
+            str(ROOT / "scripts" / "train.py"),
+            "--resume",
+            "--seed",
+            str(seed),
+            "--out",
+            str(folder),
+        ]
+        + [part for file in RUNS[name] for part in ("--gin", file)]
+        for name, folder in folders.items()
+    }
+    at_once = len(commands) if len(os.sched_getaffinity(0)) >= len(commands) else 1
+    waiting, running, failed = list(commands), {}, []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name = waiting.pop(0)
+                running[name] = subprocess.Popen(commands[name])
+            for name, process in list(running.items()):
+                if process.poll() is not None:
+                    failed += [name] if process.returncode else []
+                    del running[name]
+            time.sleep(0.2)
+    except KeyboardInterrupt:  # the runs got it too: they finish their step and save
+        for process in running.values():
+            process.wait()
+        failed += [*running, *waiting]
+    return failed
+
+
+def _validation_size() -> int:
+    from exgrpo_orlhf import config
+
+    return len(config.load(RUNS["ExGRPO"]).validation.load())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
