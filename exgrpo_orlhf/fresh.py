@@ -47,13 +47,13 @@ class FreshQuestions:
         """
         taken: dict[str, Question] = {}
         kept: list[int] = []
-        epochs_begun = 0
+        epoch_begun = False
         while len(taken) < n:
-            if not self._queue:
-                if epochs_begun:  # every question has been looked at: the rest of this batch would be repetitions
-                    break
-                self._begin_epoch(retired)
-                epochs_begun += 1
+            if not self._queue and not epoch_begun:
+                self._begin_epoch(retired, waiting=kept)
+                epoch_begun = True
+            if not self._queue:  # every question has been looked at: the rest of this batch would be repetitions
+                break
             position = self._queue.popleft()
             question = self._questions[position]
             if question.id in exclude or question.id in taken:
@@ -64,7 +64,8 @@ class FreshQuestions:
         self.drawn += len(taken)
         return list(taken.values())
 
-    def _begin_epoch(self, retired: Collection[str]) -> None:
+    def _begin_epoch(self, retired: Collection[str], waiting: Collection[int]) -> None:
+        """waiting: positions left over from the last epoch; they come once in this one, not twice."""
         self.epoch += 1
         order = self._rng.permutation(len(self._questions)).tolist()
         left = [position for position in order if self._questions[position].id not in retired]
@@ -76,7 +77,7 @@ class FreshQuestions:
                 len(order),
             )
             left = order
-        self._queue.extend(left)
+        self._queue.extend(position for position in left if position not in waiting)
 
     def state_dict(self) -> dict[str, Any]:
         return {

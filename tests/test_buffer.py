@@ -110,6 +110,12 @@ def test_a_group_with_fewer_than_two_gradable_rows_has_no_accuracy():
     assert group("q", ["correct", "wrong", "error"]).accuracy == Fraction(1, 2)
 
 
+def test_one_gradable_rollout_says_nothing_unless_it_is_all_there_is():
+    """Beside a stored success and two timeouts, one lucky answer must not retire a question."""
+    assert group("q", ["correct", "timeout", "timeout"], replayed=True).accuracy is None
+    assert group("q", ["correct"], replayed=True).accuracy == 1
+
+
 def test_a_group_that_could_not_be_graded_leaves_the_record_as_it_was():
     buffer = ReplayBuffer(RetirementPolicy())
     buffer.observe([group("q", ["correct", "wrong"])], 1)
@@ -229,8 +235,8 @@ class NaiveBuffer:
     def __init__(self):
         self.accuracy, self.observed, self.stored, self.retired = {}, {}, {}, {}
 
-    def observe(self, question_id, correct, graded, replayed, step):
-        if graded + replayed < 2 or not graded or question_id in self.retired:
+    def observe(self, question_id, correct, graded, rollouts, step):
+        if graded < min(2, rollouts) or not graded or question_id in self.retired:
             return
         self.record(question_id, Fraction(correct, graded), step)
         if correct == graded:
@@ -300,7 +306,7 @@ def random_step(buffer, naive, draw, step):
         replayed = draw.random() < 0.5
         buffer.observe([group(question_id, verdicts, replayed)], step)
         graded = [verdict for verdict in verdicts if REWARDS[verdict] is not None]
-        naive.observe(question_id, graded.count("correct"), len(graded), replayed, step)
+        naive.observe(question_id, graded.count("correct"), len(graded), len(verdicts), step)
     elif action == "record" and question_id not in naive.retired:
         accuracy = Fraction(draw.randrange(5), 4)
         buffer.record(question_id, accuracy, step)

@@ -83,6 +83,7 @@ def test_fewer_questions_than_asked_give_all_of_them_once():
         assert set(batch) == ids
     left_out = next(iter(ids))
     assert set(draw(fresh, 8, exclude={left_out})) == ids - {left_out}
+    assert fresh.drawn == 4 * 5 + 4
 
 
 def test_drawing_nothing_takes_nothing():

@@ -209,36 +209,37 @@ def test_without_importance_weights_the_gradient_is_that_of_log_pi_scaled(shapin
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("importance_weights", [True, False])
-@pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
-def test_extreme_weights_of_replayed_rows_stay_finite_beside_fresh_rows(dtype, importance_weights, entropy_coef):
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_extreme_weights_of_replayed_rows_stay_finite_beside_fresh_rows(dtype, importance_weights, clip):
     """T18: f(w*) = sigmoid(log w* − log β) neither overflows nor becomes 0/0, and no other row suffers."""
-    loss = MixedPolicyLoss(importance_weights=importance_weights, normalizer="tokens", entropy_coef=entropy_coef)
+    settings = {"importance_weights": importance_weights, "clip_low": clip, "clip_high": clip}
+    loss = MixedPolicyLoss(normalizer="tokens", entropy_coef=0.01, **settings)
     fresh = [row for row in random_rows() if not row.replayed]
-    for extreme in (1e4, -1e4, 100.0, -100.0):
-        old = PlainRow([-1.0, -2.0], [-1.0 - extreme, -2.0], [-1.0] * 2, [1.0] * 2, 0.5, True)
+    for extreme, advantage in itertools.product((1e4, -1e4, 100.0, -100.0), (0.5, -0.5)):
+        old = PlainRow([-1.0, -2.0], [-1.0 - extreme, -2.0], [-1.0] * 2, [1.0] * 2, advantage, True)
         value, grad, _ = evaluated(loss, [*fresh, old], dtype=dtype)
         assert math.isfinite(value)
         assert torch.isfinite(grad).all()
         calm = replace(old, behaviour=[-1.0, -2.0])
-        _, undisturbed, _ = evaluated(loss, [*fresh, calm], dtype=dtype)
-        assert torch.equal(grad[:-2], undisturbed[:-2])
+        calm_value, calm_grad, _ = evaluated(loss, [*fresh, calm], dtype=dtype)
+        assert torch.equal(grad[:-2], calm_grad[:-2])
         if importance_weights:
             assert abs(grad[-2]) < 1e-9
-            f = 1.0 if extreme > 0 else 0.0
-            n = len(grad)
-            assert value - evaluated(loss, [*fresh, calm], dtype=dtype)[0] == pytest.approx(
-                -0.5 * (f - 1 / 1.1) / n, rel=1e-4
-            )
+            change = -advantage * ((1 if extreme > 0 else 0) - 1 / 1.1) / len(grad)
+            assert value - calm_value == pytest.approx(change, rel=1e-4)
 
 
-def test_a_clipped_fresh_token_takes_no_gradient_however_extreme_its_ratio():
-    """In float32 a ratio beyond e^88 is infinite: its clipped side must not become NaN."""
-    loss = MixedPolicyLoss(normalizer="tokens")
+@pytest.mark.parametrize("shaping", [True, False])
+def test_a_clipped_fresh_token_takes_no_gradient_however_extreme_its_ratio(shaping):
+    """In float32 a ratio beyond e^88 is infinite: neither its clipped side nor a replayed row beside it becomes NaN."""
+    loss = MixedPolicyLoss(normalizer="tokens", shaping=shaping)
     for extreme in (1e4, 100.0):
         row = PlainRow([-1.0, -1.0], [-1.0 - extreme, -1.0], [-1.0] * 2, [0.0] * 2, 0.5, False)
-        value, grad, _ = evaluated(loss, [row], dtype=torch.float32)
-        assert value == pytest.approx(-0.5 * (1.2 + 1) / 2)
-        assert grad.tolist() == pytest.approx([0, -0.25])
+        stored = PlainRow([-1.0], [-1.0], [-1.0], [0.0], 0.5, True)
+        value, grad, _ = evaluated(loss, [row, stored], dtype=torch.float32)
+        f, slope = (1 / 1.1, 0.1 / 1.1**2) if shaping else (1, 1)
+        assert value == pytest.approx(-0.5 * (1.2 + 1 + f) / 3)
+        assert grad.tolist() == pytest.approx([0, -0.5 / 3, -0.5 * slope / 3])
 
 
 @pytest.mark.parametrize("shaping", [True, False])

@@ -373,17 +373,21 @@ def ids_of(plan) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
 def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
-    """T8: over many epochs each question is drawn fresh once per epoch, but for those that wait in the queue."""
+    """T8: over many epochs each question is drawn fresh at most once per epoch; one that was replayed instead waits,
+    and waits once, however many epochs that takes."""
     fresh, buffer, drawn = source(), ReplayBuffer(RetirementPolicy()), Counter()
-    replays = 0
+    replays, seen = 0, set()
     for plan in train(mixer(8, rho=rho), fresh, buffer, 80):
         new, replayed = ids_of(plan)
         assert len({*new, *replayed}) == len(new) + len(replayed) == 8
         drawn.update(new)
+        seen.update(new, replayed)
         replays += len(replayed)
     assert replays > 40
+    assert seen == {q.id for q in QUESTIONS}
     waiting = Counter(QUESTIONS[position].id for position in fresh.state_dict()["queue"])
-    assert {drawn[q.id] + waiting[q.id] for q in QUESTIONS} == {fresh.epoch + 1}
+    assert all(drawn[q.id] + waiting[q.id] <= fresh.epoch + 1 for q in QUESTIONS)
+    assert max(waiting.values(), default=0) <= 1
     assert fresh.drawn == drawn.total()
 
 

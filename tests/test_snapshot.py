@@ -1,6 +1,7 @@
 """The buffer on disk: exact, readable by others, and refused when anything is wrong with it."""
 
 import json
+import os
 import random
 import resource
 import signal
@@ -20,7 +21,7 @@ from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer
 from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
-QUESTION_COLUMNS = ["question_id", "correct", "graded", "observed_step", "retired_step"]
+QUESTION_COLUMNS = ["question_id", "accuracy_numerator", "accuracy_denominator", "observed_step", "retired_step"]
 TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound"]
 
 
@@ -152,7 +153,7 @@ def test_pandas_opens_both_tables_with_the_documented_columns(saved):
     assert retired.retired_step.astype(int).to_dict() == dict(buffer.retired)
     for question_id, record in buffer.records.items():
         row = questions.loc[question_id]
-        assert Fraction(int(row.correct), int(row.graded)) == record.accuracy
+        assert Fraction(int(row.accuracy_numerator), int(row.accuracy_denominator)) == record.accuracy
         assert row.observed_step == record.observed_step
     rows = pd.read_parquet(saved / "trajectories.parquet")
     assert list(rows.columns) == TRAJECTORY_COLUMNS
@@ -295,6 +296,25 @@ def test_an_existing_snapshot_is_not_overwritten(saved):
     assert view(opened(saved)) == view(varied())
 
 
+def test_the_final_name_is_absent_or_whole_whenever_a_file_is_touched(tmp_path):
+    """Seen from inside: at every call by which Python opens, moves or makes a file during the save."""
+    folder, seen, watching = tmp_path / "replay", [], True
+
+    def watch(event, _):  # an audit hook stays for the life of the process: it must go quiet
+        nonlocal watching
+        if watching and event.startswith(("open", "os.", "shutil.")):
+            watching = False
+            seen.append(sorted(os.listdir(folder)) if folder.exists() else None)
+            watching = True
+
+    sys.addaudithook(watch)
+    save(varied(), folder, "f")
+    watching = False
+    assert len(seen) > 5
+    assert all(names in (None, sorted(FILES)) for names in seen)
+    assert sorted(os.listdir(folder)) == sorted(FILES)
+
+
 KILLED = """
 import sys
 from pathlib import Path
@@ -307,14 +327,21 @@ for i in range(10_000):
 """
 
 
-def test_a_killed_save_leaves_nothing_under_the_final_name(tmp_path):
-    """SIGKILL in the middle of a save: what has the final name is whole, and the remains do not block the next save."""
+@pytest.mark.parametrize(
+    "moment", ["snapshot-3.partial/questions.parquet", "snapshot-3.partial/manifest.json", "snapshot-3"]
+)
+def test_a_killed_save_leaves_nothing_under_the_final_name(tmp_path, moment):
+    """SIGKILL in the middle of a save: what has the final name is whole, and the remains do not block the next save.
+
+    At the first file, at the last one, and as soon as the final name is there.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)], stdout=subprocess.PIPE
     )
     try:
         assert process.stdout.readline() == b"ready\n"
-        while not list(tmp_path.glob("snapshot-3.partial/*")):
+        awaited, too_late = str(tmp_path / moment), str(tmp_path / "snapshot-4")
+        while not (os.path.exists(awaited) or os.path.exists(too_late)):  # strings: looking must be quick
             assert process.poll() is None
     finally:
         process.kill()

@@ -32,7 +32,10 @@ class GroupAdvantages:
         if r.shape != ok.shape or r.ndim != 2:
             raise ValueError(f"rewards and gradable must both be (groups, K), got {tuple(r.shape)}, {tuple(ok.shape)}")
         n = ok.sum(1, keepdim=True)
-        r = torch.where(ok, r, 0)
+        # Relative to a reward of the group, so that equal rewards give exactly 0 whatever they are: 0.1 + 0.1 + 0.1 is
+        # not 3 · 0.1, and a row whose advantage is not 0 costs a backward pass.
+        first = r.gather(1, ok.to(torch.int8).argmax(1, keepdim=True))
+        r = torch.where(ok, r - first, 0)
         mean = r.sum(1, keepdim=True) / n.clamp(min=1)
         centred = torch.where(ok & (n >= 2), r - mean, 0)
         if not self.scale_by_std:

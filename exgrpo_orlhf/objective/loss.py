@@ -110,21 +110,22 @@ class MixedPolicyLoss:
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """This batch's share of the loss, a scalar: summed over the micro-batches of a step it is the loss."""
-        # An ungradable row's tokens are taken out with `where`: multiplying by 0 would keep a NaN.
+        # An ungradable row's tokens are taken out with `where`, here and before every exp: multiplying by 0 would keep
+        # a NaN, in the value or, where only the result is masked, in the gradient.
         policy = torch.where(batch.in_loss, self.policy_terms(batch) * batch.row_weights, 0).sum()
         entropy = torch.where(batch.in_loss, batch.entropies, 0).sum() * batch.token_weight
         loss = policy - self.entropy_coef * entropy if self.entropy_coef else policy
         if self.kl_coef:
             if batch.reference_logprobs is None:
                 raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference policy's log-probs")
-            x = batch.reference_logprobs - batch.logprobs
-            kl = torch.where(batch.in_loss, torch.exp(x) - x - 1, 0).sum() * batch.token_weight
+            x = torch.where(batch.in_loss, batch.reference_logprobs - batch.logprobs, 0)
+            kl = (torch.exp(x) - x - 1).sum() * batch.token_weight
             loss = loss + self.kl_coef * kl
         return loss
 
     def policy_terms(self, batch: TokenBatch) -> Tensor:
         """(T,) the loss of each token before weighting."""
-        log_w = batch.logprobs - batch.behaviour_logprobs  # (T,)
+        log_w = torch.where(batch.in_loss, batch.logprobs - batch.behaviour_logprobs, 0)  # (T,)
         # torch.where evaluates both sides, and an infinite unused side would still make the gradient NaN: each side
         # sees a harmless 0 where it is not used.
         fresh = self._fresh(torch.where(batch.replayed, 0, log_w), batch.advantages)
@@ -132,15 +133,19 @@ class MixedPolicyLoss:
         return torch.where(batch.replayed, replayed, fresh)
 
     def _fresh(self, log_w: Tensor, advantages: Tensor) -> Tensor:
-        w = torch.exp(log_w)
         if self.clip_low is None or self.clip_high is None:
-            return -w * advantages
+            return -torch.exp(log_w) * advantages
+        # Above the clip a token with A > 0 is a constant. It is made one before exp: the branch that `minimum` leaves
+        # would overflow and turn the gradient's 0 into 0 · inf.
+        ceiling = math.log1p(self.clip_high)
+        w = torch.exp(torch.where((advantages > 0) & (log_w > ceiling), ceiling, log_w))
         clipped = torch.clamp(w, 1 - self.clip_low, 1 + self.clip_high)
         return -torch.minimum(w * advantages, clipped * advantages)
 
     def _replayed(self, batch: TokenBatch, log_w: Tensor) -> Tensor:
         if not self.importance_weights:
-            log_w = batch.logprobs - batch.logprobs.detach()
+            logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
+            log_w = logprobs - logprobs.detach()
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages

@@ -165,7 +165,7 @@ class ReplayBuffer:
         return stored
 
     def retire(self, question_id: str, step: int) -> None:
-        """Take a question out of the buffer for good."""
+        """Take a question out of the buffer for good. Raises KeyError if it has no record."""
         self.remove(question_id)
         self._retired[question_id] = step
 

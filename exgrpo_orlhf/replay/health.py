@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float32]
 # A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
 # above or below β, where it no longer learns. (The slope is 0.25 at w = β and 0.083 at w = 1 for β = 0.1.)
 SATURATED_SLOPE = 0.01
+LARGEST_LOG_RATIO = 80.0  # a metric has to stay a finite number
 
 
 def _mean(values: Sequence[float] | npt.NDArray[np.float64]) -> float:
@@ -40,7 +41,10 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/no_answer_share": _share(sum(grade.verdict == "no_answer" for grade in grades), len(grades)),
         "reward/ungradable": float(len(grades) - len(rewards)),
         "reward/groups_with_signal": _share(
-            sum(group.accuracy is not None and (group.replayed or 0 < group.accuracy < 1) for group in groups),
+            sum(
+                group.accuracy is not None and group.accuracy < 1 and (group.replayed or group.accuracy > 0)
+                for group in groups
+            ),
             len(groups),
         ),
         "rollout/response_tokens": _mean([len(rollout.token_ids) for rollout in rollouts]),
@@ -116,7 +120,7 @@ def _fresh_ratios(
     kl = 0.0
     for i in fresh:
         log_w = policy[i].astype(np.float64) - behaviour[i]
-        w = np.exp(log_w)
+        w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
         tokens += len(w)
         kl += float((w - 1 - log_w).sum())
         if clip is not None:

@@ -191,8 +191,10 @@ class ReplayMixer:
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
-        logprobs: per row of the flattened batch, float32 (T,)
+        logprobs: per row of the flattened batch, float32 (T,). Raises ValueError for another number of them.
         """
+        if len(logprobs) != sum(map(len, batch.rows)):
+            raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {sum(map(len, batch.rows))} rows")
         if not self.collecting:
             return []
         experience = []

@@ -17,7 +17,8 @@ class QuestionSampler:
     """Draws distinct questions from the buffer's candidates.
 
     Candidates are partitioned into buckets, one per exact accuracy (`partition='accuracy'`, what runs in practice) or
-    one per difficulty level (`partition='level'`, the paper's three). A bucket at x has the density N(x; mu, sigma).
+    one per difficulty level (`partition='level'`, the paper's three). A bucket at x has the density N(x; mu, sigma); a
+    level lies at the mean accuracy of its candidates when the draw begins.
 
     method: 'gaussian', or 'uniform' (the density is the same everywhere: the ablation of difficulty)
     mu, sigma: in `unit`
@@ -47,8 +48,10 @@ class QuestionSampler:
                 raise ValueError(
                     f"QuestionSampler.{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}"
                 )
-        if not (math.isfinite(sigma) and sigma > 0):
-            raise ValueError(f"QuestionSampler.sigma must be a positive number (in {unit}), got {sigma!r}")
+        if not (math.isfinite(sigma) and sigma >= 1e-6):
+            raise ValueError(
+                f"QuestionSampler.sigma must be a positive number (at least 1e-6, in {unit}), got {sigma!r}"
+            )
         if not math.isfinite(mu) or mu < 0 or (unit == "accuracy" and mu > 1):
             allowed_mu = "[0, 1] for unit 'accuracy'" if unit == "accuracy" else "[0, K] for unit 'successes'"
             raise ValueError(f"QuestionSampler.mu must lie in {allowed_mu}, got {mu!r}")

@@ -46,7 +46,7 @@ class TrajectorySelector:
         """One trajectory per question id. scores: for each question of `to_score`, a score per trajectory, in order.
 
         Equal scores are decided by the newer step, then by the token hash, so that the choice is the same on every
-        machine. Raises ValueError for a missing, surplus or non-finite score.
+        machine. Raises ValueError unless each trajectory of a question that needs scores has one finite score.
         """
         chosen = {}
         for question_id, stored in candidates.items():

@@ -1,7 +1,8 @@
 """The replay buffer on disk: two Parquet tables and a manifest with their checksums.
 
     manifest.json         format, version, counts, fingerprint, SHA-256 of each table; written last
-    questions.parquet     one row a question: question_id, correct, graded, observed_step, retired_step
+    questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
+                          retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound
 
 pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
@@ -30,11 +31,13 @@ FORMAT = "exgrpo-replay-buffer"
 VERSION = 1
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
+_MANIFEST = {"format", "version", "fingerprint", "questions", "retired", "trajectories", "sha256"}
+
 _QUESTIONS = pa.schema(
     [
         ("question_id", pa.string()),
-        ("correct", pa.int32()),  # the latest accuracy is correct/graded; both null for a retired question
-        ("graded", pa.int32()),
+        ("accuracy_numerator", pa.int32()),  # of the latest accuracy, in lowest terms; null for a retired question
+        ("accuracy_denominator", pa.int32()),
         ("observed_step", pa.int64()),
         ("retired_step", pa.int64()),  # null unless retired
     ]
@@ -111,8 +114,11 @@ def load(folder: Path, retirement: RetirementPolicy, fingerprint: str) -> Replay
         if row["retired_step"] is not None:
             retired[row["question_id"]] = row["retired_step"]
         else:
-            accuracy = Fraction(row["correct"], row["graded"])
+            accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
             records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"])
+    counts = {"questions": len(records), "retired": len(retired), "trajectories": len(trajectories)}
+    if any(manifest[name] != count for name, count in counts.items()):
+        raise SnapshotError(f"{folder / 'manifest.json'}: it counts other rows than the tables hold ({counts})")
     _attach(records, trajectories)
     buffer = ReplayBuffer(retirement)
     buffer.restore(records.items(), retired)
@@ -175,7 +181,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SnapshotError(f"{folder}: no manifest.json; this is not a complete replay buffer snapshot") from None
     except ValueError as error:
         raise SnapshotError(f"{path}: not readable as JSON ({error}); the snapshot is damaged") from None
@@ -183,6 +189,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path}: this is not an ExGRPO replay buffer (no format {FORMAT!r})")
     if manifest.get("version") != VERSION:
         raise SnapshotError(f"{path}: version {manifest.get('version')!r} cannot be read here, only {VERSION}")
+    if set(manifest) != _MANIFEST or set(manifest["sha256"]) != set(_TABLES):
+        raise SnapshotError(f"{path}: other entries than {sorted(_MANIFEST)}; the manifest is damaged")
     return manifest
 
 

@@ -57,6 +57,10 @@ class Grade:
     reward: float | None
     sound: bool | None = None
 
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.verdict in ("timeout", "error")):
+            raise ValueError(f"a {self.verdict} response {'needs a' if self.reward is None else 'has no'} reward")
+
     @property
     def correct(self) -> bool:
         return self.verdict == "correct"
@@ -143,11 +147,11 @@ class RolloutGroup:
 
     @property
     def accuracy(self) -> Fraction | None:
-        """k/n over the gradable fresh rollouts alone, exact; None where too few could be graded.
+        """k/n over the gradable fresh rollouts alone, exact; None where fewer than two (of K = 2: one) could be graded.
 
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.
         """
-        if not self.has_signal or not self.graded:
+        if self.graded < min(2, len(self.rollouts)) or not self.graded:
             return None
         return Fraction(self.correct, self.graded)
