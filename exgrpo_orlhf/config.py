@@ -32,7 +32,14 @@ from .engines.local import LocalSettings
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
 from .questions import QuestionFile
-from .replay import DifficultyBuckets, QuestionSampler, ReplayMixer, RetirementPolicy, TrajectorySelector
+from .replay import (
+    BufferLimits,
+    DifficultyBuckets,
+    QuestionSampler,
+    ReplayMixer,
+    RetirementPolicy,
+    TrajectorySelector,
+)
 from .rewards import Verifier
 from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
 from .tasks.chain_model import ChainModel
@@ -58,6 +65,7 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "QuestionSampler": (QuestionSampler, ()),
     "TrajectorySelector": (TrajectorySelector, ()),
     "RetirementPolicy": (RetirementPolicy, ()),
+    "ReplayBuffer": (BufferLimits, ()),
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
     "GroupAdvantages": (GroupAdvantages, ()),
     "MixedPolicyLoss": (MixedPolicyLoss, ()),
@@ -70,11 +78,13 @@ class Sources:
     """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
 
     validation: None for no evaluation during training
+    experience: the replay/ folder of another run's checkpoint to start from, or None for an empty buffer
     """
 
     questions: Any
     model: Any
     validation: Any = None
+    experience: str | None = None
 
     def __post_init__(self) -> None:
         for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
@@ -154,6 +164,7 @@ def _build() -> Experiment:
         "verifier": _GIN["Verifier"](),
         "selector": _GIN["TrajectorySelector"](),
         "retirement": _GIN["RetirementPolicy"](),
+        "limits": _GIN["ReplayBuffer"](),
         "advantages": _GIN["GroupAdvantages"](),
         "loss": _GIN["MixedPolicyLoss"](),
         "tracking": _GIN["Tracking"](),
@@ -165,6 +176,7 @@ def _build() -> Experiment:
         settings=settings,
         questions=work.questions,
         validation=work.validation,
+        experience=work.experience,
         model=work.model,
         mixer=mixer,
         fresh_rng=fresh_rng,

@@ -31,7 +31,15 @@ from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
-from .replay import Question, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector, snapshot
+from .replay import (
+    BufferLimits,
+    Question,
+    ReplayBuffer,
+    ReplayMixer,
+    RetirementPolicy,
+    TrajectorySelector,
+    snapshot,
+)
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
 from .rewards import Verifier
 from .settings import Optimizer, Sampling, TrainSettings
@@ -59,6 +67,7 @@ class Experiment:
     settings: TrainSettings
     questions: QuestionSource
     validation: QuestionSource | None
+    experience: str | None
     model: ModelSource
     prompts: Prompts
     sampling: Sampling
@@ -68,6 +77,7 @@ class Experiment:
     mixer: ReplayMixer
     selector: TrajectorySelector
     retirement: RetirementPolicy
+    limits: BufferLimits
     advantages: GroupAdvantages
     loss: MixedPolicyLoss
     tracking: TrackingSettings
@@ -129,15 +139,18 @@ class _Run:
         )
         self.engine.prompts.check([*questions, *self.validation])
         self.fingerprint = self.engine.prompts.fingerprint()
-        self.buffer = ReplayBuffer(x.retirement)
+        self.buffer = ReplayBuffer(x.retirement, x.limits)
         self.generated_tokens = 0
         self.batch_size = x.settings.questions_per_step
         if checkpoint and state:
             self.engine.load(checkpoint)
-            self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint)
+            self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint, x.limits)
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
             self.generated_tokens = state["generated_tokens"]
+        elif x.experience:
+            ids = {question.id for question in questions}
+            self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
         self.saved_step = self.step if checkpoint else None
         self.metrics = MetricsLog(run / "metrics.jsonl")
         self.metrics.cut_back(self.step if checkpoint else -1)
@@ -181,13 +194,16 @@ class _Run:
         """One step of ExGRPO, in the order of its equations."""
         x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, _Clock()
 
+        evicted = buffer.evicted
+
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
         plan = mixer.plan(self.fresh, buffer, step)
         self._say_if_smaller(step, len(plan.fresh) + len(plan.replayed))
 
-        # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy.
+        # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
+        # of another score).
         to_score = x.selector.to_score(plan.candidates)
-        scores = engine.score(plan, to_score)
+        scores = engine.score(plan, to_score, x.selector.by)
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
         clock.lap("score")
 
@@ -228,9 +244,12 @@ class _Run:
                 step=step,
                 beta=x.loss.beta,
                 clip=clip,
+                max_weight=x.loss.max_weight,
+                later_passes=stats.later_passes,
             ),
             **stats.metrics,
             "replay/stored": float(stored),
+            "replay/evicted": float(buffer.evicted - evicted),
             "replay/started": float(mixer.started),
             "train/epoch": float(self.fresh.epoch),
             "cost/generated_tokens": self.generated_tokens,

@@ -19,7 +19,7 @@ from exgrpo_orlhf.replay import (
     RolloutGroup,
     Trajectory,
 )
-from exgrpo_orlhf.replay.buffer import IndexedSet
+from exgrpo_orlhf.replay.buffer import IndexedSet, QuestionRecord
 
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
 
@@ -338,7 +338,13 @@ def test_a_restored_buffer_has_the_same_order_and_the_sampler_draws_the_same(see
     for step in range(80):
         random_step(buffer, naive, draw, step)
     restored = ReplayBuffer(buffer.retirement)
-    restored.restore([(q, buffer.records[q]) for q in buffer.canonical_order()], buffer.retired)
+    records = [(q, buffer.records[q]) for q in buffer.canonical_order()]
+    restored.restore(
+        [(q, QuestionRecord(record.accuracy, record.observed_step, record.streak)) for q, record in records],
+        [(q, buffer.arena.sequence(slot), buffer.arena.get(slot)) for q, record in records for slot in record.slots],
+        buffer.retired,
+        buffer.next_sequence,
+    )
     assert view(restored) == view(buffer)
     assert restored.canonical_order() == buffer.canonical_order()
     n = buffer.n_candidates
@@ -353,10 +359,10 @@ def test_a_restored_buffer_has_the_same_order_and_the_sampler_draws_the_same(see
 def test_only_an_empty_buffer_can_be_restored():
     buffer = filled(1)
     with pytest.raises(ValueError, match="empty"):
-        buffer.restore([], {})
+        buffer.restore([], [], {}, 0)
     buffer.retire("q0", 1)
     with pytest.raises(ValueError, match="empty"):
-        buffer.restore([], {})
+        buffer.restore([], [], {}, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

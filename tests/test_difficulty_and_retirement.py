@@ -1,7 +1,9 @@
 """Accuracy → difficulty level, and when a question retires."""
 
+from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from exgrpo_orlhf.replay import DifficultyBuckets, RetirementPolicy
@@ -46,6 +48,81 @@ def test_thresholds_out_of_order_are_refused_with_the_binding_named(thresholds):
         DifficultyBuckets(thresholds)
 
 
+# -- levels at the buffer's quantiles ---------------------------------------------------------------------------------
+
+THIRDS = DifficultyBuckets(quantiles=(0.333, 0.667))
+
+
+def candidates(sizes: dict[Fraction, int]) -> dict[Fraction, range]:
+    return {accuracy: range(size) for accuracy, size in sizes.items()}
+
+
+def counted(buckets: DifficultyBuckets, sizes: dict[Fraction, int]) -> dict[str, int]:
+    """Candidates of each level."""
+    adapted, found = buckets.adapted(candidates(sizes)), dict.fromkeys(LEVELS, 0)
+    for accuracy, size in sizes.items():
+        found[adapted.level(accuracy)] += size
+    return found
+
+
+def test_fixed_thresholds_do_not_adapt():
+    fixed = DifficultyBuckets((0.3, 0.6))
+    assert fixed.adapted(candidates({Fraction(9, 10): 5})) is fixed
+
+
+@pytest.mark.parametrize("quantiles", [(0.333, 0.667), (0.1, 0.5), (0.25, 0.26)])
+def test_adaptive_levels_are_those_of_every_candidates_mean_rank(quantiles):
+    """Counted one candidate at a time: those of lower accuracy, and half of those of the same."""
+    draw = np.random.default_rng(3)
+    buckets = DifficultyBuckets(quantiles=quantiles)
+    for _ in range(100):
+        among = [Fraction(k, n) for n in (7, 8) for k in range(1, n)]
+        accuracies = [
+            among[i] for i in draw.integers(0, int(draw.integers(1, len(among) + 1)), int(draw.integers(1, 60)))
+        ]
+        adapted = buckets.adapted(candidates(Counter(accuracies)))
+        for accuracy in accuracies:
+            lower = sum(other < accuracy for other in accuracies)
+            rank = (lower + sum(other == accuracy for other in accuracies) / 2) / len(accuracies)
+            expected = "hard" if rank <= quantiles[0] else "medium" if rank <= quantiles[1] else "easy"
+            assert adapted.level(accuracy) == expected
+
+
+def test_thirds_of_distinct_accuracies_are_equal_wherever_they_lie():
+    for first, n in ((1, 9), (91, 9), (40, 30)):
+        sizes = {Fraction(first + i, 100 + n): 1 for i in range(n)}
+        assert counted(THIRDS, sizes) == {"unsolved": 0, "hard": n / 3, "medium": n / 3, "easy": n / 3, "solved": 0}
+
+
+def test_equal_accuracies_share_a_level_however_many_they_are():
+    assert counted(THIRDS, {Fraction(1, 8): 1000})["medium"] == 1000
+    assert counted(THIRDS, {Fraction(1, 8): 10, Fraction(7, 8): 10}) == {
+        **dict.fromkeys(LEVELS, 0), "hard": 10, "easy": 10
+    }  # fmt: skip
+    assert counted(THIRDS, {Fraction(1, 8): 50, Fraction(2, 8): 2, Fraction(3, 8): 2})["easy"] == 4
+
+
+def test_solved_candidates_are_a_level_of_their_own_and_do_not_move_the_others():
+    few = {Fraction(k, 8): 3 for k in range(1, 7)}
+    found = counted(THIRDS, {**few, Fraction(1): 500})
+    assert found == {"unsolved": 0, "hard": 6, "medium": 6, "easy": 6, "solved": 500}
+
+
+def test_adaptive_levels_do_not_depend_on_order_or_history():
+    sizes = {Fraction(k, 8): k for k in range(1, 8)}
+    adapted = THIRDS.adapted(candidates(sizes))
+    again = adapted.adapted(candidates(dict(reversed(sizes.items()))))
+    assert (again.low, again.high) == (adapted.low, adapted.high)
+    assert adapted.low < adapted.high
+    assert THIRDS.adapted({}).level(Fraction(0)) == "unsolved"
+
+
+@pytest.mark.parametrize("quantiles", [(0.7, 0.3), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (0.5,), (float("nan"), 0.5)])
+def test_quantiles_out_of_order_are_refused_with_the_binding_named(quantiles):
+    with pytest.raises(ValueError, match=r"DifficultyBuckets\.quantiles .* 0 < low < high < 1"):
+        DifficultyBuckets(quantiles=quantiles)
+
+
 @pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
 def test_level_of_no_accuracy_is_an_error(accuracy):
     with pytest.raises(ValueError, match="an accuracy lies in"):
@@ -59,19 +136,19 @@ def test_as_fraction_is_what_the_decimal_says(decimal):
 
 def test_only_full_marks_retire_by_default():
     policy = RetirementPolicy()
-    assert [policy.retires(Fraction(k, 8)) for k in range(9)] == [False] * 8 + [True]
-    assert policy.retires(Fraction(7, 7))
+    assert [policy.mastered(Fraction(k, 8)) for k in range(9)] == [False] * 8 + [True]
+    assert policy.mastered(Fraction(7, 7))
 
 
 def test_reaching_the_bound_retires():
     policy = RetirementPolicy(at_accuracy=0.7)
-    assert not policy.retires(Fraction(6, 10))
-    assert policy.retires(Fraction(7, 10))
-    assert policy.retires(Fraction(8, 10))
+    assert not policy.mastered(Fraction(6, 10))
+    assert policy.mastered(Fraction(7, 10))
+    assert policy.mastered(Fraction(8, 10))
 
 
 def test_retirement_can_be_off():
-    assert not any(RetirementPolicy(at_accuracy=None).retires(Fraction(k, 8)) for k in range(9))
+    assert not any(RetirementPolicy(at_accuracy=None).mastered(Fraction(k, 8)) for k in range(9))
 
 
 def test_retired_questions_stay_in_fresh_sampling_by_default():

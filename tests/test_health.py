@@ -43,14 +43,14 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
     return Row(QUESTIONS[0], ids, advantage, in_loss, stored)
 
 
-def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2)):
+def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2), **more):
     """Any overflow or division by zero is an error."""
     batch = MixedBatch([], [rows])
     entropies = [0.0] * len(rows) if entropies is None else entropies
     as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
-        return row_metrics(batch, *as_floats, entropies, step=step, beta=beta, clip=clip)
+        return row_metrics(batch, *as_floats, entropies, step=step, beta=beta, clip=clip, **more)
 
 
 def random_logprobs(rows, scale, seed=0):
@@ -100,6 +100,36 @@ def test_fresh_ratios_equal_a_plain_computation():
     assert 0 < clipped < 60
     assert found["policy/clip_share"] == pytest.approx(clipped / 90)
     assert measured(rows, policy, behaviour, clip=None)["policy/clip_share"] == 0
+
+
+def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
+    rows = [row(30, advantage=0.5), row(20, advantage=0.0), row(9, stored_at=1), row(30, advantage=-0.5)]
+    policy, behaviour = random_logprobs(rows, 0.4)
+    again, _ = random_logprobs(rows, 0.5)
+    later = [
+        {i: np.array(again[i], np.float32) for i in (0, 2, 3)}
+    ]  # the row without an advantage is not measured again
+    once = measured(rows, policy, behaviour, clip=(0.1, 0.3))
+    twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later_passes=later)
+    w = [ratios(policy, behaviour, (0, 1, 3)), ratios(again, behaviour, (0, 3))]
+    assert twice["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w[0] + w[1]) / 140)
+    above, below = w[0][:30] + w[1][:30], w[0][50:] + w[1][30:]
+    assert twice["policy/clip_share"] == pytest.approx(
+        (sum(x > 1.3 for x in above) + sum(x < 0.9 for x in below)) / 140
+    )
+    ours = {"policy/approx_kl", "policy/clip_share"}
+    assert {k: v for k, v in twice.items() if k not in ours} == {k: v for k, v in once.items() if k not in ours}
+
+
+def test_truncated_share_is_of_the_weights_above_the_largest_one():
+    policy, behaviour = [[0.0, -1.0, -1.0, -1.0]], [[-1.0, -1.0, -1.5, -9.0]]  # log w* = 1, 0, 0.5, 8
+    found = measured([row(4, stored_at=0)], policy, behaviour, max_weight=2.0)  # log 2 = 0.69
+    assert found["replay/truncated_share"] == 0.5
+    assert found["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
+    assert found["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
+    assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
+    assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
+    assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0
 
 
 def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():
@@ -215,6 +245,19 @@ def test_bucket_sizes_are_counts_of_candidates_by_level():
     assert found["replay/candidates"] == 7
     assert (found["replay/trajectories"], found["replay/stored_tokens"]) == (9, 45)
     assert found["replay/retired"] == 1
+
+
+def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
+    buffer = ReplayBuffer(RetirementPolicy())
+    for i, sixteenths in enumerate([12, 12, 13, 14, 15, 15]):
+        buffer.record(QUESTIONS[i].id, Fraction(sixteenths, 16), 0)
+        buffer.store([(QUESTIONS[i].id, Trajectory(np.ones(1, np.int32), np.zeros(1, np.float32), 1.0, 0))])
+    found = buffer_metrics(buffer, DifficultyBuckets(quantiles=(0.333, 0.667)))
+    assert [found[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
+    assert (found["replay/cut_low"], found["replay/cut_high"]) == (12 / 16, 14 / 16)
+    assert "replay/cut_low" not in buffer_metrics(buffer, DifficultyBuckets())
+    empty = buffer_metrics(ReplayBuffer(RetirementPolicy()), DifficultyBuckets(quantiles=(0.333, 0.667)))
+    assert set(empty.values()) == {0.0}
 
 
 def test_an_empty_buffer_and_an_empty_plan_give_zero():

@@ -130,6 +130,34 @@ def test_scores_do_not_depend_on_the_token_budget(warm_model):
         assert values == pytest.approx(narrow[question_id], abs=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(warm_model, temperature):
+    engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
+    rng = np.random.default_rng(3)
+    asked = questions(6)
+    candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=4)] for q in asked}
+    selector = TrajectorySelector(by="perplexity", prefer="highest")
+    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.by)
+    chosen = selector.choose(candidates, scores, rng)
+    for question in asked:
+        stored, prompt = candidates[question.id], engine.prompts.encode(question)
+        logprobs = [plain_stats(engine.model, prompt, t.token_ids, temperature)[0] for t in stored]
+        expected = [float(torch.exp(-lp.sum() / len(lp))) for lp in logprobs]
+        assert scores[question.id] == pytest.approx(expected, rel=1e-5)
+        assert chosen[question.id] is stored[int(np.argmax(expected))]
+
+
+def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypatch):
+    engine, asked = make_engine(warm_model), questions(1)
+    candidates = {asked[0].id: [trajectory(np.random.default_rng(0), 4) for _ in range(2)]}
+    plan = Plan(1, [], asked, candidates)
+    with pytest.raises(KeyError):
+        engine.score(plan, candidates, "length")
+    monkeypatch.setattr(engine, "forward", None)
+    for by in ("length", "recency", "random"):
+        assert engine.score(plan, TrajectorySelector(by).to_score(candidates), by) == {}
+
+
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 
@@ -256,11 +284,96 @@ def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_polic
     assert moved > 0, "the second half is measured again under the policy after the first step"
 
 
+def use_sgd(engine: LocalEngine, rate: float) -> None:
+    engine._update.optimizer = torch.optim.SGD(engine.model.parameters(), lr=rate)
+    engine._update.scheduler.optimizer = engine._update.optimizer
+
+
+def plain_update(model, engine: LocalEngine, batch: MixedBatch, behaviour: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
+    rows, measured = batch.flat_rows(), []
+    total = torch.zeros((), dtype=torch.float64)
+    for row, old in zip(rows, behaviour, strict=True):
+        prompt = engine.prompts.encode(row.question)
+        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
+        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
+        measured.append(logprobs.detach())
+        w = torch.exp(logprobs - old)
+        if row.replayed is None:
+            terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
+        else:
+            terms = w / (w + 0.1) * row.advantage
+        total = total - terms.sum() / (len(rows) * 24)
+    total.backward()
+    return measured
+
+
+def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(warm_model):
+    rate = 0.5
+    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=rate, max_grad_norm=1e9, passes_per_batch=2))
+    batch = mixed_batch(engine)
+    rows = batch.flat_rows()
+    rows[0] = Row(rows[0].question, rows[0].token_ids, 0.0, True, None)  # a row without a gradient
+    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
+    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
+    sampled_by = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[0] for r in rows]
+    behaviour = [
+        old if row.replayed is None else torch.from_numpy(row.replayed.behaviour_logprobs).double()
+        for row, old in zip(rows, sampled_by, strict=True)
+    ]
+    start, passes = weights(engine), []
+    for _ in range(2):
+        model.zero_grad()
+        passes.append(plain_update(model, engine, batch, behaviour))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+    use_sgd(engine, rate)
+    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
+    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
+    assert moved.abs().max() > 0.01
+    assert torch.allclose(weights(engine) - start, moved, atol=1e-6)
+    w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.replayed is None])
+    assert ((w < 0.8) | (w > 1.2)).any(), "the second pass meets the clip"
+    # What is stored and reported is of the first pass; the second is kept apart.
+    [again] = stats.later_passes
+    assert sorted(again) == list(range(1, len(rows))), "the row without a gradient is measured once"
+    for i, row in enumerate(rows):
+        assert stats.policy_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=1e-5)
+        if row.replayed is None:
+            assert stats.behaviour_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=1e-5)
+        else:
+            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
+        if i in again:
+            assert again[i] == pytest.approx(passes[1][i].numpy(), abs=1e-5)
+
+
+def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(warm_model):
+    optimizer = Optimizer(learning_rate=1e-3, warmup_steps=100, steps_per_batch=2, passes_per_batch=3)
+    engine = make_engine(warm_model, optimizer=optimizer)
+    batch = mixed_batch(engine)
+    before = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
+    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
+    assert stats.metrics["policy/learning_rate"] == pytest.approx(5 / 100 * 1e-3), "the sixth optimiser step's"
+    assert [sorted(part) for part in stats.later_passes] == [list(range(len(batch.flat_rows())))] * 2
+    for row, old, behaviour in zip(batch.flat_rows(), before, stats.behaviour_logprobs, strict=True):
+        if row.replayed is None:
+            assert behaviour == pytest.approx(old.numpy(), abs=1e-5)
+
+
+def test_one_group_takes_one_step_a_pass_however_many_are_asked_for(warm_model):
+    engine = make_engine(warm_model, optimizer=Optimizer(steps_per_batch=4, passes_per_batch=2, warmup_steps=100))
+    batch = mixed_batch(engine, n=2)
+    one = MixedBatch(batch.groups[:1], batch.rows[:1])
+    stats = engine.update(one, MixedPolicyLoss(response_length=24))
+    assert stats.metrics["policy/learning_rate"] == pytest.approx(1 / 100 * 1e-6)
+
+
 def gradient(engine: LocalEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
     """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost."""
     before = weights(engine)
-    engine._update.optimizer = torch.optim.SGD(engine.model.parameters(), lr=1.0)
-    engine._update.scheduler.optimizer = engine._update.optimizer
+    use_sgd(engine, 1.0)
     engine.update(batch, loss)
     return before - weights(engine)
 

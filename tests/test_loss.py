@@ -38,6 +38,8 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, flo
         return -w * advantage, -w * advantage
     if not loss.importance_weights:
         w = 1.0
+    if loss.max_weight is not None:  # a truncated weight keeps its gradient: dw̄/d log π = w̄
+        w = min(w, loss.max_weight)
     if loss.shaping:
         f = w / (w + loss.beta)
         slope = w * loss.beta / (w + loss.beta) ** 2  # dw/d log π = w
@@ -189,6 +191,73 @@ def test_gradient_equals_finite_differences(shaping, clip, normalizer):
         lambda logprobs, entropies: loss(replace(batch, logprobs=logprobs, entropies=entropies)),
         (batch.logprobs, batch.entropies),
     )
+
+
+# -- truncated weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_weight", [0.05, 0.7, 1.0, 2.0, 50.0])
+@pytest.mark.parametrize("shaping", [True, False])
+def test_truncated_loss_and_gradient_equal_the_equations_written_plainly(shaping, max_weight):
+    loss = MixedPolicyLoss(shaping=shaping, max_weight=max_weight, response_length=20, entropy_coef=0.01)
+    for seed in range(4):
+        rows = random_rows(seed)
+        value, grad, _ = evaluated(loss, rows)
+        plain_value, plain_grad, _ = plain_loss(loss, rows)
+        assert value == pytest.approx(plain_value, rel=1e-12, abs=1e-14)
+        assert np.allclose(grad, plain_grad, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("shaping", [True, False])
+def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor_held_fixed(shaping):
+    """Finite differences of f(k·w*), k = min(w*, c)/w* at the point: w* on both sides of c and on it."""
+    c, beta, h = 2.0, 0.1, 1e-6
+    loss = MixedPolicyLoss(shaping=shaping, max_weight=c, beta=beta, normalizer="tokens")
+    for log_w, advantage in itertools.product((-3.0, 0.0, 0.69, math.log(c), 0.7, 1.5, 9.0), (0.75, -0.25)):
+        k = min(math.exp(log_w), c) / math.exp(log_w)
+
+        def objective(x, k=k, advantage=advantage):
+            w = k * math.exp(x)
+            return -advantage * (w / (w + beta) if shaping else w)
+
+        value, grad, _ = evaluated(loss, [PlainRow([log_w - 1], [-1.0], [-1.0], [0.0], advantage, True)])
+        assert value == pytest.approx(objective(log_w), rel=1e-12)
+        slope = (objective(log_w + h) - objective(log_w - h)) / (2 * h)
+        assert grad.item() == pytest.approx(slope, rel=1e-6)
+        if not shaping:
+            assert abs(grad.item()) <= c * abs(advantage) * (1 + 1e-12), "capped"
+            assert grad.item() != 0, "and not removed"
+
+
+def test_a_weight_that_no_token_reaches_changes_nothing_to_the_bit():
+    rows = random_rows()
+    for settings in ({}, {"shaping": False}):
+        expected = evaluated(MixedPolicyLoss(**settings), rows)
+        found = evaluated(MixedPolicyLoss(max_weight=1e6, **settings), rows)
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])
+
+
+def test_truncation_leaves_fresh_rows_alone():
+    rows = [replace(row, replayed=False) for row in random_rows()]
+    expected, found = (evaluated(MixedPolicyLoss(max_weight=c), rows) for c in (None, 0.01))
+    assert found[0] == expected[0]
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shaping", [True, False])
+def test_extreme_truncated_weights_are_exact_and_finite(shaping, dtype):
+    """Unshaped and untruncated, e^100 would already be infinite in float32."""
+    loss, beta = MixedPolicyLoss(shaping=shaping, max_weight=2.0, normalizer="tokens"), 0.1
+    for extreme, advantage in itertools.product((1e4, 100.0, -100.0, -1e4), (0.5, -0.5)):
+        row = PlainRow([-1.0, -1.0], [-1.0 - extreme, -1.0], [-1.0] * 2, [0.0] * 2, advantage, True)
+        value, grad, _ = evaluated(loss, [row], dtype=dtype)
+        weights = [2.0 if extreme > 0 else 0.0, 1.0]
+        f = [w / (w + beta) if shaping else w for w in weights]
+        slopes = [w * beta / (w + beta) ** 2 if shaping else w for w in weights]
+        assert value == pytest.approx(-advantage * sum(f) / 2, rel=1e-6)
+        assert grad.tolist() == pytest.approx([-advantage * slope / 2 for slope in slopes], rel=1e-5, abs=1e-12)
 
 
 # -- the shape of the objective ---------------------------------------------------------------------------------------
@@ -386,6 +455,13 @@ def test_kl_without_a_reference_is_refused():
         ({"beta": 0}, r"MixedPolicyLoss\.beta must be positive, got 0"),
         ({"beta": math.inf}, r"MixedPolicyLoss\.beta"),
         ({"beta": math.nan}, r"MixedPolicyLoss\.beta"),
+        ({"max_weight": 0.0}, r"MixedPolicyLoss\.max_weight must be positive, or None .* got 0\.0"),
+        ({"max_weight": math.inf}, r"MixedPolicyLoss\.max_weight"),
+        ({"max_weight": math.nan}, r"MixedPolicyLoss\.max_weight"),
+        (
+            {"max_weight": 2.0, "importance_weights": False},
+            r"MixedPolicyLoss\.max_weight must be None where MixedPolicyLoss\.importance_weights = False.* got 2\.0",
+        ),
         ({"clip_low": None}, r"MixedPolicyLoss\.clip_low and MixedPolicyLoss\.clip_high are both"),
         ({"clip_high": None}, r"are both numbers, or both None"),
         ({"clip_low": 1.5}, r"MixedPolicyLoss\.clip_low must lie in \[0, 1\]"),

@@ -120,8 +120,75 @@ def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
     plan = mixer(8, rho=0.75).plan(source(), buffer, 5)
     assert plan.step == 5
     assert set(plan.candidates) == {question.id for question in plan.replayed} == {q.id for q in QUESTIONS[:6]}
-    assert plan.candidates[QUESTIONS[2].id] == buffer.trajectories(QUESTIONS[2].id)
-    assert len(plan.candidates[QUESTIONS[2].id]) == 2
+    stored = buffer.trajectories(QUESTIONS[2].id)
+    assert [t.key for t in plan.candidates[QUESTIONS[2].id]] == [t.key for t in stored]
+    assert [t.step for t in stored] == [0, 3]
+
+
+def test_adaptive_levels_decide_what_is_replayed():
+    """All candidates are easy by the fixed thresholds: one level. By their own quantiles: three, drawn alike."""
+    buffer = ReplayBuffer(RetirementPolicy())
+    sizes = {Fraction(13, 16): 8, Fraction(14, 16): 8, Fraction(15, 16): 4}
+    for question, accuracy in zip(QUESTIONS, [a for a, n in sizes.items() for _ in range(n)], strict=False):
+        buffer.record(question.id, accuracy, 0)
+        buffer.store([(question.id, trajectory())])
+    draws, rarest = 3000, {question.id for question in QUESTIONS[16:20]}
+    for quantiles, p in ((None, 4 / 20), ((0.333, 0.667), 1 / 3)):
+        levels = ReplayMixer(
+            QuestionSampler(method="uniform", partition="level"),
+            DifficultyBuckets(quantiles=quantiles),
+            group_size=K,
+            questions_per_step=1,
+            rng=np.random.default_rng(2),
+            rho=1.0,
+            start_at_accuracy=None,
+        )
+        hits = sum(levels.plan(source(), buffer, step).replayed[0].id in rarest for step in range(1, draws + 1))
+        assert abs(hits / draws - p) < 4 * (p * (1 - p) / draws) ** 0.5
+
+
+# -- ρ on a schedule --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replayed"),
+    [
+        ({"rho": 0.0, "rho_end": 1.0, "rho_steps": 4}, [0, 2, 4, 6, 8, 8, 8]),
+        ({"rho": 1.0, "rho_end": 0.25, "rho_steps": 3}, [8, 6, 4, 2, 2, 2, 2]),
+        ({"rho": 0.25, "rho_end": 0.75, "rho_steps": 1}, [2, 6, 6, 6, 6, 6, 6]),
+        ({"rho": 0.3, "rho_end": 0.7, "rho_steps": 8}, [2, 3, 3, 4, 4, 4, 5]),  # 2.4 2.8 3.2 3.6 4 4.4 4.8
+        ({"rho": 0.5}, [4] * 7),
+    ],
+)
+def test_rho_goes_linearly_to_its_end_and_stays_there(schedule, replayed):
+    scheduled, buffer = mixer(8, **schedule), filled(20)
+    assert [len(scheduled.plan(source(), buffer, step).replayed) for step in range(1, 8)] == replayed
+
+
+def test_the_schedule_begins_with_the_first_step_that_may_replay():
+    delayed, buffer = mixer(8, rho=0.25, rho_end=1.0, rho_steps=3, start_at_accuracy=0.35), filled(20)
+    for step in range(1, 5):
+        assert delayed.plan(source(), buffer, step).replayed == []
+    delayed.observe(graded(9, 10), 4)
+    assert [len(delayed.plan(source(), buffer, step).replayed) for step in range(5, 10)] == [2, 4, 6, 8, 8]
+
+
+def test_experience_is_collected_from_the_start_where_rho_rises_from_zero():
+    assert mixer(rho=0.0, rho_end=0.5, rho_steps=10).collecting
+    assert mixer(rho=0.5, rho_end=0.0, rho_steps=10).collecting
+    assert not mixer(rho=0.0, rho_end=0.0, rho_steps=10).collecting
+
+
+def test_a_resumed_schedule_goes_on_where_it_was():
+    settings = {"rho": 0.0, "rho_end": 1.0, "rho_steps": 8, "start_at_accuracy": 0.35}
+    straight, buffer = mixer(8, **settings), filled(20)
+    straight.observe(graded(9, 10), 2)
+    resumed = mixer(8, seed=5, **settings)
+    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
+    for step in range(3, 14):
+        plans = [ids_of(m.plan(source(), buffer, step)) for m in (straight, resumed)]
+        assert plans[0] == plans[1]
+        assert len(plans[0][1]) == min(step - 3, 8)
 
 
 def test_replay_off_draws_only_fresh_questions_and_no_random_number():
@@ -452,6 +519,10 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"rho": -0.1}, r"ReplayMixer\.rho must lie in \[0, 1\], got -0\.1"),
         ({"rho": 1.1}, r"ReplayMixer\.rho"),
         ({"rho": float("nan")}, r"ReplayMixer\.rho"),
+        ({"rho_end": 0.5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
+        ({"rho_steps": 5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
+        ({"rho_end": 1.5, "rho_steps": 5}, r"ReplayMixer\.rho_end must lie in \[0, 1\].* got 1\.5"),
+        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1 step.* got 0"),
         ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),

@@ -158,6 +158,46 @@ def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_on
     assert_same_ending(run, straight["mixed"])
 
 
+OPTIONS = {
+    "scored": [
+        "TrajectorySelector.by = 'perplexity'",
+        "QuestionSampler.partition = 'level'",
+        "DifficultyBuckets.quantiles = (0.333, 0.667)",
+        "ReplayMixer.rho = 0.25",
+        "ReplayMixer.rho_end = 0.75",
+        "ReplayMixer.rho_steps = 8",
+        "Optimizer.passes_per_batch = 2",
+    ],
+    "unscored": [
+        "TrajectorySelector.by = 'recency'",
+        "TrajectorySelector.prefer = 'highest'",
+        "MixedPolicyLoss.shaping = False",
+        "MixedPolicyLoss.max_weight = 1.5",
+        "Optimizer.steps_per_batch = 2",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_path):
+    """And in that run the options do what they say."""
+    phase = [*MIXED_PHASE, *OPTIONS[name]]
+    run_here(warm_model, phase, tmp_path / "straight", resume=False)
+    shorter = [*bindings(warm_model, phase), "train.steps = 5"]
+    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    run_here(warm_model, phase, tmp_path / "run", resume=True)
+    assert_same_ending(tmp_path / "run", tmp_path / "straight")
+    done = timeless(tmp_path / "run")[1:]
+    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name == "scored")
+    if name == "scored":
+        assert max(row["replay/actual_share"] for row in done[:3]) <= 0.375  # ρ is 0.25, 0.3125, 0.375: 2, 3, 3 of 8
+        assert done[-1]["replay/actual_share"] == min(0.75, done[-2]["replay/candidates"] / 8)
+        assert all(row["policy/approx_kl"] > 0 for row in done if row["policy/grad_norm"] > 0)
+        assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
+    else:
+        assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+
+
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     """train.steps may change on resume: what was trained so far is the same."""
     run = tmp_path / "run"

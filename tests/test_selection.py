@@ -22,12 +22,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.mark.parametrize("by", ["entropy", "perplexity"])
 @pytest.mark.parametrize(("prefer", "plain"), [("lowest", np.argmin), ("highest", np.argmax)])
-def test_the_chosen_trajectory_has_the_extreme_entropy(prefer, plain):
+def test_the_chosen_trajectory_has_the_extreme_entropy(prefer, plain, by):
     draw = np.random.default_rng(1)
     candidates = {f"q{i}": stored(int(draw.integers(2, 7))) for i in range(50)}
     scores = {question_id: draw.uniform(0, 3, len(kept)).tolist() for question_id, kept in candidates.items()}
-    chosen = TrajectorySelector(prefer=prefer).choose(candidates, scores, rng())
+    chosen = TrajectorySelector(by, prefer).choose(candidates, scores, rng())
     assert list(chosen) == list(candidates)
     for question_id, kept in candidates.items():
         assert chosen[question_id] is kept[plain(scores[question_id])]
@@ -62,11 +63,42 @@ def test_only_trajectories_whose_score_matters_are_scored():
     assert set(TrajectorySelector().to_score(candidates)) == {"two", "three"}
     assert TrajectorySelector().to_score(candidates)["three"] == candidates["three"]
     assert TrajectorySelector(by="random").to_score(candidates) == {}
+    assert TrajectorySelector(by="perplexity").to_score(candidates) == TrajectorySelector().to_score(candidates)
+
+
+@pytest.mark.parametrize(
+    ("by", "prefer", "taken"),
+    [("length", "lowest", 1), ("length", "highest", 2), ("recency", "lowest", 0), ("recency", "highest", 3)],
+)
+def test_length_and_recency_are_known_without_a_scoring_pass(by, prefer, taken):
+    lengths, steps = [4, 2, 9, 5], [1, 3, 7, 8]
+    kept = [
+        Trajectory(np.arange(n, dtype=np.int32), np.full(n, -0.5, np.float32), 1.0, step)
+        for n, step in zip(lengths, steps, strict=True)
+    ]
+    selector, generator = TrajectorySelector(by, prefer), rng()
+    before = generator.bit_generator.state
+    assert selector.to_score({"q": kept}) == {}
+    for order in itertools.permutations(kept):
+        assert selector.choose({"q": order}, {}, generator)["q"] is kept[taken]
+    assert generator.bit_generator.state == before
+
+
+@pytest.mark.parametrize("prefer", ["lowest", "highest"])
+def test_equal_lengths_take_the_newest_and_equal_steps_the_smaller_hash(prefer):
+    kept = [trajectory(token, step=step) for token, step in ((1, 3), (2, 9), (3, 5))]
+    same = [trajectory(token, step=3) for token in range(5)]
+    for order in itertools.permutations(kept):
+        assert TrajectorySelector("length", prefer).choose({"q": order}, {}, rng())["q"].step == 9
+    for order in itertools.permutations(same):
+        assert TrajectorySelector("recency", prefer).choose({"q": order}, {}, rng())["q"].key == min(
+            t.key for t in same
+        )
 
 
 def test_a_trajectory_that_stands_alone_needs_no_score():
     kept = stored(1)
-    for by in ("entropy", "random"):
+    for by in ("entropy", "perplexity", "length", "recency", "random"):
         assert TrajectorySelector(by=by).choose({"q": kept}, {}, rng())["q"] is kept[0]
 
 
@@ -100,13 +132,13 @@ def test_missing_surplus_and_non_finite_scores_are_refused(scores):
         TrajectorySelector().choose({"q": stored(2)}, scores, rng())
 
 
-@pytest.mark.parametrize("by", ["entropy", "random"])
+@pytest.mark.parametrize("by", ["entropy", "perplexity", "length", "recency", "random"])
 def test_a_question_without_trajectories_is_refused(by):
     with pytest.raises(ValueError, match="question q has no stored trajectory"):
         TrajectorySelector(by=by).choose({"q": []}, {}, rng())
 
 
-@pytest.mark.parametrize(("name", "settings"), [("by", {"by": "length"}), ("prefer", {"prefer": "middle"})])
+@pytest.mark.parametrize(("name", "settings"), [("by", {"by": "luck"}), ("prefer", {"prefer": "middle"})])
 def test_unknown_choices_are_refused_with_the_binding_named(name, settings):
     with pytest.raises(ValueError, match=rf"TrajectorySelector\.{name} must be"):
         TrajectorySelector(**settings)

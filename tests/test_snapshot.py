@@ -21,8 +21,10 @@ from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer
 from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
-QUESTION_COLUMNS = ["question_id", "accuracy_numerator", "accuracy_denominator", "observed_step", "retired_step"]
-TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound"]
+QUESTION_COLUMNS = [
+    "question_id", "accuracy_numerator", "accuracy_denominator", "observed_step", "streak", "retired_step",
+]  # fmt: skip
+TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound", "sequence"]
 
 
 def trajectory(draw: random.Random, step: int) -> Trajectory:
@@ -56,15 +58,17 @@ def view(buffer: ReplayBuffer):
             question_id: (
                 record.accuracy,
                 record.observed_step,
+                record.streak,
                 [
                     (t.token_ids.tobytes(), t.behaviour_logprobs.tobytes(), t.reward, t.step, t.finish, t.sound, t.key)
-                    for t in record.trajectories.values()
+                    for t in buffer.trajectories(question_id)
                 ],
-                list(record.trajectories),
+                [buffer.arena.sequence(slot) for slot in record.slots],
             )
             for question_id, record in buffer.records.items()
         },
-        "retired": dict(buffer.retired),
+        "retired": list(buffer.retired.items()),
+        "next": buffer.next_sequence,
         "buckets": {accuracy: list(members) for accuracy, members in buffer.candidates.items()},
         "counts": (buffer.n_candidates, buffer.n_with_trajectories, buffer.n_trajectories, buffer.n_tokens),
     }

@@ -1,6 +1,6 @@
 """Experience management: numpy and plain Python, no model and no engine."""
 
-from .buffer import ReplayBuffer
+from .buffer import BufferLimits, ReplayBuffer
 from .difficulty import DifficultyBuckets
 from .mixer import MixedBatch, Plan, ReplayMixer, Row
 from .retirement import RetirementPolicy
@@ -9,6 +9,7 @@ from .selection import TrajectorySelector
 from .trajectory import Grade, Question, Rollout, RolloutGroup, Trajectory
 
 __all__ = [
+    "BufferLimits",
     "DifficultyBuckets",
     "Grade",
     "MixedBatch",

@@ -1,13 +1,43 @@
-"""The replay buffer: latest accuracy per question, its correct trajectories, the retired set."""
+"""The replay buffer: latest accuracy per question, its correct trajectories, the retired set, the caps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import numpy as np
+import numpy.typing as npt
+
+from .arena import TRAJECTORY_BYTES, Key, TrajectoryArena, key_of
 from .retirement import RetirementPolicy
 from .trajectory import RolloutGroup, Trajectory
+
+TOKEN_BYTES = 8  # int32 id and float32 log-prob
+
+
+@dataclass(frozen=True)
+class BufferLimits:
+    """What is forgotten (gin name `ReplayBuffer`). None: no limit.
+
+    per_question: trajectories kept of one question; the oldest of that question goes first
+    max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
+    max_bytes: of all trajectories, 8 bytes a token and 49 a trajectory; the oldest of all goes first
+
+    Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
+    being a candidate and keeps its accuracy.
+    """
+
+    per_question: int | None = None
+    max_age: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_question", 1), ("max_age", 1), ("max_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"ReplayBuffer.{name} must be at least {least}, or None for no limit; got {value!r}")
 
 
 class IndexedSet:
@@ -48,26 +78,37 @@ class IndexedSet:
 
 @dataclass(slots=True)
 class QuestionRecord:
-    """What the buffer knows of one question. trajectories: by identity, oldest first."""
+    """What the buffer knows of one question.
+
+    streak: observations in a row that counted towards retirement
+    slots: of its trajectories in the arena, oldest first
+    """
 
     accuracy: Fraction
     observed_step: int
-    trajectories: dict[bytes, Trajectory] = field(default_factory=dict)
+    streak: int = 0
+    slots: list[int] = field(default_factory=list)
 
 
 class ReplayBuffer:
-    """Experience by question. `observe`, `store`, `retire` and `remove` cost O(1) per question.
+    """Experience by question. `observe`, `store`, `retire` and `remove` cost O(1) per question and trajectory.
 
     A *candidate* for replay has stored trajectories and a latest accuracy above 0. A question that falls to 0 stops
     being a candidate and keeps its trajectories; it is one again as soon as it is solved again.
     """
 
-    def __init__(self, retirement: RetirementPolicy) -> None:
+    def __init__(self, retirement: RetirementPolicy, limits: BufferLimits | None = None) -> None:
         self.retirement = retirement
+        self.limits = limits or BufferLimits()
+        self.arena = TrajectoryArena()
         self._records: dict[str, QuestionRecord] = {}
-        self._retired: dict[str, int] = {}  # question id → step at which it retired
+        self._retired: dict[str, int] = {}  # question id → step at which it retired, in that order
         self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
-        self._with_trajectories = self._trajectories = self._tokens = 0
+        self._owner: list[str] = []  # question id by slot
+        self._order = _StoringOrder(self.arena)
+        self._with_trajectories = 0
+        self.evicted = 0  # trajectories that a limit has taken, since the start of the process
+        self.next_sequence = 0
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -96,32 +137,48 @@ class ReplayBuffer:
 
     @property
     def n_trajectories(self) -> int:
-        return self._trajectories
+        return len(self.arena)
 
     @property
     def n_tokens(self) -> int:
         """Stored response tokens."""
-        return self._tokens
+        return self.arena.tokens
+
+    @property
+    def n_bytes(self) -> int:
+        """What `BufferLimits.max_bytes` counts."""
+        return self.n_tokens * TOKEN_BYTES + self.n_trajectories * TRAJECTORY_BYTES
 
     def trajectories(self, question_id: str) -> list[Trajectory]:
         """The stored trajectories of a question, oldest first. Raises KeyError for a question without a record."""
-        return list(self._records[question_id].trajectories.values())
+        return [self.arena.get(slot) for slot in self._records[question_id].slots]
+
+    def newest_step(self, question_id: str) -> int:
+        """Step of a question's newest trajectory. Raises KeyError without a record, IndexError without a trajectory."""
+        return self.arena.step(self._records[question_id].slots[-1])
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
     def observe(self, groups: Iterable[RolloutGroup], step: int) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
 
-        A group too few of whose rollouts could be graded leaves its question's record as it is. A retired question
-        stays retired whatever it does later.
+        Before that, trajectories that have grown too old go, and retired questions whose time has come return. A group
+        too few of whose rollouts could be graded leaves its question's record as it is.
         """
+        self._expire(step)
         for group in groups:
-            accuracy = group.accuracy
-            if accuracy is None or group.question.id in self._retired:
+            accuracy, question_id = group.accuracy, group.question.id
+            if accuracy is None:
                 continue
-            self.record(group.question.id, accuracy, step)
-            if self.retirement.retires(accuracy):
-                self.retire(group.question.id, step)
+            if question_id in self._retired:
+                if not self.retirement.is_back(accuracy):
+                    continue
+                del self._retired[question_id]
+            self.record(question_id, accuracy, step)
+            record = self._records[question_id]
+            record.streak = record.streak + 1 if self.retirement.mastered(accuracy) else 0
+            if record.streak and self.retirement.retires(record.streak):
+                self.retire(question_id, step)
 
     def record(self, question_id: str, accuracy: Fraction, step: int) -> None:
         """Set a question's latest accuracy. Raises ValueError outside [0, 1] or for a retired question."""
@@ -133,16 +190,18 @@ class ReplayBuffer:
         if record is None:
             self._records[question_id] = QuestionRecord(accuracy, step)
             return
-        self._leave_bucket(question_id, record)
-        record.accuracy, record.observed_step = accuracy, step
-        self._enter_bucket(question_id, record)
+        record.observed_step = step
+        if record.accuracy != accuracy:
+            self._leave_bucket(question_id, record)
+            record.accuracy = accuracy
+            self._enter_bucket(question_id, record)
 
     def store(self, experience: Iterable[tuple[str, Trajectory]]) -> int:
         """Store correct trajectories of observed questions; returns how many. Retired questions take none.
 
-        A trajectory that is sampled again replaces its earlier copy and with it the older log-probs and step.
-        Raises ValueError for a response that did not finish (it was cut off: correct, but nothing to imitate) and for
-        a question that was never observed.
+        A trajectory that is sampled again replaces its earlier copy and with it the older log-probs and step. What a
+        limit then asks for is evicted, oldest first. Raises ValueError for a response that did not finish (it was cut
+        off: correct, but nothing to imitate) and for a question that was never observed; what came before it is stored.
         """
         stored = 0
         for question_id, trajectory in experience:
@@ -153,19 +212,21 @@ class ReplayBuffer:
                 raise ValueError(f"question {question_id} has no accuracy yet: observe its group before storing")
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
-            key = trajectory.key
-            self._with_trajectories += not record.trajectories
-            known = record.trajectories.pop(key, None)
-            record.trajectories[key] = trajectory
-            if known is None:
-                self._trajectories += 1
-                self._tokens += len(trajectory)
-            self._enter_bucket(question_id, record)
+            key = key_of(trajectory)
+            known = self.arena.find(record.slots, key)
+            self._add(question_id, record, trajectory, key, self.next_sequence)
+            if known is not None:
+                self._forget(record, known)
+            self.next_sequence += 1
             stored += 1
+            if self.limits.per_question is not None and len(record.slots) > self.limits.per_question:
+                self._evict(record.slots[0])
+        while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
+            self._evict(self._order.oldest())
         return stored
 
     def retire(self, question_id: str, step: int) -> None:
-        """Take a question out of the buffer for good. Raises KeyError if it has no record."""
+        """Take a question out of the buffer. Raises KeyError if it has no record."""
         self.remove(question_id)
         self._retired[question_id] = step
 
@@ -173,21 +234,31 @@ class ReplayBuffer:
         """Forget a question and its trajectories. Raises KeyError if it has no record."""
         record = self._records.pop(question_id)
         self._leave_bucket(question_id, record)
-        self._with_trajectories -= bool(record.trajectories)
-        self._trajectories -= len(record.trajectories)
-        self._tokens -= sum(map(len, record.trajectories.values()))
+        self._with_trajectories -= bool(record.slots)
+        for slot in record.slots:
+            self.arena.remove(slot)
 
-    def restore(self, records: Iterable[tuple[str, QuestionRecord]], retired: Mapping[str, int]) -> None:
-        """Fill an empty buffer from a snapshot; records come in `canonical_order`. Raises ValueError if not empty."""
+    def restore(
+        self,
+        records: Iterable[tuple[str, QuestionRecord]],
+        trajectories: Sequence[tuple[str, int, Trajectory]],
+        retired: Mapping[str, int],
+        next_sequence: int,
+    ) -> None:
+        """Fill an empty buffer from a snapshot. Raises ValueError if it is not empty.
+
+        records: without slots, in `canonical_order`; trajectories: (question id, sequence, trajectory)
+        """
         if self._records or self._retired:
             raise ValueError("only an empty buffer can be restored")
-        for question_id, record in records:
-            self._records[question_id] = record
-            self._with_trajectories += bool(record.trajectories)
-            self._trajectories += len(record.trajectories)
-            self._tokens += sum(map(len, record.trajectories.values()))
-            self._enter_bucket(question_id, record)
+        self._records.update(records)
         self._retired.update(retired)
+        for question_id, sequence, trajectory in sorted(trajectories, key=lambda row: row[1]):
+            record = self._records[question_id]
+            self._add(question_id, record, trajectory, key_of(trajectory), sequence, enter=False)
+        for question_id, record in self._records.items():
+            self._enter_bucket(question_id, record)
+        self.next_sequence = next_sequence
 
     def canonical_order(self) -> list[str]:
         """Question ids bucket by bucket, in each bucket's own order, then the others by id.
@@ -198,9 +269,57 @@ class ReplayBuffer:
         seen = set(ordered)
         return ordered + sorted(question_id for question_id in self._records if question_id not in seen)
 
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _expire(self, step: int) -> None:
+        if self.limits.max_age is not None:
+            while len(self.arena) and self.arena.step(oldest := self._order.oldest()) < step - self.limits.max_age:
+                self._evict(oldest)
+        if self.retirement.returns_after is not None:
+            due = step - self.retirement.returns_after
+            while self._retired and next(iter(self._retired.values())) <= due:
+                del self._retired[next(iter(self._retired))]
+
+    def _add(
+        self,
+        question_id: str,
+        record: QuestionRecord,
+        trajectory: Trajectory,
+        key: Key,
+        sequence: int,
+        enter: bool = True,
+    ) -> None:
+        slot = self.arena.add(trajectory, key, sequence)
+        if slot >= len(self._owner):
+            self._owner.append("")
+        self._owner[slot] = question_id
+        self._order.append(slot, sequence)
+        record.slots.append(slot)
+        if len(record.slots) == 1:
+            self._with_trajectories += 1
+            if enter:
+                self._enter_bucket(question_id, record)
+
+    def _forget(self, record: QuestionRecord, slot: int) -> None:
+        self.arena.remove(slot)
+        record.slots.remove(slot)
+        if not record.slots:
+            self._with_trajectories -= 1
+
+    def _evict(self, slot: int) -> None:
+        question_id = self._owner[slot]
+        record = self._records[question_id]
+        self._forget(record, slot)
+        if not record.slots:
+            self._leave_bucket(question_id, record)
+        self.evicted += 1
+
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        if record.accuracy > 0 and record.trajectories:
-            self._candidates.setdefault(record.accuracy, IndexedSet()).add(question_id)
+        if record.slots and record.accuracy > 0:
+            bucket = self._candidates.get(record.accuracy)
+            if bucket is None:
+                bucket = self._candidates[record.accuracy] = IndexedSet()
+            bucket.add(question_id)
 
     def _leave_bucket(self, question_id: str, record: QuestionRecord) -> None:
         bucket = self._candidates.get(record.accuracy)
@@ -208,3 +327,31 @@ class ReplayBuffer:
             bucket.remove(question_id)
             if not bucket:
                 del self._candidates[record.accuracy]
+
+
+class _StoringOrder:
+    """Slots in the order in which they were filled. What has been removed meanwhile is skipped and swept up now and
+    then, so that `append` and `oldest` cost O(1) amortised and the list never exceeds twice the stored trajectories.
+    """
+
+    def __init__(self, arena: TrajectoryArena) -> None:
+        self._arena = arena
+        self._slots, self._sequences = array("i"), array("q")
+        self._first = 0
+
+    def append(self, slot: int, sequence: int) -> None:
+        self._slots.append(slot)
+        self._sequences.append(sequence)
+        if len(self._slots) > 2 * len(self._arena) + 1024:
+            slots = np.array(self._slots, np.int64)
+            sequences: npt.NDArray[np.int64] = np.array(self._sequences, np.int64)
+            alive = self._arena.column("sequence", slots) == sequences
+            self._slots = array("i", slots[alive].astype(np.int32).tobytes())
+            self._sequences = array("q", sequences[alive].tobytes())
+            self._first = 0
+
+    def oldest(self) -> int:
+        """The slot filled first of those still in use. Raises IndexError if there is none."""
+        while self._arena.sequence(self._slots[self._first]) != self._sequences[self._first]:
+            self._first += 1
+        return self._slots[self._first]

@@ -1,7 +1,9 @@
-"""Difficulty levels: a question's latest accuracy, cut at two thresholds."""
+"""Difficulty levels: a question's latest accuracy, cut at two thresholds, fixed or adapted to the buffer."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sized
 from fractions import Fraction
 from typing import Literal
 
@@ -19,15 +21,49 @@ class DifficultyBuckets:
 
     The paper puts the upper threshold into both medium and easy; here it is medium (arXiv 2510.02245, section 3).
     Accuracies are exact fractions, so that 2 of 8 is on the threshold 0.25 and never beside it.
+
+    thresholds: low and high, where they are fixed
+    quantiles: two shares of the candidates between 0 and 1; the levels are then cut there and the thresholds unused
+        (see `adapted`). None: fixed thresholds
     """
 
-    def __init__(self, thresholds: tuple[float, float] = (0.25, 0.75)) -> None:
-        """Raises ValueError unless 0 < low < high < 1."""
+    def __init__(
+        self, thresholds: tuple[float, float] = (0.25, 0.75), quantiles: tuple[float, float] | None = None
+    ) -> None:
+        """Raises ValueError unless 0 < low < high < 1, for thresholds and for quantiles."""
         if len(thresholds) != 2 or not 0 < thresholds[0] < thresholds[1] < 1:
             raise ValueError(
                 f"DifficultyBuckets.thresholds must be two accuracies with 0 < low < high < 1, got {thresholds!r}"
             )
+        if quantiles is not None and (len(quantiles) != 2 or not 0 < quantiles[0] < quantiles[1] < 1):
+            raise ValueError(
+                "DifficultyBuckets.quantiles must be two shares with 0 < low < high < 1, or None for fixed thresholds; "
+                f"got {quantiles!r}"
+            )
         self.low, self.high = as_fraction(thresholds[0]), as_fraction(thresholds[1])
+        self.quantiles = None if quantiles is None else (as_fraction(quantiles[0]), as_fraction(quantiles[1]))
+
+    def adapted(self, candidates: Mapping[Fraction, Sized]) -> DifficultyBuckets:
+        """The levels for these candidates, by exact accuracy: cut at their quantiles, or as they are if fixed.
+
+        A candidate's rank is the share of candidates of lower accuracy plus half the share of its own: hard up to the
+        first quantile, medium up to the second. Equal accuracies share a rank and thus a level, so a level can be
+        empty. Solved candidates (retirement off) are a level of their own and do not count.
+        """
+        if self.quantiles is None:
+            return self
+        sizes = {accuracy: len(members) for accuracy, members in sorted(candidates.items()) if accuracy < 1}
+        adapted = copy.copy(self)
+        adapted.low = adapted.high = Fraction(0)
+        total, below = sum(sizes.values()), 0
+        for accuracy, size in sizes.items():
+            rank = Fraction(2 * below + size, 2 * total)
+            if rank <= self.quantiles[0]:
+                adapted.low = accuracy
+            if rank <= self.quantiles[1]:
+                adapted.high = accuracy
+            below += size
+        return adapted
 
     def level(self, accuracy: Fraction) -> Level:
         if not 0 <= accuracy <= 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,12 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str, float]:
-    """What is stored. `bucket_<level>`: candidates at that level (unsolved: stored, but fallen to 0)."""
+    """What is stored. `bucket_<level>`: candidates at that level (unsolved: stored, but fallen to 0).
+
+    With adaptive levels, where they are cut as well.
+    """
+    buckets = buckets.adapted(buffer.candidates)
+    cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
     sizes = dict.fromkeys(LEVELS, 0)
     for accuracy, members in buffer.candidates.items():
         sizes[buckets.level(accuracy)] += len(members)
@@ -61,9 +66,11 @@ def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str
     sizes["unsolved"] = buffer.n_with_trajectories - candidates
     return {
         **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
+        **{name: float(cut) for name, cut in cuts.items()},
         "replay/candidates": float(candidates),
         "replay/trajectories": float(buffer.n_trajectories),
         "replay/stored_tokens": float(buffer.n_tokens),
+        "replay/stored_bytes": float(buffer.n_bytes),
         "replay/retired": float(len(buffer.retired)),
     }
 
@@ -87,8 +94,14 @@ def row_metrics(
     step: int,
     beta: float,
     clip: tuple[float, float] | None,
+    max_weight: float | None = None,
+    later_passes: Sequence[Mapping[int, Floats]] = (),
 ) -> dict[str, float]:
-    """Fresh and replayed rows apart: entropies, ages, importance weights. Arrays are per row of the flattened batch."""
+    """Fresh and replayed rows apart: entropies, ages, importance weights. Arrays are per row of the flattened batch.
+
+    later_passes: where the batch was gone through again, the log-probs of each row that was measured again. They enter
+        the ratios of fresh rows; everything else is of the first pass.
+    """
     rows = batch.flat_rows()
     fresh = [i for i, row in enumerate(rows) if row.replayed is None]
     replayed = [(i, row.replayed) for i, row in enumerate(rows) if row.replayed is not None]
@@ -96,14 +109,14 @@ def row_metrics(
     checked = [trajectory.sound for _, trajectory in replayed if trajectory.sound is not None]
     return {
         "policy/entropy_fresh": _mean([entropies[i] for i in fresh]),
-        **_fresh_ratios(rows, fresh, policy_logprobs, behaviour_logprobs, clip),
+        **_fresh_ratios(rows, fresh, [dict(enumerate(policy_logprobs)), *later_passes], behaviour_logprobs, clip),
         "replay/entropy": _mean([entropies[i] for i, _ in replayed]),
         "replay/age_mean": _mean(ages),
         "replay/age_max": float(max(ages, default=0)),
         "replay/lucky_guess_rate": _share(checked.count(False), len(checked)),
         "replay/response_tokens": _mean([len(trajectory) for _, trajectory in replayed]),
         **_importance_weights(
-            [policy_logprobs[i] for i, _ in replayed], [behaviour_logprobs[i] for i, _ in replayed], beta
+            [policy_logprobs[i] for i, _ in replayed], [behaviour_logprobs[i] for i, _ in replayed], beta, max_weight
         ),
     }
 
@@ -111,15 +124,15 @@ def row_metrics(
 def _fresh_ratios(
     rows: Sequence[Row],
     fresh: Sequence[int],
-    policy: Sequence[Floats],
+    passes: Sequence[Mapping[int, Floats]],
     behaviour: Sequence[Floats],
     clip: tuple[float, float] | None,
 ) -> dict[str, float]:
     """approx_kl: mean of w − 1 − log w, w = π_θ/π_old. clip_share: tokens whose gradient the clip takes away."""
     tokens = clipped = 0
     kl = 0.0
-    for i in fresh:
-        log_w = policy[i].astype(np.float64) - behaviour[i]
+    for i, logprobs in [(i, logprobs[i]) for logprobs in passes for i in fresh if i in logprobs]:
+        log_w = logprobs.astype(np.float64) - behaviour[i]
         w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
         tokens += len(w)
         kl += float((w - 1 - log_w).sum())
@@ -129,18 +142,26 @@ def _fresh_ratios(
     return {"policy/approx_kl": _share(kl, tokens), "policy/clip_share": _share(clipped, tokens)}
 
 
-def _importance_weights(policy: Sequence[Floats], behaviour: Sequence[Floats], beta: float) -> dict[str, float]:
+def _importance_weights(
+    policy: Sequence[Floats], behaviour: Sequence[Floats], beta: float, max_weight: float | None
+) -> dict[str, float]:
     """Of all replayed tokens, in log space, w* = π_θ/π_past.
 
     ess: effective sample size (Σw)²/Σw² as a share of the tokens, 1 when all weigh the same
+    truncated_share: tokens whose weight is above the largest one, where there is one
     """
+    truncated = {} if max_weight is None else {"replay/truncated_share": 0.0}
     if not policy:
-        return {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
+        return {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0, **truncated}
     log_w = np.concatenate(list(policy)).astype(np.float64) - np.concatenate(list(behaviour))
     w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
-    shaped = 1 / (1 + np.exp(np.clip(np.log(beta) - log_w, -700, 700)))
+    if max_weight is not None:
+        truncated = {"replay/truncated_share": float(np.mean(log_w > np.log(max_weight)))}
+    log_used = log_w if max_weight is None else np.minimum(log_w, np.log(max_weight))
+    shaped = 1 / (1 + np.exp(np.clip(np.log(beta) - log_used, -700, 700)))
     return {
         "replay/log_weight_max": float(log_w.max()),
         "replay/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),
         "replay/saturated_share": float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE)),
+        **truncated,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,10 +67,12 @@ class MixedBatch:
 
 
 class ReplayMixer:
-    """ρ and the delayed start.
+    """ρ, its schedule and the delayed start.
 
     rho: share of a batch's questions that come from the buffer, in [0, 1]; 0 is on-policy training. The number of
         replayed questions is ρ·B rounded to the nearest (a half rounds up), or all candidates if there are fewer.
+    rho_end, rho_steps: ρ moves linearly from `rho`, in the first step that may replay, to `rho_end` so many steps later
+        and stays there; both None: ρ is constant
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
         fresh rollouts) exceeds this; None: from the first step
     collect_before_start: whether accuracies, trajectories and retirements are recorded before that. The paper starts
@@ -85,12 +88,23 @@ class ReplayMixer:
         questions_per_step: int,
         rng: np.random.Generator,
         rho: float = 0.5,
+        rho_end: float | None = None,
+        rho_steps: int | None = None,
         start_at_accuracy: float | None = 0.35,
         collect_before_start: bool = False,
     ) -> None:
-        """Raises ValueError for ρ or a starting accuracy outside [0, 1], K < 2, or μ above K success counts."""
+        """Raises ValueError for a share outside [0, 1], half a schedule of ρ, K < 2, or μ above K success counts."""
         if not 0 <= rho <= 1:
             raise ValueError(f"ReplayMixer.rho must lie in [0, 1], got {rho!r}")
+        if (rho_end is None) != (rho_steps is None):
+            raise ValueError(
+                "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
+                f"{rho_end!r} and {rho_steps!r}"
+            )
+        if rho_end is not None and not 0 <= rho_end <= 1:
+            raise ValueError(f"ReplayMixer.rho_end must lie in [0, 1], or be None (constant ρ); got {rho_end!r}")
+        if rho_steps is not None and rho_steps < 1:
+            raise ValueError(f"ReplayMixer.rho_steps must be at least 1 step, or None (constant ρ); got {rho_steps!r}")
         if start_at_accuracy is not None and not 0 <= start_at_accuracy < 1:
             raise ValueError(
                 f"ReplayMixer.start_at_accuracy must lie in [0, 1), or be None to start at once; got "
@@ -105,7 +119,8 @@ class ReplayMixer:
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
         self.rng = rng
-        self.rho = as_fraction(rho)
+        self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
+        self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
         self.collect_before_start = collect_before_start
         self.started_at: int | None = 0 if start_at_accuracy is None else None
@@ -116,8 +131,15 @@ class ReplayMixer:
 
     @property
     def collecting(self) -> bool:
-        """Whether this step's experience is recorded: with ρ = 0 there is nobody to replay it."""
-        return self.rho > 0 and (self.started or self.collect_before_start)
+        """Whether this step's experience is recorded: where ρ is 0 throughout there is nobody to replay it."""
+        return max(self.rho, self.rho_end) > 0 and (self.started or self.collect_before_start)
+
+    def rho_at(self, step: int) -> Fraction:
+        """The step's ρ, exact; 0 before the delayed start is over. Replay may begin in the step after the start."""
+        if self.started_at is None:
+            return Fraction(0)
+        done = min(max(step - self.started_at - 1, 0), self.rho_steps)
+        return self.rho + (self.rho_end - self.rho) * done / self.rho_steps
 
     def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
@@ -125,10 +147,16 @@ class ReplayMixer:
         Drawing a full fresh batch and throwing part of it away would lose those questions for the epoch.
         """
         replayed: list[Question] = []
-        if self.started and self.rho > 0:
-            wanted = int(self.rho * self.questions_per_step + as_fraction(0.5))
+        if (rho := self.rho_at(step)) > 0:
+            wanted = int(rho * self.questions_per_step + as_fraction(0.5))
+            buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(
-                buffer.candidates, min(wanted, buffer.n_candidates), self.group_size, self.buckets, self.rng
+                buffer.candidates,
+                min(wanted, buffer.n_candidates),
+                self.group_size,
+                buckets,
+                self.rng,
+                buffer.newest_step,
             )
             replayed = [fresh.question(question_id) for question_id in ids]
         ids_replayed = {question.id for question in replayed}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -26,6 +28,7 @@ class QuestionSampler:
         'successes', x = K·k/n in [0, K]: σ = 1 is what the official code runs, and is sharp (σ = 1/K in accuracy)
     weight: 'bucket', P(bucket) ∝ density, then uniform inside: a question in a small bucket is drawn more often
         (paper and official code); 'question', P(question) ∝ density of its bucket
+    half_life: steps in which a question's weight halves while no new trajectory of it is stored; None: age is ignored
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class QuestionSampler:
         unit: Literal["accuracy", "successes"] = "accuracy",
         weight: Literal["bucket", "question"] = "bucket",
         partition: Literal["accuracy", "level"] = "accuracy",
+        half_life: float | None = None,
     ) -> None:
         """Raises ValueError for an unknown choice, σ ≤ 0, or a mean outside the unit's range."""
         for name, value, allowed in (
@@ -55,7 +59,11 @@ class QuestionSampler:
         if not math.isfinite(mu) or mu < 0 or (unit == "accuracy" and mu > 1):
             allowed_mu = "[0, 1] for unit 'accuracy'" if unit == "accuracy" else "[0, K] for unit 'successes'"
             raise ValueError(f"QuestionSampler.mu must lie in {allowed_mu}, got {mu!r}")
-        self.method, self.mu, self.sigma = method, mu, sigma
+        if half_life is not None and not (math.isfinite(half_life) and half_life > 0):
+            raise ValueError(
+                f"QuestionSampler.half_life must be a positive number of steps, or None; got {half_life!r}"
+            )
+        self.method, self.mu, self.sigma, self.half_life = method, mu, sigma, half_life
         self.unit, self.weight, self.partition = unit, weight, partition
 
     def log_density(self, accuracy: Fraction | float, group_size: int) -> float:
@@ -72,55 +80,114 @@ class QuestionSampler:
         group_size: int,
         buckets: DifficultyBuckets,
         rng: np.random.Generator,
+        newest_step: Callable[[str], int] | None = None,
     ) -> list[str]:
-        """n distinct question ids, drawn one after the other without replacement. O(n · buckets), whatever is stored.
+        """n distinct question ids, drawn one after the other without replacement.
 
-        Raises ValueError if there are fewer than n candidates.
+        newest_step: step of a question's newest trajectory; needed with a half-life
+        O(n · buckets) whatever is stored; with a half-life O(candidates) besides. Raises ValueError if there are fewer
+        than n candidates.
         """
-        cells = self._cells(candidates, buckets)
-        if n > (available := sum(cell.remaining for cell in cells)):
+        if n > (available := sum(map(len, candidates.values()))):
             raise ValueError(f"cannot draw {n} distinct questions from {available} candidates")
+        cells = self._cells(candidates, group_size, buckets, rng, newest_step) if n else []
         drawn: list[str] = []
-        while len(drawn) < n:
-            live = [cell for cell in cells if cell.remaining]
-            weights = self._weights(live, group_size)
-            cell = live[int(rng.choice(len(live), p=weights))]
-            drawn.append(cell.draw(rng))
+        cumulative: list[float] = []
+        for which, member in rng.random((n, 2)).tolist():
+            if not cumulative or self.weight == "question" or not all(map(len, cells)):
+                cells = [cell for cell in cells if len(cell)]
+                logs = [cell.log_density + (cell.log_mass() if self.weight == "question" else 0.0) for cell in cells]
+                # The maximum is over the cells that are left: with a narrow σ the others would all underflow to 0.
+                peak = max(logs)
+                cumulative = list(accumulate(math.exp(value - peak) for value in logs))
+            chosen = min(bisect_right(cumulative, which * cumulative[-1]), len(cells) - 1)
+            drawn.append(cells[chosen].draw(member))
         return drawn
 
-    def _weights(self, cells: list[_Cell], group_size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        logs = np.array([self.log_density(cell.accuracy, group_size) for cell in cells])
-        # The maximum is taken over the cells that are left: with a narrow σ the others would all underflow to 0.
-        weights = np.exp(logs - logs.max())
-        if self.weight == "question":
-            weights = weights * [cell.remaining for cell in cells]
-        return np.asarray(weights / weights.sum())
-
-    def _cells(self, candidates: Mapping[Fraction, IndexedSet], buckets: DifficultyBuckets) -> list[_Cell]:
+    def _cells(
+        self,
+        candidates: Mapping[Fraction, IndexedSet],
+        group_size: int,
+        buckets: DifficultyBuckets,
+        rng: np.random.Generator,
+        newest_step: Callable[[str], int] | None,
+    ) -> Sequence[_Cell | _AgedCell]:
         by_accuracy = sorted(candidates.items())
-        if self.partition == "accuracy":
-            return [_Cell([(accuracy, members)]) for accuracy, members in by_accuracy]
-        levels = [[(a, m) for a, m in by_accuracy if buckets.level(a) == level] for level in LEVELS]
-        return [_Cell(members) for members in levels if members]
+        parts = [[pair] for pair in by_accuracy]
+        if self.partition == "level":
+            levels = [[(a, members) for a, members in by_accuracy if buckets.level(a) == level] for level in LEVELS]
+            parts = [part for part in levels if part]
+        cells = []
+        for part in parts:
+            size = sum(len(members) for _, members in part)
+            # Where the density of a bucket of several accuracies is taken: at the mean accuracy of its questions.
+            accuracy = sum(accuracy * len(members) for accuracy, members in part) / size
+            cells.append(([members for _, members in part], self.log_density(accuracy, group_size)))
+        if self.half_life is None:
+            return [_Cell(*cell) for cell in cells]
+        if newest_step is None:
+            raise ValueError("QuestionSampler.half_life needs the steps of the stored trajectories")
+        return [_AgedCell(*cell, self.half_life, newest_step, rng) for cell in cells]
 
 
 class _Cell:
     """One bucket while it is being drawn from: a Fisher-Yates shuffle that touches only the positions it draws."""
 
-    def __init__(self, parts: list[tuple[Fraction, IndexedSet]]) -> None:
-        self.parts = [members for _, members in parts]
-        self.remaining = sum(map(len, self.parts))
-        # Where the density of a bucket of several accuracies is taken: at the mean accuracy of its questions.
-        self.accuracy = float(sum(accuracy * len(members) for accuracy, members in parts) / self.remaining)
+    def __init__(self, parts: list[IndexedSet], log_density: float) -> None:
+        self.parts, self.log_density = parts, log_density
+        self._left = sum(map(len, parts))
         self._moved: dict[int, int] = {}
 
-    def draw(self, rng: np.random.Generator) -> str:
-        position = int(rng.integers(self.remaining))
-        self.remaining -= 1
+    def __len__(self) -> int:
+        return self._left
+
+    def log_mass(self) -> float:
+        """log of the summed weights of the members that are left."""
+        return math.log(self._left)
+
+    def draw(self, uniform: float) -> str:
+        """uniform: in [0, 1), picks among the members that are left."""
+        position = int(uniform * self._left)
+        self._left -= 1
         index = self._moved.get(position, position)
-        self._moved[position] = self._moved.get(self.remaining, self.remaining)
+        self._moved[position] = self._moved.get(self._left, self._left)
         for members in self.parts:
             if index < len(members):
                 return members[index]
             index -= len(members)
         raise AssertionError("a position beyond the bucket")
+
+
+class _AgedCell:
+    """One bucket whose members weigh 2^(step/half-life), step being that of their newest trajectory.
+
+    Sorting by log weight plus Gumbel noise gives the order in which drawing one after the other without replacement
+    would take them (Gumbel top-k, arXiv 1903.06059).
+    """
+
+    def __init__(
+        self,
+        parts: list[IndexedSet],
+        log_density: float,
+        half_life: float,
+        newest_step: Callable[[str], int],
+        rng: np.random.Generator,
+    ) -> None:
+        self.log_density = log_density
+        members = [member for part in parts for member in part]
+        logs = np.array([newest_step(member) for member in members]) * (math.log(2) / half_life)
+        order = np.argsort(-(logs + rng.gumbel(size=len(logs))), kind="stable")
+        self._queue = [members[int(i)] for i in order]
+        self._log_mass = np.logaddexp.accumulate(logs[order][::-1])[::-1]  # of each position and all behind it
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) - self._taken
+
+    def log_mass(self) -> float:
+        return float(self._log_mass[self._taken])
+
+    def draw(self, uniform: float) -> str:
+        """The next in order: chance has had its say."""
+        self._taken += 1
+        return self._queue[self._taken - 1]

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from .trajectory import Trajectory
 
+PolicyScore = Literal["entropy", "perplexity"]  # takes a forward pass of the current policy
+By = Literal[PolicyScore, "length", "recency", "random"]
+
 
 class TrajectorySelector:
     """Picks one stored trajectory per replayed question.
 
-    by: 'entropy', the mean token entropy over exactly the response tokens under the *current* policy at temperature 1,
-        or 'random'
+    by: the score:
+        'entropy'     mean token entropy over exactly the response tokens under the *current* policy, temperature 1
+        'perplexity'  exp(mean of −log π) of the response tokens under the current policy, sampling temperature
+        'length'      response tokens
+        'recency'     training step of the stored log-probs: 'highest' is the newest
+        'random'      no score: each is as likely, whatever `prefer` says
     prefer: 'lowest' (the paper: o* = argmin of the entropy) or 'highest' score
     """
 
     def __init__(
         self,
-        by: Literal["entropy", "random"] = "entropy",
+        by: By = "entropy",
         prefer: Literal["lowest", "highest"] = "lowest",
     ) -> None:
         """Raises ValueError for an unknown choice."""
-        if by not in ("entropy", "random"):
-            raise ValueError(f"TrajectorySelector.by must be 'entropy' or 'random', got {by!r}")
+        if by not in get_args(By):
+            raise ValueError(f"TrajectorySelector.by must be one of {', '.join(map(repr, get_args(By)))}; got {by!r}")
         if prefer not in ("lowest", "highest"):
             raise ValueError(f"TrajectorySelector.prefer must be 'lowest' or 'highest', got {prefer!r}")
         self.by, self.prefer = by, prefer
 
     def to_score(self, candidates: Mapping[str, Sequence[Trajectory]]) -> dict[str, Sequence[Trajectory]]:
-        """The candidates whose score can change the choice: none when choosing at random, none that stand alone."""
-        if self.by == "random":
+        """The candidates whose score takes a forward pass and can change the choice: none that stand alone."""
+        if self.by not in get_args(PolicyScore):
             return {}
         return {question_id: stored for question_id, stored in candidates.items() if len(stored) > 1}
 
@@ -56,6 +63,10 @@ class TrajectorySelector:
                 chosen[question_id] = stored[0]
             elif self.by == "random":
                 chosen[question_id] = stored[int(rng.integers(len(stored)))]
+            elif self.by == "length":
+                chosen[question_id] = self._best(question_id, stored, [len(trajectory) for trajectory in stored])
+            elif self.by == "recency":
+                chosen[question_id] = self._best(question_id, stored, [trajectory.step for trajectory in stored])
             else:
                 chosen[question_id] = self._best(question_id, stored, scores.get(question_id, ()))
         return chosen

@@ -2,8 +2,9 @@
 
     manifest.json         format, version, counts, fingerprint, SHA-256 of each table; written last
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
-                          retired_step
-    trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound
+                          streak, retired_step
+    trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
+                          sequence
 
 pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
 """
@@ -15,6 +16,8 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Collection
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .buffer import QuestionRecord, ReplayBuffer
+from .arena import SOUND
+from .buffer import BufferLimits, QuestionRecord, ReplayBuffer
 from .retirement import RetirementPolicy
 from .trajectory import Trajectory
 
@@ -31,7 +35,17 @@ FORMAT = "exgrpo-replay-buffer"
 VERSION = 1
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
-_MANIFEST = {"format", "version", "fingerprint", "questions", "retired", "trajectories", "sha256"}
+_MANIFEST = {
+    "format",
+    "version",
+    "fingerprint",
+    "questions",
+    "retired",
+    "trajectories",
+    "next_sequence",
+    "sha256",
+    "checksum",
+}
 
 _QUESTIONS = pa.schema(
     [
@@ -39,6 +53,7 @@ _QUESTIONS = pa.schema(
         ("accuracy_numerator", pa.int32()),  # of the latest accuracy, in lowest terms; null for a retired question
         ("accuracy_denominator", pa.int32()),
         ("observed_step", pa.int64()),
+        ("streak", pa.int32()),  # observations in a row that counted towards retirement
         ("retired_step", pa.int64()),  # null unless retired
     ]
 )
@@ -51,6 +66,7 @@ _TRAJECTORIES = pa.schema(
         ("step", pa.int64()),
         ("finish", pa.string()),
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
+        ("sequence", pa.int64()),  # place in the order of storing
     ]
 )
 
@@ -78,8 +94,10 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
             "questions": len(order),
             "retired": len(buffer.retired),
             "trajectories": buffer.n_trajectories,
+            "next_sequence": buffer.next_sequence,
             "sha256": {name: _sha256(partial / name) for name in _TABLES},
         }
+        manifest["checksum"] = _checksum(manifest)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             _fsync(path)
@@ -90,7 +108,9 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
         raise
 
 
-def load(folder: Path, retirement: RetirementPolicy, fingerprint: str) -> ReplayBuffer:
+def load(
+    folder: Path, retirement: RetirementPolicy, fingerprint: str, limits: BufferLimits | None = None
+) -> ReplayBuffer:
     """The buffer saved in `folder`. Raises SnapshotError if it is missing, torn, foreign or of another fingerprint."""
     manifest = _manifest(folder)
     if manifest["fingerprint"] != fingerprint:
@@ -115,58 +135,95 @@ def load(folder: Path, retirement: RetirementPolicy, fingerprint: str) -> Replay
             retired[row["question_id"]] = row["retired_step"]
         else:
             accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
-            records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"])
-    counts = {"questions": len(records), "retired": len(retired), "trajectories": len(trajectories)}
-    if any(manifest[name] != count for name, count in counts.items()):
-        raise SnapshotError(f"{folder / 'manifest.json'}: it counts other rows than the tables hold ({counts})")
-    _attach(records, trajectories)
-    buffer = ReplayBuffer(retirement)
-    buffer.restore(records.items(), retired)
+            records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"], row["streak"])
+    buffer = ReplayBuffer(retirement, limits)
+    buffer.restore(records.items(), _rows(trajectories), retired, manifest["next_sequence"])
+    return buffer
+
+
+def borrow(
+    folder: Path,
+    retirement: RetirementPolicy,
+    fingerprint: str,
+    limits: BufferLimits | None,
+    questions: Collection[str],
+) -> ReplayBuffer:
+    """A buffer to start a new run from, with the accuracies and trajectories of another run's snapshot.
+
+    questions: the ids of the new run's questions
+    Its steps are counted back from the run's newest one, which becomes 0, so that ages go on. What the other run had
+    retired is not taken: it has no trajectories, and mastering it is up to the new policy.
+    Raises SnapshotError as `load` does, and for experience of questions that the new run does not have: an id is made
+    of prompt and answer, so those were asked or answered in another way.
+    """
+    source = load(folder, RetirementPolicy(), fingerprint)
+    strange = [question_id for question_id in source.records if question_id not in questions]
+    if strange:
+        raise SnapshotError(
+            f"{folder}: {len(strange)} of its {len(source.records)} questions (such as {strange[0]}) are not among the "
+            "run's questions; they have another prompt, answer or source, or belong to another set"
+        )
+    records = [(question_id, source.records[question_id]) for question_id in source.canonical_order()]
+    rows = [(question_id, slot) for question_id, record in records for slot in record.slots]
+    steps = [source.arena.step(slot) for _, slot in rows]
+    newest = max([*steps, *(record.observed_step for _, record in records)], default=0)
+    buffer = ReplayBuffer(retirement, limits)
+    buffer.restore(
+        [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records],
+        [
+            (question_id, source.arena.sequence(slot), replace(source.arena.get(slot), step=step - newest))
+            for (question_id, slot), step in zip(rows, steps, strict=True)
+        ],
+        {},
+        source.next_sequence,
+    )
     return buffer
 
 
 def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
     records = [buffer.records[question_id] for question_id in order]
-    retired = sorted(buffer.retired.items())
-    none = [None] * len(retired)
+    none = [None] * len(buffer.retired)
     columns: list[list[Any]] = [
-        order + [question_id for question_id, _ in retired],
+        order + list(buffer.retired),
         [record.accuracy.numerator for record in records] + none,
         [record.accuracy.denominator for record in records] + none,
         [record.observed_step for record in records] + none,
-        [None] * len(records) + [step for _, step in retired],
+        [record.streak for record in records] + none,
+        [None] * len(records) + list(buffer.retired.values()),
     ]
     return pa.table([pa.array(c, t) for c, t in zip(columns, _QUESTIONS.types, strict=True)], schema=_QUESTIONS)
 
 
 def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    rows = [(question_id, t) for question_id in order for t in buffer.records[question_id].trajectories.values()]
-    offsets = np.concatenate([[0], np.cumsum([len(t) for _, t in rows], dtype=np.int64)]).astype(np.int64)
-
-    def lists(arrays: list[Any], dtype: type) -> pa.Array:
-        values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
-        return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
-
+    slots = np.array([slot for question_id in order for slot in buffer.records[question_id].slots], np.int64)
+    owners = [question_id for question_id in order for _ in buffer.records[question_id].slots]
+    column = buffer.arena.column
+    token_ids, logprobs = buffer.arena.gather(slots)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(column("length", slots), dtype=np.int64)]).astype(np.int64))
+    sound = column("sound", slots)
     columns = [
-        pa.array([question_id for question_id, _ in rows], pa.string()),
-        lists([t.token_ids for _, t in rows], np.int32),
-        lists([t.behaviour_logprobs for _, t in rows], np.float32),
-        pa.array([t.reward for _, t in rows], pa.float64()),
-        pa.array([t.step for _, t in rows], pa.int64()),
-        pa.array([t.finish for _, t in rows], pa.string()),
-        pa.array([t.sound for _, t in rows], pa.bool_()),
+        pa.array(owners, pa.string()),
+        pa.LargeListArray.from_arrays(offsets, pa.array(token_ids)),
+        pa.LargeListArray.from_arrays(offsets, pa.array(logprobs)),
+        pa.array(column("reward", slots)),
+        pa.array(column("step", slots).astype(np.int64)),
+        pa.array(["stop"] * len(slots), pa.string()),
+        pa.array(sound == SOUND.index(True), mask=sound == SOUND.index(None)),
+        pa.array(column("sequence", slots)),
     ]
     return pa.table(columns, schema=_TRAJECTORIES)
 
 
-def _attach(records: dict[str, QuestionRecord], table: pa.Table) -> None:
-    table = table.combine_chunks()
-    ids = _flat(table, "token_ids")
-    logprobs = _flat(table, "behaviour_logprobs")
-    rest = zip(*(table[name].to_pylist() for name in ("question_id", "reward", "step", "finish", "sound")), strict=True)
-    for token_ids, behaviour, (question_id, reward, step, finish, sound) in zip(ids, logprobs, rest, strict=True):
-        trajectory = Trajectory(token_ids, behaviour, reward, step, finish, sound)
-        records[question_id].trajectories[trajectory.key] = trajectory
+def _rows(table: pa.Table) -> list[tuple[str, int, Trajectory]]:
+    ids, logprobs = _flat(table, "token_ids"), _flat(table, "behaviour_logprobs")
+    names = ("question_id", "sequence", "reward", "step", "finish", "sound")
+    rest = zip(*(table[name].to_pylist() for name in names), strict=True)
+    return [
+        (question_id, sequence, Trajectory(token_ids, behaviour, reward, step, finish, sound))
+        for token_ids, behaviour, (question_id, sequence, reward, step, finish, sound) in zip(
+            ids, logprobs, rest, strict=True
+        )
+    ]
 
 
 def _flat(table: pa.Table, name: str) -> list[Any]:
@@ -189,9 +246,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path}: this is not an ExGRPO replay buffer (no format {FORMAT!r})")
     if manifest.get("version") != VERSION:
         raise SnapshotError(f"{path}: version {manifest.get('version')!r} cannot be read here, only {VERSION}")
-    if set(manifest) != _MANIFEST or set(manifest["sha256"]) != set(_TABLES):
-        raise SnapshotError(f"{path}: other entries than {sorted(_MANIFEST)}; the manifest is damaged")
+    if set(manifest) != _MANIFEST or manifest["checksum"] != _checksum(manifest):
+        raise SnapshotError(f"{path}: its checksum does not match its entries; the manifest is damaged")
     return manifest
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Of all other entries."""
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

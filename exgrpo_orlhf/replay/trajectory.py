@@ -152,6 +152,7 @@ class RolloutGroup:
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.
         """
-        if self.graded < min(2, len(self.rollouts)) or not self.graded:
+        graded = self.graded
+        if not graded or graded < min(2, len(self.rollouts)):
             return None
-        return Fraction(self.correct, self.graded)
+        return Fraction(self.correct, graded)
