@@ -24,7 +24,18 @@ FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
 QUESTION_COLUMNS = [
     "question_id", "accuracy_numerator", "accuracy_denominator", "observed_step", "streak", "retired_step",
 ]  # fmt: skip
-TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound", "sequence"]
+TRAJECTORY_COLUMNS = [
+    "question_id",
+    "token_ids",
+    "behaviour_logprobs",
+    "reward",
+    "step",
+    "finish",
+    "sound",
+    "sequence",
+    "score",
+    "scored_step",
+]
 
 
 def trajectory(draw: random.Random, step: int) -> Trajectory:

@@ -7,6 +7,7 @@ least 80 % full a new one is made. So the arrays take at most 8/0.8 = 10 bytes a
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ FULL = 0.8
 SOUND = (None, False, True)  # as stored: its position
 
 # What is kept of a trajectory besides its tokens, in one array each: name → type code of `array`, whose single values
-# are read and written several times faster than numpy's. 49 bytes in all.
+# are read and written several times faster than numpy's. 61 bytes in all.
 COLUMNS = {
     "key_high": "Q",  # hash of the token ids
     "key_low": "Q",
@@ -32,6 +33,8 @@ COLUMNS = {
     "length": "i",
     "step": "i",
     "sound": "b",
+    "score": "d",  # not a number if it was never measured
+    "scored_step": "i",
 }
 Key = tuple[int, int]
 TRAJECTORY_BYTES = sum(array(code).itemsize for code in COLUMNS.values())
@@ -56,6 +59,7 @@ class TrajectoryArena:
         self._sequence, self._reward = array("q"), array("d")
         self._block, self._start, self._length, self._step = array("i"), array("i"), array("i"), array("i")
         self._sound = array("b")
+        self._score, self._scored_step = array("d"), array("i")
         self._free: list[int] = []
         self._blocks: dict[int, Block] = {}
         self._head = -1  # the block being written
@@ -92,6 +96,7 @@ class TrajectoryArena:
         self._sequence[slot], self._reward[slot], self._step[slot] = sequence, trajectory.reward, trajectory.step
         self._block[slot], self._start[slot], self._length[slot] = number, start, n
         self._sound[slot] = SOUND.index(trajectory.sound)
+        self.set_score(slot, trajectory.score, trajectory.scored_step)
         block.slots.append(slot)
         block.used += n
         block.live += n
@@ -109,7 +114,12 @@ class TrajectoryArena:
             self._reward[slot],
             self._step[slot],
             sound=SOUND[self._sound[slot]],
+            score=None if math.isnan(self._score[slot]) else self._score[slot],
+            scored_step=self._scored_step[slot],
         )
+
+    def set_score(self, slot: int, score: float | None, step: int) -> None:
+        self._score[slot], self._scored_step[slot] = math.nan if score is None else score, step
 
     def remove(self, slot: int) -> None:
         """Raises KeyError for a free slot."""
@@ -130,6 +140,9 @@ class TrajectoryArena:
             if self._key_low[slot] == low and self._key_high[slot] == high:
                 return slot
         return None
+
+    def key(self, slot: int) -> bytes:
+        return self._key_high[slot].to_bytes(8) + self._key_low[slot].to_bytes(8)
 
     def sequence(self, slot: int) -> int:
         """Place in the order of storing; -1 for a free slot."""
@@ -166,6 +179,8 @@ class TrajectoryArena:
         self._step.append(0)
         self._reward.append(0.0)
         self._sound.append(0)
+        self._score.append(math.nan)
+        self._scored_step.append(-1)
         return len(self._sequence) - 1
 
     def _block_for(self, n: int) -> int:

@@ -23,7 +23,7 @@ class BufferLimits:
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
-    max_bytes: of all trajectories, 8 bytes a token and 49 a trajectory; the oldest of all goes first
+    max_bytes: of all trajectories, 8 bytes a token and 61 a trajectory; the oldest of all goes first
 
     Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
     being a candidate and keeps its accuracy.
@@ -224,6 +224,13 @@ class ReplayBuffer:
         while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
             self._evict(self._order.oldest())
         return stored
+
+    def remember_scores(self, question_id: str, scores: Mapping[bytes, float], step: int) -> None:
+        """Keep what selection has measured of a question's trajectories, by their keys."""
+        for slot in self._records[question_id].slots:
+            score = scores.get(self.arena.key(slot))
+            if score is not None:
+                self.arena.set_score(slot, score, step)
 
     def retire(self, question_id: str, step: int) -> None:
         """Take a question out of the buffer. Raises KeyError if it has no record."""

@@ -4,7 +4,7 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
                           streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          sequence
+                          sequence, score, scored_step
 
 pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
 """
@@ -67,6 +67,8 @@ _TRAJECTORIES = pa.schema(
         ("finish", pa.string()),
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
         ("sequence", pa.int64()),  # place in the order of storing
+        ("score", pa.float64()),  # what selection last measured of it; null if it never did
+        ("scored_step", pa.int64()),
     ]
 )
 
@@ -171,13 +173,18 @@ def borrow(
     buffer.restore(
         [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records],
         [
-            (question_id, source.arena.sequence(slot), replace(source.arena.get(slot), step=step - newest))
-            for (question_id, slot), step in zip(rows, steps, strict=True)
+            (question_id, source.arena.sequence(slot), _aged(source.arena.get(slot), newest))
+            for question_id, slot in rows
         ],
         {},
         source.next_sequence,
     )
     return buffer
+
+
+def _aged(trajectory: Trajectory, newest: int) -> Trajectory:
+    """With its steps counted back from `newest`, and no score: that was another policy's."""
+    return replace(trajectory, step=trajectory.step - newest, score=None, scored_step=-1)
 
 
 def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
@@ -200,7 +207,7 @@ def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
     column = buffer.arena.column
     token_ids, logprobs = buffer.arena.gather(slots)
     offsets = pa.array(np.concatenate([[0], np.cumsum(column("length", slots), dtype=np.int64)]).astype(np.int64))
-    sound = column("sound", slots)
+    sound, score = column("sound", slots), column("score", slots)
     columns = [
         pa.array(owners, pa.string()),
         pa.LargeListArray.from_arrays(offsets, pa.array(token_ids)),
@@ -210,19 +217,19 @@ def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
         pa.array(["stop"] * len(slots), pa.string()),
         pa.array(sound == SOUND.index(True), mask=sound == SOUND.index(None)),
         pa.array(column("sequence", slots)),
+        pa.array(score, mask=np.isnan(score)),
+        pa.array(column("scored_step", slots).astype(np.int64)),
     ]
     return pa.table(columns, schema=_TRAJECTORIES)
 
 
 def _rows(table: pa.Table) -> list[tuple[str, int, Trajectory]]:
     ids, logprobs = _flat(table, "token_ids"), _flat(table, "behaviour_logprobs")
-    names = ("question_id", "sequence", "reward", "step", "finish", "sound")
+    names = ("question_id", "sequence", "reward", "step", "finish", "sound", "score", "scored_step")
     rest = zip(*(table[name].to_pylist() for name in names), strict=True)
     return [
-        (question_id, sequence, Trajectory(token_ids, behaviour, reward, step, finish, sound))
-        for token_ids, behaviour, (question_id, sequence, reward, step, finish, sound) in zip(
-            ids, logprobs, rest, strict=True
-        )
+        (question_id, sequence, Trajectory(token_ids, behaviour, *fields))
+        for token_ids, behaviour, (question_id, sequence, *fields) in zip(ids, logprobs, rest, strict=True)
     ]
 
 

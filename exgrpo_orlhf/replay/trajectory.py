@@ -90,6 +90,8 @@ class Trajectory:
     behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
         the trainer's own forward pass
     step: the policy version (training step) of behaviour_logprobs
+    score, scored_step: what selection looks at (such as the mean entropy) as last measured, and in which step; None
+        and -1 if it never was
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -98,6 +100,8 @@ class Trajectory:
     step: int
     finish: Finish = "stop"
     sound: bool | None = None
+    score: float | None = None
+    scored_step: int = -1
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:

@@ -1,0 +1,285 @@
+"""What the buffer forgets, in which order, and what comes back."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.replay import (
+    BufferLimits,
+    DifficultyBuckets,
+    Grade,
+    Question,
+    QuestionSampler,
+    ReplayBuffer,
+    RetirementPolicy,
+    Rollout,
+    RolloutGroup,
+    Trajectory,
+    snapshot,
+)
+
+HALF = Fraction(1, 2)
+
+
+def trajectory(number: int, step: int, length: int = 4) -> Trajectory:
+    ids = np.full(length, number, np.int32)
+    return Trajectory(ids, np.full(length, -0.5, np.float32), 1.0, step)
+
+
+def buffer_of(*, retirement: RetirementPolicy | None = None, **limits) -> ReplayBuffer:
+    buffer = ReplayBuffer(retirement or RetirementPolicy(), BufferLimits(**limits))
+    for name in "abc":
+        buffer.record(name, HALF, 0)
+    return buffer
+
+
+def stored(buffer: ReplayBuffer, question_id: str) -> list[int]:
+    return [int(t.token_ids[0]) for t in buffer.trajectories(question_id)]
+
+
+def group(name: str, verdicts: str) -> RolloutGroup:
+    """One letter a rollout: r right, w wrong, t timeout."""
+    grades = {"r": Grade("correct", 1.0), "w": Grade("wrong", 0.0), "t": Grade("timeout", None)}
+    tokens = np.array([1], np.int32)
+    return RolloutGroup(
+        Question(name, name, "", ""), tuple(Rollout(tokens, "stop", grades[v]) for v in verdicts), False
+    )
+
+
+# -- caps -------------------------------------------------------------------------------------------------------------
+
+
+def test_of_one_question_the_oldest_goes_first():
+    buffer = buffer_of(per_question=2)
+    buffer.store([("a", trajectory(n, step=n)) for n in (1, 2, 3)])
+    assert stored(buffer, "a") == [2, 3]
+    buffer.store([("a", trajectory(2, step=4)), ("a", trajectory(5, step=5))])
+    assert stored(buffer, "a") == [2, 5], "sampled again is new: 3 was the oldest"
+    assert buffer.evicted == 2
+
+
+def test_trajectories_older_than_the_limit_go_before_accuracies_are_recorded():
+    buffer = buffer_of(max_age=3)
+    buffer.store([("a", trajectory(1, step=1)), ("b", trajectory(2, step=1)), ("b", trajectory(3, step=2))])
+    buffer.observe([], step=4)
+    assert (stored(buffer, "a"), stored(buffer, "b")) == ([1], [2, 3]), "an age of exactly the limit stays"
+    buffer.observe([], step=5)
+    assert (stored(buffer, "a"), stored(buffer, "b")) == ([], [3])
+    assert set(buffer.candidates[HALF]) == {"b"}, "without a trajectory there is nothing to replay"
+    assert buffer.records["a"].accuracy == HALF, "its accuracy stays"
+    buffer.store([("a", trajectory(9, step=5))])
+    assert set(buffer.candidates[HALF]) == {"a", "b"}
+
+
+def test_of_all_trajectories_the_oldest_goes_first_when_the_bytes_run_out():
+    one = 4 * 8 + 61
+    buffer = buffer_of(max_bytes=3 * one)
+    for n, name in enumerate("abcab"):
+        buffer.store([(name, trajectory(n, step=n))])
+        assert buffer.n_bytes <= 3 * one
+    assert {name: stored(buffer, name) for name in "abc"} == {"a": [3], "b": [4], "c": [2]}
+    buffer.store([("a", trajectory(7, step=9, length=12))])
+    assert {name: stored(buffer, name) for name in "abc"} == {"a": [7], "b": [4], "c": []}
+
+
+def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
+    buffer = buffer_of(max_bytes=100)
+    buffer.store([("a", trajectory(1, step=1, length=50))])
+    assert buffer.n_trajectories == 0
+    assert not buffer.candidates
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path):
+    """Also after a snapshot in the middle: the order of eviction is part of the state."""
+    draw = random.Random(seed)
+    limits = BufferLimits(per_question=3, max_age=6, max_bytes=25 * (8 * 5 + 61))
+    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), limits)
+    rows: list[tuple[str, int, int, int]] = []  # question, number, step, length; oldest first
+    names = [f"q{i}" for i in range(12)]
+    for name in names:
+        buffer.record(name, HALF, 0)
+
+    def size() -> int:
+        return sum(8 * length + 61 for *_, length in rows)
+
+    for step in range(1, 80):
+        buffer.observe([], step)
+        rows = [row for row in rows if row[2] >= step - 6]
+        experience = []
+        for _ in range(draw.randrange(12)):
+            name, number = draw.choice(names), draw.randrange(30)
+            length = 1 + number % 9
+            experience.append((name, trajectory(number, step, length)))
+            rows = [row for row in rows if row[:2] != (name, number)] + [(name, number, step, length)]
+            of_question = [row for row in rows if row[0] == name]
+            if len(of_question) > 3:
+                rows.remove(of_question[0])
+        buffer.store(experience)
+        while size() > limits.max_bytes:
+            rows.pop(0)
+        for name in names:
+            assert stored(buffer, name) == [number for owner, number, *_ in rows if owner == name]
+        assert buffer.n_bytes == size()
+        if step == 40:
+            snapshot.save(buffer, tmp_path / "replay", "f")
+            buffer = snapshot.load(tmp_path / "replay", RetirementPolicy(at_accuracy=None), "f", limits)
+    assert buffer.evicted > 50
+
+
+@pytest.mark.parametrize("name", ["per_question", "max_age", "max_bytes"])
+def test_a_limit_below_one_is_refused(name):
+    with pytest.raises(ValueError, match=rf"ReplayBuffer\.{name} must be at least 1, or None for no limit; got 0"):
+        BufferLimits(**{name: 0})
+
+
+# -- retirement -------------------------------------------------------------------------------------------------------
+
+
+def test_retiring_takes_so_many_times_in_a_row():
+    buffer = buffer_of(retirement=RetirementPolicy(times_in_a_row=3))
+    for step, verdicts in enumerate(["rrrr", "rrrr", "rrrw", "rrrr", "rrrr"]):
+        buffer.observe([group("a", verdicts)], step)
+        assert "a" not in buffer.retired, step
+    buffer.observe([group("a", "tttt")], 5)
+    assert buffer.records["a"].streak == 2, "what could not be graded neither counts nor interrupts"
+    buffer.observe([group("a", "rrrr")], 6)
+    assert dict(buffer.retired) == {"a": 6}
+
+
+def test_a_retired_question_returns_after_so_many_steps():
+    buffer = buffer_of(retirement=RetirementPolicy(returns_after=10))
+    buffer.observe([group("a", "rrrr")], 3)
+    buffer.observe([group("b", "rrrr")], 5)
+    buffer.observe([group("a", "rrww")], 12)
+    assert "a" not in buffer.records
+    buffer.observe([group("a", "rrww")], 13)
+    assert dict(buffer.retired) == {"b": 5}
+    assert buffer.records["a"].accuracy == HALF
+    assert buffer.store([("a", trajectory(1, step=13))]) == 1
+    assert set(buffer.candidates[HALF]) == {"a"}
+
+
+def test_a_retired_question_returns_when_its_accuracy_falls():
+    buffer = buffer_of(retirement=RetirementPolicy(returns_below=0.75))
+    buffer.observe([group("a", "rrrr")], 1)
+    buffer.observe([group("a", "rrrw")], 2)
+    assert "a" in buffer.retired, "0.75 is not below 0.75"
+    buffer.observe([group("a", "rrww")], 3)
+    assert "a" not in buffer.retired
+    assert buffer.records["a"].accuracy == HALF
+    assert buffer.records["a"].streak == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"times_in_a_row": 0}, "times_in_a_row must be at least 1"),
+        ({"returns_after": 0}, "returns_after must be at least 1 step"),
+        ({"returns_below": 0.0}, "returns_below must be positive"),
+        ({"returns_below": 0.9, "at_accuracy": 0.8}, "not above RetirementPolicy.at_accuracy"),
+        ({"returns_after": 5, "at_accuracy": None}, "returns_after = 5 needs retirement"),
+        ({"returns_below": 0.5, "leaves_fresh": True}, "use RetirementPolicy.returns_after"),
+    ],
+)
+def test_a_return_that_cannot_happen_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RetirementPolicy(**settings)
+
+
+def test_streak_and_retirements_come_back_from_a_snapshot_in_their_order(tmp_path):
+    policy = RetirementPolicy(times_in_a_row=2, returns_after=10)
+    buffer = buffer_of(retirement=policy)
+    for step, name in ((1, "c"), (2, "a")):  # c retires first, though a comes before it
+        for _ in range(2):
+            buffer.observe([group(name, "rr")], step)
+    buffer.observe([group("b", "rr")], 3)
+    snapshot.save(buffer, tmp_path / "replay", "f")
+    loaded = snapshot.load(tmp_path / "replay", policy, "f")
+    assert list(loaded.retired.items()) == [("c", 1), ("a", 2)]
+    assert loaded.records["b"].streak == 1
+    loaded.observe([], 11)
+    assert dict(loaded.retired) == {"a": 2}
+
+
+# -- age-decayed sampling ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", ["bucket", "question"])
+def test_a_questions_weight_halves_with_every_half_life_of_its_newest_trajectory(weight):
+    steps = {"a": 0, "b": 10, "c": 20, "d": 20}
+    buffer = ReplayBuffer(RetirementPolicy())
+    for name, step in steps.items():
+        buffer.record(name, Fraction(1, 4) if name == "d" else HALF, 0)
+        buffer.store([(name, trajectory(1, step=0)), (name, trajectory(2, step=step))])
+    sampler = QuestionSampler(method="uniform", weight=weight, half_life=10.0)
+    rng, n = np.random.default_rng(0), 20_000
+
+    def draw(k: int) -> list[str]:
+        return sampler.sample(buffer.candidates, k, 8, DifficultyBuckets(), rng, buffer.newest_step)
+
+    raw = {name: 2.0 ** (step / 10) for name, step in steps.items()}
+    if weight == "bucket":
+        expected = {name: raw[name] / 7 / 2 for name in "abc"} | {"d": 0.5}
+    else:
+        expected = {name: raw[name] / sum(raw.values()) for name in raw}
+    first = Counter(draw(1)[0] for _ in range(n))
+    for name, p in expected.items():
+        assert abs(first[name] - n * p) < 5 * (n * p * (1 - p)) ** 0.5
+    # The second draw is without replacement: brute force over the first.
+    second = Counter(draw(2)[1] for _ in range(n))
+    for name in steps:
+        p = 0.0
+        for gone in set(steps) - {name}:
+            left = {q: raw[q] for q in steps if q != gone}
+            if weight == "question":
+                p += expected[gone] * left[name] / sum(left.values())
+            else:
+                halves = {q for q in left if q != "d"}
+                here = {name} if name == "d" else halves
+                buckets = 1 if gone == "d" else 2
+                p += expected[gone] * left[name] / sum(left[q] for q in here) / buckets
+        assert abs(second[name] - n * p) < 5 * (n * p * (1 - p)) ** 0.5, name
+
+
+def test_very_old_questions_are_still_drawn_when_nothing_else_is_left():
+    buffer = ReplayBuffer(RetirementPolicy())
+    for name, step in (("a", 0), ("b", 100_000)):
+        buffer.record(name, HALF, 0)
+        buffer.store([(name, trajectory(1, step=step))])
+    sampler = QuestionSampler(half_life=1.0, weight="question")
+    drawn = sampler.sample(buffer.candidates, 2, 8, DifficultyBuckets(), np.random.default_rng(0), buffer.newest_step)
+    assert drawn == ["b", "a"]
+
+
+# -- another run's buffer ---------------------------------------------------------------------------------------------
+
+
+def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
+    source = buffer_of()
+    source.store([("a", trajectory(1, step=40)), ("a", trajectory(2, step=100)), ("b", trajectory(3, step=70))])
+    source.observe([group("b", "rrww")], 100)
+    source.observe([group("c", "rrrr")], 100)
+    snapshot.save(source, tmp_path / "replay", "f")
+    limits = BufferLimits(max_age=50)
+    buffer = snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", limits, {"a", "b", "other"})
+    assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
+    assert not buffer.retired
+    assert buffer.n_candidates == 2
+    buffer.observe([], 1)
+    assert (stored(buffer, "a"), stored(buffer, "b")) == ([2], [3])
+
+
+def test_experience_of_other_questions_or_tokens_is_refused(tmp_path):
+    source = buffer_of()
+    source.store([("a", trajectory(1, step=40))])
+    snapshot.save(source, tmp_path / "replay", "f")
+    with pytest.raises(snapshot.SnapshotError, match="2 of its 3 questions"):
+        snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", None, {"a"})
+    with pytest.raises(snapshot.SnapshotError, match="another tokenizer or prompt template"):
+        snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "g", None, {"a", "b", "c"})
