@@ -38,6 +38,7 @@ from .replay import (
     QuestionSampler,
     ReplayMixer,
     RetirementPolicy,
+    ScoreReuse,
     TrajectorySelector,
 )
 from .rewards import Verifier
@@ -64,6 +65,7 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "DifficultyBuckets": (DifficultyBuckets, ()),
     "QuestionSampler": (QuestionSampler, ()),
     "TrajectorySelector": (TrajectorySelector, ()),
+    "ScoreReuse": (ScoreReuse, ()),
     "RetirementPolicy": (RetirementPolicy, ()),
     "ReplayBuffer": (BufferLimits, ()),
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
@@ -163,6 +165,7 @@ def _build() -> Experiment:
         "local": _GIN["LocalEngine"](),
         "verifier": _GIN["Verifier"](),
         "selector": _GIN["TrajectorySelector"](),
+        "scoring": _GIN["ScoreReuse"](),
         "retirement": _GIN["RetirementPolicy"](),
         "limits": _GIN["ReplayBuffer"](),
         "advantages": _GIN["GroupAdvantages"](),

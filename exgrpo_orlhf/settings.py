@@ -80,7 +80,8 @@ class Optimizer:
         from train.steps so that a run can be extended
     max_grad_norm: the gradient is clipped to this norm
     skip_above_grad_norm: an update whose gradient norm is larger is skipped, counted and said; None: never
-    steps_per_batch: optimiser steps per batch, each on an equal share of its questions
+    steps_per_batch: optimiser steps per pass over the batch, each on an equal share of its questions
+    passes_per_batch: how many times the batch is gone through
     """
 
     learning_rate: float = 1e-6
@@ -92,6 +93,7 @@ class Optimizer:
     max_grad_norm: float = 1.0
     skip_above_grad_norm: float | None = None
     steps_per_batch: int = 1
+    passes_per_batch: int = 1
 
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, f"Optimizer.learning_rate must be positive, got {self.learning_rate!r}")
@@ -119,9 +121,8 @@ class Optimizer:
             self.skip_above_grad_norm is None or self.skip_above_grad_norm > 0,
             f"Optimizer.skip_above_grad_norm must be positive, or None; got {self.skip_above_grad_norm!r}",
         )
-        require(
-            self.steps_per_batch >= 1, f"Optimizer.steps_per_batch must be at least 1, got {self.steps_per_batch!r}"
-        )
+        for name in ("steps_per_batch", "passes_per_batch"):
+            require(getattr(self, name) >= 1, f"Optimizer.{name} must be at least 1, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from .replay import (
     ReplayBuffer,
     ReplayMixer,
     RetirementPolicy,
+    ScoreReuse,
     TrajectorySelector,
     snapshot,
 )
@@ -76,6 +77,7 @@ class Experiment:
     verifier: Verifier
     mixer: ReplayMixer
     selector: TrajectorySelector
+    scoring: ScoreReuse
     retirement: RetirementPolicy
     limits: BufferLimits
     advantages: GroupAdvantages
@@ -202,9 +204,13 @@ class _Run:
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
-        to_score = x.selector.to_score(plan.candidates)
-        scores = engine.score(plan, to_score, x.selector.by)
+        request = x.scoring.request(x.selector.to_score(plan.candidates), x.selector, step, mixer.rng)
+        measured = engine.score(plan, request.trajectories, x.selector.score)
+        scores, scoring_metrics = x.scoring.complete(request, measured, x.selector, step)
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
+        for question_id, asked in request.trajectories.items():
+            known = {t.key: score for t, score in zip(asked, measured[question_id], strict=True)}
+            buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
         # K fresh rollouts for a fresh question, K−1 beside the stored one.
@@ -228,13 +234,16 @@ class _Run:
         clock.lap("update")
 
         # Correct fresh rollouts become experience, with the log-probs of the policy that sampled them.
-        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step))
+        measured_rows = zip(stats.entropies, stats.policy_logprobs, strict=True)
+        new_scores = [x.selector.score(*row) for row in measured_rows] if x.selector.needs_policy else None
+        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step, new_scores))
 
         self.generated_tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
         clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)
         return {
             **reward_metrics(groups),
-            **plan_metrics(plan, sum(map(len, to_score.values()))),
+            **plan_metrics(plan),
+            **scoring_metrics,
             **buffer_metrics(buffer, mixer.buckets),
             **row_metrics(
                 batch,

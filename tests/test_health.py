@@ -263,10 +263,10 @@ def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
 def test_an_empty_buffer_and_an_empty_plan_give_zero():
     """T10."""
     assert set(buffer_metrics(ReplayBuffer(RetirementPolicy()), DifficultyBuckets()).values()) == {0.0}
-    assert set(plan_metrics(Plan(1, [], [], {}), 0).values()) == {0.0}
+    assert set(plan_metrics(Plan(1, [], [], {})).values()) == {0.0}
 
 
 def test_replay_share_is_of_the_batch_as_it_was():
     """T19."""
-    found = plan_metrics(Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}), 11)
-    assert found == {"replay/actual_share": 0.25, "replay/candidates_scored": 11.0, "train/questions": 8.0}
+    found = plan_metrics(Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}))
+    assert found == {"replay/actual_share": 0.25, "train/questions": 8.0}

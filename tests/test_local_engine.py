@@ -41,6 +41,7 @@ from exgrpo_orlhf.settings import Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 K = 4
+ENTROPY = TrajectorySelector().score
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 
 
@@ -107,7 +108,7 @@ def test_selection_takes_the_argmin_of_the_mean_entropy_over_exactly_the_respons
     asked = questions(12)
     candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=5)] for q in asked}
     selector = TrajectorySelector()
-    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates))
+    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
     chosen = selector.choose(candidates, scores, rng)
     for question in asked:
         prompt = engine.prompts.encode(question)
@@ -124,8 +125,8 @@ def test_scores_do_not_depend_on_the_token_budget(warm_model):
     asked = questions(6)
     candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
     plan = Plan(1, [], asked, candidates)
-    wide = make_engine(warm_model).score(plan, candidates)
-    narrow = make_engine(warm_model, settings=LocalSettings(micro_batch_tokens=1)).score(plan, candidates)
+    wide = make_engine(warm_model).score(plan, candidates, ENTROPY)
+    narrow = make_engine(warm_model, settings=LocalSettings(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
     for question_id, values in wide.items():
         assert values == pytest.approx(narrow[question_id], abs=1e-6)
 
@@ -137,7 +138,7 @@ def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(w
     asked = questions(6)
     candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=4)] for q in asked}
     selector = TrajectorySelector(by="perplexity", prefer="highest")
-    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.by)
+    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
     chosen = selector.choose(candidates, scores, rng)
     for question in asked:
         stored, prompt = candidates[question.id], engine.prompts.encode(question)
@@ -151,11 +152,11 @@ def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypat
     engine, asked = make_engine(warm_model), questions(1)
     candidates = {asked[0].id: [trajectory(np.random.default_rng(0), 4) for _ in range(2)]}
     plan = Plan(1, [], asked, candidates)
-    with pytest.raises(KeyError):
-        engine.score(plan, candidates, "length")
     monkeypatch.setattr(engine, "forward", None)
     for by in ("length", "recency", "random"):
-        assert engine.score(plan, TrajectorySelector(by).to_score(candidates), by) == {}
+        selector = TrajectorySelector(by)
+        assert not selector.needs_policy
+        assert engine.score(plan, selector.to_score(candidates), selector.score) == {}
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def plain_update(model, engine: LocalEngine, batch: MixedBatch, behaviour: list[
 
 
 def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(warm_model):
-    rate = 0.5
+    rate = 1.0
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=rate, max_grad_norm=1e9, passes_per_batch=2))
     batch = mixed_batch(engine)
     rows = batch.flat_rows()
@@ -332,7 +333,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     use_sgd(engine, rate)
     stats = engine.update(batch, MixedPolicyLoss(response_length=24))
     moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
-    assert moved.abs().max() > 0.01
+    assert moved.abs().max() > 1e-3
     assert torch.allclose(weights(engine) - start, moved, atol=1e-6)
     w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.replayed is None])
     assert ((w < 0.8) | (w > 1.2)).any(), "the second pass meets the clip"

@@ -87,8 +87,8 @@ def test_actual_replay_share_says_what_was_replayed_while_the_buffer_fills(store
     """T19."""
     plan = mixer(8, rho=0.5).plan(source(), filled(stored), 1)
     assert len(plan.replayed) == min(stored, 4)
-    assert plan_metrics(plan, 0)["replay/actual_share"] == min(stored, 4) / 8
-    assert plan_metrics(plan, 0)["train/questions"] == 8
+    assert plan_metrics(plan)["replay/actual_share"] == min(stored, 4) / 8
+    assert plan_metrics(plan)["train/questions"] == 8
 
 
 def test_only_as_many_fresh_questions_are_drawn_as_are_needed():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import small_bindings
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
@@ -35,21 +35,15 @@ def plain_loop(model_path):
         batch, queue = [questions[i] for i in queue[:B]], queue[B:]
         prompts = tokenizer([q.prompt for q in batch for _ in range(K)], return_tensors="pt")  # all of one length
         torch.manual_seed(int(np.random.SeedSequence([SEED, step, 0]).generate_state(1, np.uint64)[0]))
-        out = model.generate(
-            **prompts,
-            generation_config=GenerationConfig(
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=LENGTH,
-                eos_token_id=1,
-                pad_token_id=0,
-            ),
-        )
-        start = prompts["input_ids"].shape[1]
+        ids = prompts["input_ids"]
+        start = ids.shape[1]
+        for _ in range(LENGTH):  # inverse sampling: the first token whose cumulative probability exceeds the number
+            with torch.no_grad():
+                cumulative = model(input_ids=ids).logits[:, -1].softmax(-1).double().cumsum(-1)
+            number = torch.rand(B * K, 1, dtype=torch.float64) * cumulative[:, -1:]
+            ids = torch.cat([ids, (cumulative <= number).sum(-1, keepdim=True)], 1)
         responses = []
-        for row in out[:, start:].tolist():
+        for row in ids[:, start:].tolist():
             responses.append(row[: row.index(1) + 1] if 1 in row else row)
         texts = [tokenizer.decode(r, skip_special_tokens=True) for r in responses]
         rewards = torch.tensor(
@@ -61,8 +55,8 @@ def plain_loop(model_path):
         advantages = (rewards.view(B, K) - rewards.view(B, K).mean(1, keepdim=True)).flatten()
         loss = 0.0
         for i, response in enumerate(responses):
-            ids = torch.cat([prompts["input_ids"][i], torch.tensor(response)])[None]
-            logits = model(input_ids=ids).logits[0, start - 1 : -1]
+            row = torch.cat([prompts["input_ids"][i], torch.tensor(response)])[None]
+            logits = model(input_ids=row).logits[0, start - 1 : -1]
             logprobs = logits.log_softmax(-1)[torch.arange(len(response)), torch.tensor(response)]
             ratio = torch.exp(logprobs - logprobs.detach())
             loss = loss - (ratio * advantages[i]).sum() / (B * K * LENGTH)

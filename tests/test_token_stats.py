@@ -222,11 +222,46 @@ def test_the_whole_logits_never_exist(temperature, dtype):
     assert largest_kept <= v * h
 
 
-def test_a_vocabulary_larger_than_the_chunk_goes_one_token_at_a_time():
+def test_a_chunk_smaller_than_the_vocabulary_works():
     arguments = inputs()
     found = token_stats(*arguments[:2], arguments[3], bias=arguments[2], chunk_elements=V - 1)
     for a, b in zip(found, plain(*arguments), strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_is_never_narrower_than_the_hidden_states():
+    """However many the tokens: no block of a column or two, and nothing larger than the hidden states themselves."""
+    hidden, weight, offsets, targets = inputs()
+    many = hidden.detach().repeat(4, 1).requires_grad_()
+    largest, _ = sizes_of(lambda: token_stats(many, weight, targets.repeat(4), bias=offsets, chunk_elements=1))
+    assert largest == 4 * N * H > V * H
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_thousand_blocks_are_as_exact_as_one(temperature):
+    """Rounding does not pile up over the blocks: values and gradients stay within a few units in the last place."""
+    n, h, v = 16, 4, 4000
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((n, h), (v, h), (v,))]
+    targets = torch.randint(v, (n,), generator=generator)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = plain(*exact, targets, temperature)
+    found = token_stats(*leaves[:2], targets, bias=leaves[2], temperature=temperature, chunk_elements=1)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() < 5e-6
+    for a, b in zip(gradients(found, leaves), gradients(expected, exact), strict=True):
+        assert (a - b).norm() < 2e-6 * b.norm()
+
+
+def test_bfloat16_hidden_gradient_does_not_lose_the_later_blocks():
+    """500 blocks of two columns, each with the same share of the gradient."""
+    v = 1000
+    hidden = torch.zeros(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(v, 2, dtype=torch.bfloat16)
+    weight[0] = 0
+    logprobs, _ = token_stats(hidden, weight, torch.zeros(1, dtype=torch.int64), chunk_elements=1)
+    logprobs.sum().backward()
+    assert torch.allclose(hidden.grad.float(), torch.full((1, 2), 1 / v - 1), rtol=0.01)
 
 
 def test_no_tokens_give_no_values_and_zero_gradients():

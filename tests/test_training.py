@@ -52,6 +52,16 @@ def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
     assert tokens[0] == 0 < tokens[1]
 
 
+ABLATIONS = sorted(path.name for path in (ROOT / "gin").glob("ablation_*.gin"))
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_trains(name, warm_model, tmp_path):
+    bindings = ("train.steps = 3", "train.eval_every = None", "train.save_every = 3")
+    assert go(warm_model, tmp_path, *bindings, files=(name,)).steps == 3
+    assert rows(tmp_path)[-1]["policy/grad_norm"] > 0
+
+
 def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
     go(warm_model, tmp_path, "train.steps = 4", "train.save_every = 1", "train.keep = 2")
     assert list(checkpoints.find(tmp_path)) == [3, 4]

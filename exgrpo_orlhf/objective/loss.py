@@ -43,10 +43,16 @@ class MixedPolicyLoss:
         replayed   w* = π_θ/π_past    −f(w*)·A,   f(w*) = w*/(w*+β)
 
     (1−ρ)·J_on + ρ·J_exp is one sum over all rows: ρ is the share of the rows' groups that are replayed ones.
+    With a largest weight c (`max_weight`), w* is truncated first and shaped then, −f(w̄)·A or, unshaped, −w̄·A:
+
+        w̄ = stop_gradient(min(w*, c)/w*)·w*,   so that w̄ = min(w*, c) and ∇w̄ = min(w*, c)·∇log π_θ
+
+    The gradient of a truncated token is capped, not removed.
 
     beta: β > 0 of the shaping
     shaping: False uses w* itself
     importance_weights: False sets w* = π_θ/stop_gradient(π_θ): value 1, gradient ∇log π_θ
+    max_weight: c > 0, in units of w*; None: not truncated
     clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (the released checkpoints' mixed phase)
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, rows that could not be graded included (Dr. GRPO)
@@ -61,6 +67,7 @@ class MixedPolicyLoss:
     beta: float = 0.1
     shaping: bool = True
     importance_weights: bool = True
+    max_weight: float | None = None
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
@@ -71,6 +78,15 @@ class MixedPolicyLoss:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise ValueError(f"MixedPolicyLoss.beta must be positive, got {self.beta!r}")
+        if self.max_weight is not None and not (math.isfinite(self.max_weight) and self.max_weight > 0):
+            raise ValueError(
+                f"MixedPolicyLoss.max_weight must be positive, or None (not truncated); got {self.max_weight!r}"
+            )
+        if self.max_weight is not None and not self.importance_weights:
+            raise ValueError(
+                "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "
+                f"weight to truncate; got {self.max_weight!r}"
+            )
         if (self.clip_low is None) != (self.clip_high is None):
             raise ValueError(
                 "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
@@ -146,6 +162,10 @@ class MixedPolicyLoss:
         if not self.importance_weights:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
+        if self.max_weight is not None:
+            # log w̄ = log c with the gradient of log w*: the difference is exactly 0, and nothing overflows.
+            ceiling = math.log(self.max_weight)
+            log_w = torch.where(log_w > ceiling, ceiling + (log_w - log_w.detach()), log_w)
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages

@@ -1,8 +1,12 @@
 """Log-probs and entropies of given tokens from hidden states, in chunks: the whole logits never exist.
 
 For N tokens and a vocabulary of V the logits are N × V: 5 GB in float32 for 8,192 tokens of a Qwen model, several
-times over once softmax and autograd have kept their copies. Here a chunk of tokens at a time goes through the output
-layer, and the backward pass computes the chunk's logits again instead of keeping them.
+times over once softmax and autograd have kept their copies. Here a block of the vocabulary at a time goes through the
+output layer, for all tokens, and the backward pass computes the block's logits again instead of keeping them.
+
+Blocks of the vocabulary, not of the tokens: the weight and its gradient, by far the largest tensors, are then read
+and written once, and the gradient is never a sum over chunks, which bfloat16 would need float32 for. What the backward
+pass needs of the other blocks is a number per token, so the forward pass keeps it.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**24  # logits held at a time: 64 MiB in float32
+CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MiB in float32, in the cache from one pass to the next
 
 
 def token_stats(
@@ -27,6 +31,7 @@ def token_stats(
     """Log-prob of each target and entropy of its distribution.
 
     hidden (N, H) and weight (V, H), bias (V,): of one dtype, the output layer's; targets (N,) int64
+    chunk_elements: logits held at a time, or N × H where that is more: as many as the hidden states themselves
     Returns float32 (float64 for float64 input): log-probs (N,) at `temperature`, entropies (N,) in nats at
     temperature 1, both differentiable in hidden, weight and bias. Raises ValueError on shapes that do not fit.
     """
@@ -37,14 +42,34 @@ def token_stats(
         )
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature!r}")
-    chunk = max(1, chunk_elements // weight.shape[0])
-    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    # Narrower blocks than H would spend their time reading and writing the hidden states' gradient.
+    width = min(len(weight), max(hidden.shape[1], chunk_elements // max(1, len(targets))))
+    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, temperature, width)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _buffers(count: int, hidden: Tensor, width: int) -> list[Tensor]:
+    """Reused for every block: memory fresh from the system costs more time than the arithmetic done in it."""
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    return [torch.empty(len(hidden), width, dtype=dtype, device=hidden.device) for _ in range(count)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if out.dtype == weight.dtype:
+        torch.mm(hidden, weight.t(), out=out)
+    else:
+        out.copy_(hidden @ weight.t())
+    return out if bias is None else out.add_(bias)
+
+
+def _columns(targets: Tensor, block: slice) -> tuple[Tensor, Tensor]:
+    """Which targets lie in the block, and each one's column there; 0 for the others."""
+    inside = (targets >= block.start) & (targets < block.stop)
+    return inside, torch.where(inside, targets - block.start, 0)
+
+
+def _blocks(vocabulary: int, width: int) -> list[slice]:
+    return [slice(i, min(i + width, vocabulary)) for i in range(0, vocabulary, width)]
 
 
 class _TokenStats(torch.autograd.Function):
@@ -52,69 +77,73 @@ class _TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, width: int
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logprobs = torch.empty(len(targets), dtype=dtype, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        for i in range(0, len(targets), chunk):
-            part = slice(i, i + chunk)
-            z = _logits(hidden[part], weight, bias)  # (C, V)
-            target = z.gather(1, targets[part, None]).squeeze(1)
-            peak = z.amax(1)
-            p = (z - peak[:, None]).exp_()
-            total = p.sum(1)
-            log_total = total.log() + peak
-            entropies[part] = log_total - torch.linalg.vecdot(p, z) / total
-            if temperature == 1:
-                logprobs[part] = target - log_total
-            else:
-                logprobs[part] = target / temperature - z.div_(temperature).logsumexp(1)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        logits, powers = _buffers(2, hidden, width)
+        chosen = torch.zeros_like(logits[:, 0])  # the target's logit
+        # Of each block, (N,) per token: the largest logit m, Σ e^(z−m), Σ e^(z−m)·(z−m), Σ e^((z−m)/T)
+        peaks, masses, moments, tempered = [], [], [], []
+        for block in _blocks(len(weight), width):
+            columns = block.stop - block.start
+            z = _logits(hidden, weight[block], None if bias is None else bias[block], logits[:, :columns])
+            inside, column = _columns(targets, block)
+            chosen += torch.where(inside, z.gather(1, column[:, None]).squeeze(1), 0)
+            peaks.append(z.amax(1))
+            z.sub_(peaks[-1][:, None])
+            p = torch.exp(z, out=powers[:, :columns])
+            masses.append(p.sum(1))
+            moments.append(p.mul_(z).sum(1))
+            tempered.append(masses[-1] if temperature == 1 else z.div_(temperature).exp_().sum(1))
+        # The blocks together: the same sums around the largest logit of all.
+        peak = torch.stack(peaks).amax(0)
+        below = torch.stack(peaks) - peak  # (blocks, N)
+        mass = (below.exp() * torch.stack(masses)).sum(0)
+        moment = (below.exp() * (torch.stack(moments) + below * torch.stack(masses))).sum(0)
+        log_mass = mass.log()
+        log_tempered = ((below / temperature).exp() * torch.stack(tempered)).sum(0).log()
+        entropies = log_mass - moment / mass
+        ctx.save_for_backward(
+            hidden, weight, bias, targets, entropies, log_mass + peak, log_tempered + peak / temperature
+        )
+        ctx.temperature, ctx.width = temperature, width
         ctx.set_materialize_grads(False)
-        return logprobs, entropies
+        return (chosen - peak) / temperature - log_tempered, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        hidden, weight, bias, targets, entropies, total, tempered = ctx.saved_tensors
         grad_logprobs, grad_entropies = grads
+        if grad_logprobs is None and grad_entropies is None:
+            return None, None, None, None, None, None
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        # Chunks are summed into one gradient: in float32, or bfloat16 would lose the later chunks.
-        grad_weight = torch.zeros_like(weight, dtype=entropies.dtype) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=entropies.dtype) if need_bias else None
-        for i in range(0, len(targets), ctx.chunk):
-            part = slice(i, i + ctx.chunk)
-            z = _logits(hidden[part], weight, bias)
-            grad_z = None
+        # The hidden states' gradient is a sum over blocks: in float32, or bfloat16 would lose the later blocks.
+        grad_hidden = torch.zeros_like(hidden, dtype=total.dtype) if need_hidden else None
+        grad_weight = torch.empty_like(weight) if need_weight else None
+        grad_bias = torch.empty_like(bias) if need_bias else None
+        scale = torch.zeros_like(total) if grad_logprobs is None else grad_logprobs / ctx.temperature
+        logits, *spare = _buffers(1 if grad_entropies is None else 3, hidden, ctx.width)
+        for block in _blocks(len(weight), ctx.width):
+            columns = block.stop - block.start
+            z = _logits(hidden, weight[block], None if bias is None else bias[block], logits[:, :columns])
             if grad_entropies is not None:
                 # ∂H/∂z_j = −p_j (log p_j + H)
-                log_p = z.log_softmax(1)
-                grad_z = log_p.exp().mul_(log_p.add_(entropies[part, None])).mul_(-grad_entropies[part, None])
-            if grad_logprobs is not None:
-                # ∂ log π/∂z_j = (1[j = target] − softmax(z/T)_j) / T
-                scale = grad_logprobs[part, None] / ctx.temperature
-                share = (z if ctx.temperature == 1 else z.div_(ctx.temperature)).softmax(1).mul_(-scale)
-                share.scatter_add_(1, targets[part, None], scale)
-                grad_z = share if grad_z is None else grad_z.add_(share)
-            if grad_z is None:
-                return None, None, None, None, None, None
+                log_p = torch.sub(z, total[:, None], out=spare[0][:, :columns])
+                p = torch.exp(log_p, out=spare[1][:, :columns])
+                through_entropies = p.mul_(log_p.add_(entropies[:, None])).mul_(-grad_entropies[:, None])
+            # ∂ log π/∂z_j = (1[j = target] − softmax(z/T)_j) / T
+            inside, column = _columns(targets, block)
+            grad_z = z.div_(ctx.temperature).sub_(tempered[:, None]).exp_().mul_(-scale[:, None])
+            grad_z.scatter_add_(1, column[:, None], torch.where(inside, scale, 0)[:, None])
+            if grad_entropies is not None:
+                grad_z.add_(through_entropies)
             if grad_bias is not None:
-                grad_bias += grad_z.sum(0)
+                grad_bias[block] = grad_z.sum(0)
             grad_z = grad_z.to(weight.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad_z, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                if weight.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(grad_z.t(), hidden[part])
+                torch.mm(grad_z.t(), hidden, out=grad_weight[block])
+            if grad_hidden is not None:
+                if weight.dtype == grad_hidden.dtype:
+                    grad_hidden.addmm_(grad_z, weight[block])
                 else:
-                    grad_weight += grad_z.t() @ hidden[part]
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+                    grad_hidden += grad_z @ weight[block]
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None

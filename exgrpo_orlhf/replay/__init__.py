@@ -5,6 +5,7 @@ from .difficulty import DifficultyBuckets
 from .mixer import MixedBatch, Plan, ReplayMixer, Row
 from .retirement import RetirementPolicy
 from .sampling import QuestionSampler
+from .scoring import ScoreReuse
 from .selection import TrajectorySelector
 from .trajectory import Grade, Question, Rollout, RolloutGroup, Trajectory
 
@@ -22,6 +23,7 @@ __all__ = [
     "Rollout",
     "RolloutGroup",
     "Row",
+    "ScoreReuse",
     "Trajectory",
     "TrajectorySelector",
 ]

@@ -75,12 +75,11 @@ def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str
     }
 
 
-def plan_metrics(plan: Plan, scored: int) -> dict[str, float]:
-    """What was mixed. scored: stored trajectories that went through a scoring pass."""
+def plan_metrics(plan: Plan) -> dict[str, float]:
+    """What was mixed."""
     questions = len(plan.fresh) + len(plan.replayed)
     return {
         "replay/actual_share": _share(len(plan.replayed), questions),
-        "replay/candidates_scored": float(scored),
         "train/questions": float(questions),
     }
 

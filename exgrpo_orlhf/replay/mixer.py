@@ -216,25 +216,37 @@ class ReplayMixer:
             )
         return MixedBatch(list(groups), rows)
 
-    def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
+    def collect(
+        self, batch: MixedBatch, logprobs: Sequence[Floats], step: int, scores: Sequence[float] | None = None
+    ) -> list[tuple[str, Trajectory]]:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
-        logprobs: per row of the flattened batch, float32 (T,). Raises ValueError for another number of them.
+        logprobs: per row of the flattened batch, float32 (T,); scores: what selection would see of each row now
+        Raises ValueError for another number of log-probs or scores than rows.
         """
         if len(logprobs) != sum(map(len, batch.rows)):
             raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {sum(map(len, batch.rows))} rows")
         if not self.collecting:
             return []
         experience = []
-        row_logprobs = iter(logprobs)
+        of_rows: Sequence[float | None] = [None] * len(logprobs) if scores is None else scores
+        measured = iter(zip(logprobs, of_rows, strict=True))
         for group, rows in zip(batch.groups, batch.rows, strict=True):
-            behaviours = [next(row_logprobs) for _ in rows]
+            of_group = [next(measured) for _ in rows]
             if group.accuracy is None:
                 continue
-            for rollout, behaviour in zip(group.rollouts, behaviours[: len(group.rollouts)], strict=True):
+            for rollout, (behaviour, score) in zip(group.rollouts, of_group[: len(group.rollouts)], strict=True):
                 grade = rollout.grade
                 if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
-                    trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, "stop", grade.sound)
+                    trajectory = Trajectory(
+                        rollout.token_ids,
+                        behaviour,
+                        grade.reward,
+                        step,
+                        sound=grade.sound,
+                        score=score,
+                        scored_step=-1 if score is None else step,
+                    )
                     experience.append((group.question.id, trajectory))
         return experience
 

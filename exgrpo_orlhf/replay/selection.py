@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from .trajectory import Trajectory
 
@@ -38,9 +39,14 @@ class TrajectorySelector:
             raise ValueError(f"TrajectorySelector.prefer must be 'lowest' or 'highest', got {prefer!r}")
         self.by, self.prefer = by, prefer
 
+    @property
+    def needs_policy(self) -> bool:
+        """Whether the score takes a forward pass of the current policy."""
+        return self.by in get_args(PolicyScore)
+
     def to_score(self, candidates: Mapping[str, Sequence[Trajectory]]) -> dict[str, Sequence[Trajectory]]:
         """The candidates whose score takes a forward pass and can change the choice: none that stand alone."""
-        if self.by not in get_args(PolicyScore):
+        if not self.needs_policy:
             return {}
         return {question_id: stored for question_id, stored in candidates.items() if len(stored) > 1}
 
@@ -64,18 +70,28 @@ class TrajectorySelector:
             elif self.by == "random":
                 chosen[question_id] = stored[int(rng.integers(len(stored)))]
             elif self.by == "length":
-                chosen[question_id] = self._best(question_id, stored, [len(trajectory) for trajectory in stored])
+                chosen[question_id] = self.best(question_id, stored, [len(trajectory) for trajectory in stored])
             elif self.by == "recency":
-                chosen[question_id] = self._best(question_id, stored, [trajectory.step for trajectory in stored])
+                chosen[question_id] = self.best(question_id, stored, [trajectory.step for trajectory in stored])
             else:
-                chosen[question_id] = self._best(question_id, stored, scores.get(question_id, ()))
+                chosen[question_id] = self.best(question_id, stored, scores.get(question_id, ()))
         return chosen
 
-    def _best(self, question_id: str, stored: Sequence[Trajectory], scores: Sequence[float]) -> Trajectory:
+    def score(self, entropy: float, logprobs: npt.NDArray[np.float32]) -> float:
+        """The score of a trajectory that a forward pass has just gone through, where the score is one of those.
+
+        entropy: mean over the response tokens; logprobs (T,): of the response tokens
+        """
+        return float(np.exp(-logprobs.mean(dtype=np.float64))) if self.by == "perplexity" else entropy
+
+    def rank(self, trajectory: Trajectory, score: float) -> tuple[float, int, bytes]:
+        """Sorts trajectories, the one to choose first."""
+        return (score if self.prefer == "lowest" else -score, -trajectory.step, trajectory.key)
+
+    def best(self, question_id: str, stored: Sequence[Trajectory], scores: Sequence[float]) -> Trajectory:
+        """The trajectory of the question to replay, by a finite score for each. Raises ValueError otherwise."""
         if len(scores) != len(stored) or not all(map(math.isfinite, scores)):
             raise ValueError(
                 f"question {question_id}: needs {len(stored)} finite scores, one a trajectory, got {list(scores)}"
             )
-        sign = 1 if self.prefer == "lowest" else -1
-        best = min(range(len(stored)), key=lambda i: (sign * scores[i], -stored[i].step, stored[i].key))
-        return stored[best]
+        return min(zip(stored, scores, strict=True), key=lambda pair: self.rank(*pair))[0]

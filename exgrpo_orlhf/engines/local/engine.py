@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +123,7 @@ class LocalEngine:
         rows = self.settings.generation_rows
         for chunk, begin in enumerate(range(0, len(order), rows)):
             part = order[begin : begin + rows]
-            # transformers samples from torch's global generator: seeded here, and put back as it was.
+            # Sampled from torch's global generator: seeded here, and put back as it was.
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices), self.forward.autocast():
                 torch.manual_seed(chunk_seed(self.seed, step, chunk))
@@ -144,16 +144,26 @@ class LocalEngine:
 
     # -- score --------------------------------------------------------------------------------------------------------
 
-    def score(self, plan: Plan, to_score: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
-        """Mean token entropy of each stored response under the current policy, temperature 1, in nats."""
+    def score(
+        self,
+        plan: Plan,
+        to_score: Mapping[str, Sequence[Trajectory]],
+        score: Callable[[float, np.ndarray], float],
+    ) -> dict[str, list[float]]:
+        """What the current policy makes of each stored response, in the order given.
+
+        score: from mean token entropy (temperature 1, nats) and log-probs (T,) (sampling temperature) of the response
+            to what is selected by (`TrajectorySelector.score`)
+        """
         questions = {question.id: question for question in plan.replayed}
         rows = [
             ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
             for question_id, stored in to_score.items()
             for trajectory in stored
         ]
-        entropies = iter(measure(self.forward, rows, self.settings.micro_batch_tokens)[1])
-        return {question_id: [next(entropies) for _ in stored] for question_id, stored in to_score.items()}
+        logprobs, entropies = measure(self.forward, rows, self.settings.micro_batch_tokens)
+        scores = iter([score(*row) for row in zip(entropies, logprobs, strict=True)])
+        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
 
     # -- update -------------------------------------------------------------------------------------------------------
 

@@ -25,16 +25,18 @@ log = logging.getLogger(__name__)
 class UpdateStats:
     """What an update measured, per row of the flattened batch.
 
-    policy_logprobs: float32 (T,), of the current policy when the row's optimiser step began
+    policy_logprobs: float32 (T,), of the current policy when the row's first optimiser step began
     behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
         sampled them
-    entropies: mean token entropy of the response, nats
+    entropies: mean token entropy of the response, nats, measured with policy_logprobs
+    later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
     """
 
     policy_logprobs: list[np.ndarray]
     behaviour_logprobs: list[np.ndarray]
     entropies: list[float]
     metrics: dict[str, float]
+    later_passes: list[dict[int, np.ndarray]]
 
 
 class NonFiniteUpdate(ArithmeticError):
@@ -82,18 +84,22 @@ class PolicyUpdate:
         )
 
     def __call__(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """One or more optimiser steps on a batch, each on an equal share of its groups.
+        """One or more passes over a batch, each of one or more optimiser steps on an equal share of its groups.
 
         Raises NonFiniteUpdate, with the weights as they were before that optimiser step.
         """
-        groups, n = len(batch.rows), self.settings.steps_per_batch
+        groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         rows = batch.flat_rows()
         width = len(batch.rows[0])
         work = _Work(rows, [ForwardRow(self.encode(row.question), row.token_ids) for row in rows])
-        if n > 1:  # π_old is the policy that sampled the batch, also for rows whose turn comes after a step
+        steps = n * self.settings.passes_per_batch
+        if steps > 1:  # π_old is the policy that sampled the batch, also for rows whose turn comes after a step
             self._measure_behaviour(work)
         norms, losses, skipped, rate = [], [], 0, 0.0
-        for part in range(min(n, groups)):
+        for step in range(steps):
+            part = step % n
+            if part == 0:
+                work.passes.append({})
             # Groups are dealt like cards: fresh and replayed ones come in the batch's proportion to every step.
             members = [g * width + k for g in range(part, groups, n) for k in range(width)]
             value, norm = self._backward(work, members, loss)
@@ -114,7 +120,9 @@ class PolicyUpdate:
             "policy/skipped_updates": float(skipped),
             "policy/learning_rate": float(rate),
         }
-        return UpdateStats(work.policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
+        first, *later = work.passes
+        policy_logprobs = [first[i] for i in range(len(rows))]
+        return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics, later)
 
     def _measure_behaviour(self, work: _Work) -> None:
         fresh = [i for i, row in enumerate(work.rows) if row.replayed is None]
@@ -129,8 +137,8 @@ class PolicyUpdate:
         token_weight = 1 / int(lengths.sum())
         advantages = torch.tensor([work.rows[i].advantage for i in members])
         needs = dict(zip(members, loss.needs_gradient(advantages).tolist(), strict=True))
-        # Rows without a gradient are measured all the same: their log-probs may be stored, their entropy is a metric.
-        idle = [i for i in members if not needs[i]]
+        # Rows without a gradient are measured too, once: their log-probs may be stored, their entropy is a metric.
+        idle = [i for i in members if not needs[i] and i not in work.passes[0]]
         measured = measure(self.forward, [work.forward[i] for i in idle], self.micro_batch_tokens)
         for i, logprobs, entropy in zip(idle, *measured, strict=True):
             work.record(i, logprobs, entropy)
@@ -207,7 +215,7 @@ class _Work:
 
     def __init__(self, rows: list[Row], forward: list[ForwardRow]) -> None:
         self.rows, self.forward = rows, forward
-        self.policy_logprobs: list[Any] = [None] * len(rows)
+        self.passes: list[dict[int, np.ndarray]] = []  # of each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [
             None if row.replayed is None else row.replayed.behaviour_logprobs for row in rows
         ]
@@ -215,7 +223,9 @@ class _Work:
 
     def record(self, i: int, logprobs: np.ndarray, entropy: float) -> None:
         """A row measured in its own optimiser step. The only step of a batch sees the policy that sampled it."""
-        self.policy_logprobs[i], self.entropies[i] = logprobs, entropy
+        self.passes[-1][i] = logprobs
+        if len(self.passes) == 1:
+            self.entropies[i] = entropy
         if self.behaviour_logprobs[i] is None:
             self.behaviour_logprobs[i] = logprobs
 
@@ -227,6 +237,6 @@ class _Work:
             "advantage": row.advantage,
             "in_loss": row.in_loss,
             "replayed_from_step": None if row.replayed is None else row.replayed.step,
-            "policy_logprobs": self.policy_logprobs[i].tolist(),
+            "policy_logprobs": next(part[i] for part in reversed(self.passes) if i in part).tolist(),
             "behaviour_logprobs": self.behaviour_logprobs[i].tolist(),
         }

@@ -1,0 +1,129 @@
+#!/usr/bin/env python
+"""Memory of a run of ten thousand steps with the caps on.
+
+Goal: flat. The resident memory at the end is at most 5 % above that after the first tenth of the run. A real run with
+everything that could grow (buffer with all three caps, returning questions, reused scores, checkpoints, evaluation,
+MLflow) on a setting so small that a step takes some 50 ms: the chain model at width 32, 8 questions × 4 rollouts of 2
+and 3 operands. Takes about a quarter of an hour on one core; `--steps` makes it shorter. Writes a curve with --plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.metrics_log import MetricsLog
+from exgrpo_orlhf.training import train
+
+GOAL = 1.05
+BINDINGS = [
+    "ChainModel.operands = (2, 3)",
+    "ChainModel.width = 32",
+    "ChainModel.layers = 2",
+    "ChainModel.steps = 300",
+    "ModularChains.count = 400",
+    "ModularChains.operands = (2, 3)",
+    "validation/ModularChains.count = 20",
+    "validation/ModularChains.operands = (2, 3)",
+    "MAX_RESPONSE_TOKENS = 24",
+    "train.questions_per_step = 8",
+    "train.group_size = 4",
+    "train.eval_every = 500",
+    "train.save_every = 500",
+    "Optimizer.learning_rate = 1e-5",
+    "ReplayMixer.start_at_accuracy = None",
+    "ReplayBuffer.per_question = 4",
+    "ReplayBuffer.max_age = 200",
+    "ReplayBuffer.max_bytes = 60000",
+    "RetirementPolicy.returns_after = 100",
+    "ScoreReuse.max_age = 8",
+]
+
+
+def resident() -> int:
+    """Bytes of this process in memory (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, help="write the curve to this PNG")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of the run (default 10,000)")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    samples: list[tuple[int, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        experiment = config.load(["base.gin"], [*BINDINGS, f"train.steps = {arguments.steps}"])
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(1.0):
+                path = run / "metrics.jsonl"
+                if path.exists():
+                    with path.open("rb") as file:
+                        file.seek(max(0, path.stat().st_size - 8000))
+                        rows = file.read().split(b"\n")[1:-1]
+                    if rows:
+                        samples.append((json.loads(rows[-1])["step"], resident()))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        began = time.perf_counter()
+        train(experiment, run, resume=False, tracking_uri=f"sqlite:///{folder}/mlflow.db", tags={})
+        seconds = time.perf_counter() - began
+        done.set()
+        watcher.join()
+        stored = [(row["step"], row["replay/stored_bytes"]) for row in MetricsLog(run / "metrics.jsonl").rows(after=0)]
+    early = max(size for step, size in samples if step <= arguments.steps // 10)
+    late = max(size for step, size in samples if step > arguments.steps * 9 // 10)
+    met = late <= GOAL * early
+    print(f"{'step':>8}{'resident MB':>13}")
+    for i in range(0, len(samples), max(1, len(samples) // 12)):
+        print(f"{samples[i][0]:>8}{samples[i][1] / 1e6:>13.1f}")
+    print(
+        f"{arguments.steps} steps in {seconds:.0f} s; at most {max(b for _, b in stored):.0f} bytes stored (cap 60000)"
+    )
+    if arguments.json:
+        figures = {"samples": samples, "early": early, "late": late, "seconds": seconds, "met": met}
+        arguments.json.write_text(json.dumps(figures) + "\n")
+    if arguments.plot:
+        plot(samples, stored, arguments.plot)
+    print(
+        f"{'met' if met else 'MISSED'}: {late / 1e6:.0f} MB in the last tenth, {early / 1e6:.0f} MB in the first: "
+        f"{late / early:.3f} times (goal {GOAL:g})"
+    )
+    return 0 if met else 1
+
+
+def plot(samples: list[tuple[int, int]], stored: list[tuple[int, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.5), layout="constrained")
+    axes[0].plot([step for step, _ in samples], [size / 1e6 for _, size in samples])
+    axes[0].set_title("Resident memory, MB")
+    axes[1].plot([step for step, _ in stored], [size / 1e3 for _, size in stored], linewidth=0.5)
+    axes[1].set_title("Stored trajectories, kB (cap 60)")
+    for axis in axes:
+        axis.set_xlabel("step")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

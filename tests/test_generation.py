@@ -1,0 +1,178 @@
+"""The generation loop: the policy's distribution, whatever the model, and no work that nobody needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from exgrpo_orlhf.engines.local.generation import clean_generation_config, generate, sample
+
+SMALL = {
+    "vocab_size": 18,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "gpt2: absolute positions": GPT2Config(vocab_size=18, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+    "bloom: no positions at all": BloomConfig(vocab_size=18, hidden_size=32, n_layer=2, n_head=2),
+    "mistral: sliding window": MistralConfig(**SMALL, sliding_window=6),
+    "lfm2: layers without keys and values": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+}
+ENDS = [1, 5, 7]
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # first weights are so small that all tokens are about equally probable
+                parameter *= 8
+    return model
+
+
+def repeated_prompts(lengths, times=3) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [prompt for n in lengths for prompt in [rng.integers(2, 18, n).tolist()] * times]
+
+
+def responses(model, prompts, *, temperature=1.0, max_new_tokens=16, seed=0, end=ENDS):
+    torch.manual_seed(seed)
+    rollouts = generate(model, prompts, end=end, pad=0, max_new_tokens=max_new_tokens, temperature=temperature)
+    return [(rollout.token_ids.tolist(), rollout.finish) for rollout in rollouts]
+
+
+@pytest.mark.parametrize("lengths", [(5,) * 8, (3, 9, 4, 7, 11, 3, 6, 10)], ids=["one length", "many lengths"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_greedy_responses_are_those_of_transformers(config, lengths):
+    model, prompts = random_model(config), repeated_prompts(lengths)
+    width = max(lengths)
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    attention = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    model.generation_config = clean_generation_config([], 0)
+    theirs = model.generate(ids, attention_mask=attention, max_new_tokens=16, do_sample=False)[:, width:].tolist()
+    ends = [theirs[0][2], theirs[9][7]]
+    ours = responses(model, prompts, temperature=None, end=ends)
+    assert len({len(tokens) for tokens, _ in ours}) > 1, "no row left the batch before another"
+    for (tokens, finish), row in zip(ours, theirs, strict=True):
+        assert tokens == row[: len(tokens)]
+        assert not set(tokens[:-1]) & set(ends)
+        assert (tokens[-1] in ends) == (finish == "stop")
+        assert finish == "stop" or len(tokens) == 16
+
+
+def test_a_prompt_is_computed_once_and_an_ended_row_leaves_the_batch():
+    model, prompts = random_model(CONFIGS["qwen2"]), repeated_prompts((5, 5, 5, 5))
+    forwarded = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: forwarded.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    lengths = [len(tokens) for tokens, _ in responses(model, prompts)]
+    assert min(lengths) < max(lengths)
+    still_running = [sum(length > position for length in lengths) for position in range(1, max(lengths))]
+    assert forwarded == [(4, 5), *((rows, 1) for rows in still_running)]
+
+
+def test_what_a_row_samples_does_not_depend_on_the_other_rows():
+    """Others that end earlier, later, or ask something else: same numbers, same tokens."""
+    model, prompts = random_model(CONFIGS["qwen2"]), repeated_prompts((5, 5, 5, 5))
+    first = responses(model, prompts)
+    others = [[2, 3, 4, 6, 8]] * 6 + prompts[6:]
+    second = responses(model, others)
+    assert second[6:] == first[6:]
+    assert second[:6] != first[:6]
+    assert responses(model, prompts, seed=1) != first
+    endless = responses(model, prompts, end=[-1])
+    assert all(long[: len(tokens)] == tokens for (tokens, _), (long, _) in zip(first, endless, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_whole_responses_have_the_frequencies_of_the_policy(temperature):
+    """Prompts of two lengths, three tokens, ends in between: the exact probability of every possible response."""
+    n = 6000
+    config = Qwen2Config(**{**SMALL, "vocab_size": 5, "pad_token_id": None})
+    model = random_model(config)
+    prompts = [[2, 3]] * n + [[4, 2, 3, 2]] * n
+    sampled = [
+        tuple(tokens) for tokens, _ in responses(model, prompts, temperature=temperature, max_new_tokens=3, end=[1])
+    ]
+
+    def probabilities(prompt, response=(), p=1.0):
+        if len(response) == 3 or 1 in response:
+            return {response: p}
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0, -1].double()
+        found = {}
+        for token, share in enumerate((logits / temperature).softmax(0).tolist()):
+            found |= probabilities(prompt, (*response, token), p * share)
+        return found
+
+    for prompt, part in (([2, 3], sampled[:n]), ([4, 2, 3, 2], sampled[n:])):
+        expected = probabilities(prompt)
+        assert sum(expected.values()) == pytest.approx(1)
+        assert set(part) <= set(expected)
+        likely = {response: n * p for response, p in expected.items() if n * p >= 5}
+        chi_square = sum((part.count(response) - e) ** 2 / e for response, e in likely.items())
+        degrees = len(likely)
+        assert degrees > 15
+        assert chi_square < degrees + 4 * (2 * degrees) ** 0.5, "four standard deviations"
+
+
+def test_a_token_is_chosen_by_its_share_of_the_unit_interval_and_an_impossible_one_never():
+    logits = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0]).log().expand(4, -1)
+    uniform = torch.tensor([0.0, 0.2499999, 0.25, 1 - 2**-53], dtype=torch.float64)
+    assert sample(logits, 1.0, uniform).tolist() == [1, 1, 3, 3]
+    flat = torch.zeros(1, 150_000)
+    last = sample(flat, 1.0, torch.tensor([1 - 2**-53], dtype=torch.float64))
+    assert last.tolist() == [149_999]
+    rare = torch.full((1, 150_000), -20.0)  # each has the probability 2e-9, all of them together 3e-4
+    rare[0, 0] = 0.0
+    total = float((rare[0].double().exp()).sum())
+    middle = sample(rare, 1.0, torch.tensor([(1 + 75_000 * np.exp(-20)) / total], dtype=torch.float64))
+    assert middle.item() == pytest.approx(75_000, abs=100), "no step of the cumulative sum is lost"
+
+
+def test_logits_that_are_not_finite_stop_generation():
+    model = random_model(CONFIGS["qwen2"])
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = float("nan")
+    for temperature in (1.0, None):
+        with pytest.raises(ArithmeticError, match="token 1 of a response are not finite"):
+            responses(model, [[2, 3]], temperature=temperature)
+
+
+def test_a_model_without_a_cache_of_rows_is_refused():
+    model = random_model(MambaConfig(vocab_size=18, hidden_size=32, num_hidden_layers=2, state_size=8))
+    with pytest.raises(ValueError, match="MambaForCausalLM keeps no cache whose rows can be selected"):
+        responses(model, [[2, 3]])
+
+
+def test_under_autocast_most_rows_sample_what_they_sample_without():
+    """bfloat16 over float32 weights: the same numbers, probabilities that differ by rounding."""
+    model, prompts = random_model(CONFIGS["qwen3"]), repeated_prompts((5, 5, 5, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = responses(model, prompts)
+    exact = responses(model, prompts)
+    assert sum(a == b for a, b in zip(rounded, exact, strict=True)) >= len(prompts) / 2
