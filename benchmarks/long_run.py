@@ -3,8 +3,8 @@
 
 Goal: flat. The resident memory at the end is at most 5 % above that after the first tenth of the run. A real run with
 everything that could grow (buffer with all three caps, returning questions, reused scores, checkpoints, evaluation,
-MLflow) on a setting so small that a step takes some 50 ms: the chain model at width 32, 8 questions × 4 rollouts of 2
-and 3 operands. Takes about a quarter of an hour on one core; `--steps` makes it shorter. Writes a curve with --plot.
+MLflow) on a setting so small that a step takes some 50 ms: the chain model at width 32, 8 questions × 4 rollouts of 3
+and 4 operands. Takes about a quarter of an hour on one core; `--steps` makes it shorter. Writes a curve with --plot.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from exgrpo_orlhf.training import train
 
 GOAL = 1.05
 BINDINGS = [
-    "ChainModel.operands = (2, 3)",
+    "ChainModel.operands = (3, 4)",
     "ChainModel.width = 32",
     "ChainModel.layers = 2",
     "ChainModel.steps = 300",
     "ModularChains.count = 400",
-    "ModularChains.operands = (2, 3)",
+    "ModularChains.operands = (3, 4)",
     "validation/ModularChains.count = 20",
-    "validation/ModularChains.operands = (2, 3)",
-    "MAX_RESPONSE_TOKENS = 24",
+    "validation/ModularChains.operands = (3, 4)",
+    "MAX_RESPONSE_TOKENS = 30",
     "train.questions_per_step = 8",
     "train.group_size = 4",
     "train.eval_every = 500",
