@@ -9,13 +9,10 @@ the whole optimiser step. See docs/algorithm.md for each of them.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import signal
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +40,7 @@ from .replay import (
 )
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
 from .rewards import Verifier
+from .run_control import Clock, Progress, StopRequest, claim
 from .settings import Optimizer, Sampling, TrainSettings
 from .tracking import MlflowTracker, TrackingSettings
 
@@ -99,10 +97,6 @@ class Outcome:
     stopped_by: signal.Signals | None
 
 
-class RunFolderError(RuntimeError):
-    """The run's folder is in use, or holds a run that was not asked to be resumed."""
-
-
 def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
     """Train in the folder `run`, from the start or from its newest checkpoint.
 
@@ -110,7 +104,7 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
-    with _claim(run, resume), _StopRequest() as stop:
+    with claim(run, resume), StopRequest() as stop:
         return _Run(experiment, model_path, run, tracking_uri, tags).go(stop)
 
 
@@ -168,9 +162,9 @@ class _Run:
         )
         self.tracker.artifact(run / "config.gin")
 
-    def go(self, stop: _StopRequest) -> Outcome:
+    def go(self, stop: StopRequest) -> Outcome:
         status: Any = "FAILED"
-        progress = _Progress(self.run.name, self.step, self.x.settings.steps)
+        progress = Progress(self.run.name, self.step, self.x.settings.steps)
         try:
             if self.metrics.last_step < 0:  # the policy as it came, before the first update
                 self.metrics.append(0, {**self._evaluate(), "cost/generated_tokens": 0})
@@ -194,7 +188,7 @@ class _Run:
 
     def _step(self, step: int) -> dict[str, float]:
         """One step of ExGRPO, in the order of its equations."""
-        x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, _Clock()
+        x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, Clock()
 
         evicted = buffer.evicted
 
@@ -277,7 +271,7 @@ class _Run:
     def _evaluate(self) -> dict[str, float]:
         if not self.validation or self.x.settings.eval_every is None:
             return {}
-        clock = _Clock()
+        clock = Clock()
         metrics = greedy_accuracy(self.validation, self.engine.answer_greedily, self.engine.decode, self.x.verifier)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
@@ -314,89 +308,4 @@ def _refuse_overlap(questions: list[Question], validation: list[Question]) -> No
         raise ValueError(
             f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
             f"{str(next(iter(shared)))[:80]!r}); bind another set to Work.validation"
-        )
-
-
-@contextmanager
-def _claim(run: Path, resume: bool) -> Iterator[None]:
-    """Hold the run's folder against a second process, and against overwriting an earlier run."""
-    if not resume and (run / "metrics.jsonl").exists():
-        raise RunFolderError(
-            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
-        )
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(f"another process is training in {run}") from None
-        yield
-
-
-class _StopRequest:
-    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-
-    def __enter__(self) -> _StopRequest:
-        self._before = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, _: object) -> None:
-        self.signal = signal.Signals(number)
-        log.warning("%s: this step is finished and saved, then the run ends; once more ends it now", self.signal.name)
-        signal.signal(number, self._before[self.signal])
-
-
-class _Clock:
-    """Seconds of each part of a step."""
-
-    def __init__(self) -> None:
-        self.begin = self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self.last
-        self.last = now
-
-    def times(self) -> dict[str, float]:
-        return {
-            **{f"time/{name}": seconds for name, seconds in self.laps.items()},
-            "time/step": time.perf_counter() - self.begin,
-        }
-
-
-class _Progress:
-    """A line every few seconds: where the run is, how it does, when it ends."""
-
-    def __init__(self, name: str, step: int, steps: int) -> None:
-        self.name, self.first, self.steps = name, step, steps
-        self.began = time.perf_counter()
-        self.shown = 0.0
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        now = time.perf_counter()
-        if now - self.shown < 5 and step < self.steps and "eval/greedy_accuracy" not in metrics:
-            return
-        self.shown = now
-        left = (now - self.began) / (step - self.first) * (self.steps - step)
-        accuracy = metrics.get("eval/greedy_accuracy")
-        log.info(
-            "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
-            self.name,
-            step,
-            self.steps,
-            metrics["reward/mean"],
-            100 * metrics["replay/actual_share"],
-            metrics["replay/trajectories"],
-            metrics["replay/retired"],
-            "" if accuracy is None else f"  greedy accuracy {accuracy:.3f}",
-            metrics["time/step"],
-            *divmod(round(left), 60),
         )

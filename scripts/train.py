@@ -34,7 +34,8 @@ def main() -> int:
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError
     from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
-    from exgrpo_orlhf.training import RunFolderError, train
+    from exgrpo_orlhf.run_control import RunFolderError
+    from exgrpo_orlhf.training import train
 
     transformers.utils.logging.disable_progress_bar()
     try:

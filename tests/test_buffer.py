@@ -19,7 +19,8 @@ from exgrpo_orlhf.replay import (
     RolloutGroup,
     Trajectory,
 )
-from exgrpo_orlhf.replay.buffer import IndexedSet, QuestionRecord
+from exgrpo_orlhf.replay.buffer import QuestionRecord
+from exgrpo_orlhf.replay.indexed_set import IndexedSet
 
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
 

@@ -35,7 +35,9 @@ CONFIGS = {
     "llama": LlamaConfig(**SMALL),
     "qwen2": Qwen2Config(**SMALL),
     "qwen3": Qwen3Config(**SMALL, head_dim=16),
-    "gpt2: absolute positions": GPT2Config(vocab_size=18, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+    "gpt2: absolute positions": GPT2Config(
+        vocab_size=18, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=1
+    ),
     "bloom: no positions at all": BloomConfig(vocab_size=18, hidden_size=32, n_layer=2, n_head=2),
     "mistral: sliding window": MistralConfig(**SMALL, sliding_window=6),
     "lfm2: layers without keys and values": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),

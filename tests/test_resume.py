@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -175,6 +176,17 @@ OPTIONS = {
         "MixedPolicyLoss.max_weight = 1.5",
         "Optimizer.steps_per_batch = 2",
     ],
+    "forgetting": [
+        "ReplayBuffer.per_question = 2",
+        "ReplayBuffer.max_age = 4",
+        "ReplayBuffer.max_bytes = 3000",
+        "RetirementPolicy.at_accuracy = 0.5",
+        "RetirementPolicy.returns_after = 3",
+        "RetirementPolicy.returns_below = 0.5",
+        "QuestionSampler.half_life = 2.0",
+        "ScoreReuse.max_age = 3",
+        "ScoreReuse.check_share = 0.3",
+    ],
 }
 
 
@@ -188,14 +200,21 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     done = timeless(tmp_path / "run")[1:]
-    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name == "scored")
+    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name != "unscored")
     if name == "scored":
         assert max(row["replay/actual_share"] for row in done[:3]) <= 0.375  # ρ is 0.25, 0.3125, 0.375: 2, 3, 3 of 8
         assert done[-1]["replay/actual_share"] == min(0.75, done[-2]["replay/candidates"] / 8)
         assert all(row["policy/approx_kl"] > 0 for row in done if row["policy/grad_norm"] > 0)
         assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
-    else:
+    elif name == "unscored":
         assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+    else:
+        assert any(row["replay/evicted"] > 0 for row in done)
+        assert max(row["replay/stored_bytes"] for row in done) <= 3000
+        assert max(row["replay/age_max"] for row in done) <= 5
+        retired = [row["replay/retired"] for row in done]
+        assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some have returned"
+        assert any(row["replay/candidates_reused"] > 0 for row in done)
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):

@@ -16,7 +16,9 @@ from conftest import ROOT, small_bindings
 from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
 from exgrpo_orlhf.replay import Grade
-from exgrpo_orlhf.training import RunFolderError, train
+from exgrpo_orlhf.replay.snapshot import SnapshotError
+from exgrpo_orlhf.run_control import RunFolderError, claim
+from exgrpo_orlhf.training import train
 
 
 def rows(run: Path) -> list[dict]:
@@ -60,6 +62,22 @@ def test_every_ablation_trains(name, warm_model, tmp_path):
     bindings = ("train.steps = 3", "train.eval_every = None", "train.save_every = 3")
     assert go(warm_model, tmp_path, *bindings, files=(name,)).steps == 3
     assert rows(tmp_path)[-1]["policy/grad_norm"] > 0
+
+
+def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
+    """Replay begins with the first step, on stored trajectories whose ages go on from the other run's."""
+    go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None")
+    borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-6' / 'replay')!r}"
+    go(warm_model, tmp_path / "second", "train.steps = 2", "train.seed = 1", borrowed)
+    first = rows(tmp_path / "second")[1]
+    candidates = rows(tmp_path / "first")[-1]["replay/candidates"]
+    assert candidates > 0
+    assert first["replay/actual_share"] == min(4, candidates) / 8
+    assert 1 <= first["replay/age_mean"] <= 7
+    with pytest.raises(SnapshotError, match="are not among the run's questions"):
+        go(warm_model, tmp_path / "third", "ModularChains.seed = 5", borrowed)
+    with pytest.raises(SnapshotError, match="no manifest"):
+        go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")
 
 
 def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
@@ -118,7 +136,7 @@ def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path
     with pytest.raises(RunFolderError, match="--resume"):
         go(warm_model, tmp_path, "train.steps = 1")
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    with training._claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
+    with claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
         go(warm_model, tmp_path, resume=True)
 
 

@@ -1,7 +1,8 @@
 """Experience management: numpy and plain Python, no model and no engine."""
 
-from .buffer import BufferLimits, ReplayBuffer
+from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
+from .limits import BufferLimits
 from .mixer import MixedBatch, Plan, ReplayMixer, Row
 from .retirement import RetirementPolicy
 from .sampling import QuestionSampler

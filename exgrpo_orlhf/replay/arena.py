@@ -212,6 +212,34 @@ class TrajectoryArena:
         block.used, block.slots = len(source), array("i", slots.astype(np.int32).tobytes())
 
 
+class StoringOrder:
+    """Slots in the order in which they were filled. What has been removed meanwhile is skipped and swept up now and
+    then, so that `append` and `oldest` cost O(1) amortised and the list never exceeds twice the stored trajectories.
+    """
+
+    def __init__(self, arena: TrajectoryArena) -> None:
+        self._arena = arena
+        self._slots, self._sequences = array("i"), array("q")
+        self._first = 0
+
+    def append(self, slot: int, sequence: int) -> None:
+        self._slots.append(slot)
+        self._sequences.append(sequence)
+        if len(self._slots) > 2 * len(self._arena) + 1024:
+            slots = np.array(self._slots, np.int64)
+            sequences: npt.NDArray[np.int64] = np.array(self._sequences, np.int64)
+            alive = self._arena.column("sequence", slots) == sequences
+            self._slots = array("i", slots[alive].astype(np.int32).tobytes())
+            self._sequences = array("q", sequences[alive].tobytes())
+            self._first = 0
+
+    def oldest(self) -> int:
+        """The slot filled first of those still in use. Raises IndexError if there is none."""
+        while self._arena.sequence(self._slots[self._first]) != self._sequences[self._first]:
+            self._first += 1
+        return self._slots[self._first]
+
+
 def key_of(trajectory: Trajectory) -> Key:
     """Identity of a trajectory, as the two numbers that the arena keeps."""
     key = trajectory.key

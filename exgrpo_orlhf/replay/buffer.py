@@ -2,78 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-import numpy as np
-import numpy.typing as npt
-
-from .arena import TRAJECTORY_BYTES, Key, TrajectoryArena, key_of
+from .arena import TRAJECTORY_BYTES, Key, StoringOrder, TrajectoryArena, key_of
+from .indexed_set import IndexedSet
+from .limits import BufferLimits
 from .retirement import RetirementPolicy
 from .trajectory import RolloutGroup, Trajectory
 
 TOKEN_BYTES = 8  # int32 id and float32 log-prob
-
-
-@dataclass(frozen=True)
-class BufferLimits:
-    """What is forgotten (gin name `ReplayBuffer`). None: no limit.
-
-    per_question: trajectories kept of one question; the oldest of that question goes first
-    max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
-    max_bytes: of all trajectories, 8 bytes a token and 61 a trajectory; the oldest of all goes first
-
-    Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
-    being a candidate and keeps its accuracy.
-    """
-
-    per_question: int | None = None
-    max_age: int | None = None
-    max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("per_question", 1), ("max_age", 1), ("max_bytes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"ReplayBuffer.{name} must be at least {least}, or None for no limit; got {value!r}")
-
-
-class IndexedSet:
-    """A set of question ids that also knows its members by position: add, remove and draw by index are all O(1).
-
-    The order is part of the state: a sampler draws by index, so a resumed run must see the same order.
-    """
-
-    def __init__(self, members: Iterable[str] = ()) -> None:
-        self._members = list(members)
-        self._position = {member: i for i, member in enumerate(self._members)}
-
-    def add(self, member: str) -> None:
-        if member not in self._position:
-            self._position[member] = len(self._members)
-            self._members.append(member)
-
-    def remove(self, member: str) -> None:
-        """Raises KeyError if absent. The last member takes the freed position."""
-        position = self._position.pop(member)
-        last = self._members.pop()
-        if last != member:
-            self._members[position] = last
-            self._position[last] = position
-
-    def __getitem__(self, position: int) -> str:
-        return self._members[position]
-
-    def __contains__(self, member: object) -> bool:
-        return member in self._position
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
 
 
 @dataclass(slots=True)
@@ -105,7 +44,7 @@ class ReplayBuffer:
         self._retired: dict[str, int] = {}  # question id → step at which it retired, in that order
         self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
         self._owner: list[str] = []  # question id by slot
-        self._order = _StoringOrder(self.arena)
+        self._order = StoringOrder(self.arena)
         self._with_trajectories = 0
         self.evicted = 0  # trajectories that a limit has taken, since the start of the process
         self.next_sequence = 0
@@ -334,31 +273,3 @@ class ReplayBuffer:
             bucket.remove(question_id)
             if not bucket:
                 del self._candidates[record.accuracy]
-
-
-class _StoringOrder:
-    """Slots in the order in which they were filled. What has been removed meanwhile is skipped and swept up now and
-    then, so that `append` and `oldest` cost O(1) amortised and the list never exceeds twice the stored trajectories.
-    """
-
-    def __init__(self, arena: TrajectoryArena) -> None:
-        self._arena = arena
-        self._slots, self._sequences = array("i"), array("q")
-        self._first = 0
-
-    def append(self, slot: int, sequence: int) -> None:
-        self._slots.append(slot)
-        self._sequences.append(sequence)
-        if len(self._slots) > 2 * len(self._arena) + 1024:
-            slots = np.array(self._slots, np.int64)
-            sequences: npt.NDArray[np.int64] = np.array(self._sequences, np.int64)
-            alive = self._arena.column("sequence", slots) == sequences
-            self._slots = array("i", slots[alive].astype(np.int32).tobytes())
-            self._sequences = array("q", sequences[alive].tobytes())
-            self._first = 0
-
-    def oldest(self) -> int:
-        """The slot filled first of those still in use. Raises IndexError if there is none."""
-        while self._arena.sequence(self._slots[self._first]) != self._sequences[self._first]:
-            self._first += 1
-        return self._slots[self._first]

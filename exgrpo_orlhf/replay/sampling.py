@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from .buffer import IndexedSet
 from .difficulty import LEVELS, DifficultyBuckets
+from .indexed_set import IndexedSet
 
 
 class QuestionSampler:

@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .arena import SOUND
-from .buffer import BufferLimits, QuestionRecord, ReplayBuffer
+from .buffer import QuestionRecord, ReplayBuffer
+from .limits import BufferLimits
 from .retirement import RetirementPolicy
 from .trajectory import Trajectory
 

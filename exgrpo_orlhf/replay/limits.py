@@ -1,0 +1,28 @@
+"""What the replay buffer forgets, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BufferLimits:
+    """What is forgotten (gin name `ReplayBuffer`). None: no limit.
+
+    per_question: trajectories kept of one question; the oldest of that question goes first
+    max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
+    max_bytes: of all trajectories, 8 bytes a token and 61 a trajectory; the oldest of all goes first
+
+    Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
+    being a candidate and keeps its accuracy.
+    """
+
+    per_question: int | None = None
+    max_age: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_question", 1), ("max_age", 1), ("max_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"ReplayBuffer.{name} must be at least {least}, or None for no limit; got {value!r}")

@@ -1,0 +1,102 @@
+"""What surrounds a run: its folder, its end by a signal, its clock, its line in the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class RunFolderError(RuntimeError):
+    """The run's folder is in use, or holds a run that was not asked to be resumed."""
+
+
+@contextmanager
+def claim(run: Path, resume: bool) -> Iterator[None]:
+    """Hold the run's folder against a second process, and against overwriting an earlier run."""
+    if not resume and (run / "metrics.jsonl").exists():
+        raise RunFolderError(
+            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"another process is training in {run}") from None
+        yield
+
+
+class StopRequest:
+    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __enter__(self) -> StopRequest:
+        self._before = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, _: object) -> None:
+        self.signal = signal.Signals(number)
+        log.warning("%s: this step is finished and saved, then the run ends; once more ends it now", self.signal.name)
+        signal.signal(number, self._before[self.signal])
+
+
+class Clock:
+    """Seconds of each part of a step."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self.last
+        self.last = now
+
+    def times(self) -> dict[str, float]:
+        return {
+            **{f"time/{name}": seconds for name, seconds in self.laps.items()},
+            "time/step": time.perf_counter() - self.begin,
+        }
+
+
+class Progress:
+    """A line every few seconds: where the run is, how it does, when it ends."""
+
+    def __init__(self, name: str, step: int, steps: int) -> None:
+        self.name, self.first, self.steps = name, step, steps
+        self.began = time.perf_counter()
+        self.shown = 0.0
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        if now - self.shown < 5 and step < self.steps and "eval/greedy_accuracy" not in metrics:
+            return
+        self.shown = now
+        left = (now - self.began) / (step - self.first) * (self.steps - step)
+        accuracy = metrics.get("eval/greedy_accuracy")
+        log.info(
+            "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
+            self.name,
+            step,
+            self.steps,
+            metrics["reward/mean"],
+            100 * metrics["replay/actual_share"],
+            metrics["replay/trajectories"],
+            metrics["replay/retired"],
+            "" if accuracy is None else f"  greedy accuracy {accuracy:.3f}",
+            metrics["time/step"],
+            *divmod(round(left), 60),
+        )
