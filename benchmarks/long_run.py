@@ -19,6 +19,8 @@ import threading
 import time
 from pathlib import Path
 
+import transformers
+
 from exgrpo_orlhf import config
 from exgrpo_orlhf.metrics_log import MetricsLog
 from exgrpo_orlhf.training import train
@@ -62,6 +64,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    transformers.utils.logging.disable_progress_bar()
     samples: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

@@ -54,7 +54,7 @@ class TrainSettings:
 @dataclass(frozen=True)
 class Sampling:
     """How responses are sampled. There is no top-p and no top-k: a filtered distribution is not the policy whose
-    log-probs the importance weights divide by. What a model's own generation config asks for is switched off.
+    log-probs the importance weights divide by. What a model's own generation config asks for is left aside.
 
     temperature: of the rollouts and of all log-probs
     max_response_tokens: a response that reaches it without an end token is truncated

@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    GenerationConfig,
     GPT2Config,
     Lfm2Config,
     LlamaConfig,
@@ -17,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local.generation import clean_generation_config, generate, sample
+from exgrpo_orlhf.engines.local.generation import generate, sample
 
 SMALL = {
     "vocab_size": 18,
@@ -73,7 +74,7 @@ def test_greedy_responses_are_those_of_transformers(config, lengths):
     width = max(lengths)
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     attention = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    model.generation_config = clean_generation_config([], 0)
+    model.generation_config = GenerationConfig(pad_token_id=0)
     theirs = model.generate(ids, attention_mask=attention, max_new_tokens=16, do_sample=False)[:, width:].tolist()
     ends = [theirs[0][2], theirs[9][7]]
     ours = responses(model, prompts, temperature=None, end=ends)

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
 from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
 from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
 from exgrpo_orlhf.prompts import Prompts
@@ -157,6 +158,21 @@ def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypat
         selector = TrajectorySelector(by)
         assert not selector.needs_policy
         assert engine.score(plan, selector.to_score(candidates), selector.score) == {}
+
+
+@pytest.mark.parametrize("budget", [1, 500, 4000])
+def test_little_of_a_micro_batch_is_padding(budget):
+    """T20. Every row once, within the budget, at most 5 % padding in any batch."""
+    rng = np.random.default_rng(budget)
+    rows = [ForwardRow([1] * int(rng.integers(1, 20)), np.ones(int(n), np.int32)) for n in rng.geometric(0.02, 300)]
+    batches = list(micro_batches(rows, budget))
+    assert sorted(i for batch in batches for i in batch) == list(range(300))
+    for batch in batches:
+        lengths = [len(rows[i]) for i in batch]
+        padded = len(batch) * max(lengths)
+        assert padded <= budget or len(batch) == 1
+        assert sum(lengths) >= 0.95 * padded
+    assert len(batches) < 300 or budget == 1
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

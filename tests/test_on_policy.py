@@ -85,9 +85,9 @@ def test_replay_off_samples_the_same_tokens_and_ends_at_the_same_weights_as_a_pl
     sampled = []
     collect = experiment.mixer.collect
 
-    def watch(batch, logprobs, step):
+    def watch(batch, *measured):
         sampled.append([row.token_ids.tolist() for row in batch.flat_rows()])
-        return collect(batch, logprobs, step)
+        return collect(batch, *measured)
 
     monkeypatch.setattr(experiment.mixer, "collect", watch)
     train(experiment, tmp_path, resume=False, tracking_uri="unused", tags={})

@@ -16,7 +16,7 @@ from ...prompts import PromptEncoder, Prompts
 from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
 from ...settings import Optimizer, Sampling, require
 from .forward import ForwardRow, PolicyForward, measure
-from .generation import chunk_seed, clean_generation_config, end_tokens, generate
+from .generation import chunk_seed, end_tokens, generate
 from .update import PolicyUpdate, UpdateStats
 
 
@@ -79,8 +79,6 @@ class LocalEngine:
             raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
         pad = self.tokenizer.pad_token_id
         self.pad = self.end[0] if pad is None else pad
-        self._own_generation_config = self.model.generation_config
-        self.model.generation_config = clean_generation_config(self.end, self.pad)
         self.forward = PolicyForward(self.model, sampling.temperature, getattr(torch, dtype))
         frozen = self._load(model_path).requires_grad_(False) if reference else None
         self._update = PolicyUpdate(
@@ -175,11 +173,7 @@ class LocalEngine:
 
     def save(self, folder: Path) -> None:
         """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/."""
-        self.model.generation_config = self._own_generation_config
-        try:
-            self.model.save_pretrained(folder)
-        finally:
-            self.model.generation_config = clean_generation_config(self.end, self.pad)
+        self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         (folder / "trainer").mkdir(exist_ok=True)
         self._update.save(folder / "trainer" / "optimizer.pt")

@@ -67,23 +67,20 @@ class PolicyForward:
     def __call__(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
         """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' response tokens, end to end: (T,).
 
-        Rows are padded on the right. The hidden state before a token predicts it: for a prompt of P tokens, positions
+        Rows are padded on the right, where causal attention never looks: no mask is needed. The hidden state before a token predicts it: for a prompt of P tokens, positions
         P−1 … P+T−2 of the row. Nothing else of the row enters: no prompt token, no padding.
         """
         width = max(map(len, rows))
         ids = np.zeros((len(rows), width), np.int64)
-        attention = np.zeros((len(rows), width), np.int64)
         predicts = np.zeros((len(rows), width), bool)  # (R, W)
         for i, row in enumerate(rows):
             prompt, length = len(row.prompt), len(row)
             ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
-            attention[i, :length] = 1
             predicts[i, prompt - 1 : length - 1] = True
         targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(self.device, torch.long)
         with self.autocast():
             output = self.model.base_model(
                 input_ids=torch.from_numpy(ids).to(self.device),
-                attention_mask=torch.from_numpy(attention).to(self.device),
                 use_cache=False,
             )
         return self._stats(output.last_hidden_state[torch.from_numpy(predicts).to(self.device)], targets)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ...replay import Rollout
 
@@ -31,15 +31,6 @@ def end_tokens(model: PreTrainedModel, tokenizer_eos: int | None) -> list[int]:
     return sorted({token for token in (*named, tokenizer_eos) if token is not None})
 
 
-def clean_generation_config(end: Sequence[int], pad: int) -> GenerationConfig:
-    """A config that says nothing but how a response ends.
-
-    `generate` fills whatever a call leaves open from the model's own config, and many come with top-k, top-p or a
-    repetition penalty: the samples would not be the policy's, and every importance weight would be wrong.
-    """
-    return GenerationConfig(eos_token_id=list(end), pad_token_id=pad)
-
-
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
@@ -52,6 +43,8 @@ def generate(
 ) -> list[Rollout]:
     """One ungraded response per prompt, sampled at `temperature` from torch's global generator; None: greedy.
 
+    The model's own generation config has no say: with its top-k, top-p or repetition penalty the samples would not be
+    the policy's, and every importance weight would be wrong.
     The end token stays in the response; a response without one has finish 'length'. Each token takes one number from
     the generator, row by row and for all rows, ended ones included: what a row samples does not depend on when the
     others end. Raises ArithmeticError if logits are not finite, ValueError if the model's cache has no rows to select.
