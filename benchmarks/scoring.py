@@ -141,7 +141,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, "useful_met": useful, "reuse_met": cheap}, indent=1) + "\n")
     print(
-        f"{'met' if useful else 'MISSED'}: {full['useful']:.1%} of the forwarded tokens useful (goal {GOAL_USEFUL:.0%}); "
+        f"{'met' if useful else 'MISSED'}: {full['useful']:.1%} of the tokens useful (goal {GOAL_USEFUL:.0%}); "
         f"{'met' if cheap else 'not met, what reuse costs'}: {reuse['cost']:.1%} of the tokens (goal {GOAL_COST:.0%}) "
         f"with {reuse['other']:.1%} other choices (goal {GOAL_OTHER:.0%})"
     )

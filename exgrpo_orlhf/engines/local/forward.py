@@ -67,8 +67,9 @@ class PolicyForward:
     def __call__(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
         """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' response tokens, end to end: (T,).
 
-        Rows are padded on the right, where causal attention never looks: no mask is needed. The hidden state before a token predicts it: for a prompt of P tokens, positions
-        P−1 … P+T−2 of the row. Nothing else of the row enters: no prompt token, no padding.
+        Rows are padded on the right, where causal attention never looks: no mask is needed. The hidden state before a
+        token predicts it: for a prompt of P tokens, positions P−1 … P+T−2 of the row. Nothing else of the row enters,
+        no prompt token and no padding.
         """
         width = max(map(len, rows))
         ids = np.zeros((len(rows), width), np.int64)
