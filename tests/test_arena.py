@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.replay import Trajectory
-from exgrpo_orlhf.replay.arena import BLOCK_TOKENS, TrajectoryArena, key_of, spans
+from exgrpo_orlhf.replay.arena import BLOCK_TOKENS, TRAJECTORY_BYTES, TrajectoryArena, spans
 
 
 def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajectory:
@@ -37,7 +37,7 @@ def test_what_was_put_in_comes_out_to_the_bit_through_any_history(seed, longest)
     target = 6 * BLOCK_TOKENS  # tokens to hold
     for sequence in range(40_000 if longest < 100 else 4_000):
         one = trajectory(rng, draw.randint(1, longest), sequence)
-        slot = arena.add(one, key_of(one), sequence)
+        slot = arena.add(one, one.key, sequence)
         assert slot not in kept
         kept[slot] = one
         while arena.tokens > target or (kept and draw.random() < 0.4):
@@ -63,7 +63,7 @@ def test_ten_bytes_a_token_and_one_block_however_long_it_goes_on():
     for sequence in range(60_000):
         n = draw.randint(1, 500)
         one = Trajectory(ids[:n], logprobs[:n], 1.0, 0)
-        slots.append(arena.add(one, (0, sequence), sequence))
+        slots.append(arena.add(one, sequence.to_bytes(16), sequence))
         if len(slots) > 6000:  # about 1.5 million tokens stay, in random order of removal
             position = draw.randrange(len(slots))
             slots[position], slots[-1] = slots[-1], slots[position]
@@ -76,14 +76,14 @@ def test_ten_bytes_a_token_and_one_block_however_long_it_goes_on():
 def test_a_trajectory_longer_than_a_block_has_one_of_its_own():
     rng, arena = np.random.default_rng(0), TrajectoryArena()
     long, short = trajectory(rng, BLOCK_TOKENS + 7), trajectory(rng, 5)
-    slots = [arena.add(one, key_of(one), i) for i, one in enumerate((short, long, short, long))]
+    slots = [arena.add(one, one.key, i) for i, one in enumerate((short, long, short, long))]
     assert [len(arena.get(slot)) for slot in slots] == [5, BLOCK_TOKENS + 7, 5, BLOCK_TOKENS + 7]
     assert same(arena.get(slots[3]), long)
 
 
 def test_an_emptied_arena_gives_its_memory_back():
     rng, arena = np.random.default_rng(0), TrajectoryArena()
-    slots = [arena.add(one := trajectory(rng, 5000), key_of(one), i) for i in range(300)]
+    slots = [arena.add(one := trajectory(rng, 5000), one.key, i) for i in range(300)]
     for slot in slots:
         arena.remove(slot)
     assert (len(arena), arena.tokens) == (0, 0)
@@ -94,12 +94,12 @@ def test_a_copy_does_not_change_when_its_block_is_closed_up():
     rng, arena = np.random.default_rng(0), TrajectoryArena()
     n = BLOCK_TOKENS // 4
     first = [trajectory(rng, n) for _ in range(4)]
-    slots = [arena.add(one, key_of(one), i) for i, one in enumerate(first)]
+    slots = [arena.add(one, one.key, i) for i, one in enumerate(first)]
     held = arena.get(slots[3])
     arena.remove(slots[0])
     arena.remove(slots[1])
     newer = trajectory(rng, n)
-    added = arena.add(newer, key_of(newer), 9)
+    added = arena.add(newer, newer.key, 9)
     assert same(held, first[3])
     assert same(arena.get(slots[2]), first[2])
     assert same(arena.get(added), newer)
@@ -108,7 +108,7 @@ def test_a_copy_does_not_change_when_its_block_is_closed_up():
 
 def test_a_free_slot_is_refused():
     rng, arena = np.random.default_rng(0), TrajectoryArena()
-    slot = arena.add(one := trajectory(rng, 3), key_of(one), 0)
+    slot = arena.add(one := trajectory(rng, 3), one.key, 0)
     arena.remove(slot)
     for call in (arena.get, arena.remove):
         with pytest.raises(KeyError, match=f"slot {slot} is free"):
@@ -119,10 +119,14 @@ def test_a_free_slot_is_refused():
 def test_find_knows_a_trajectory_by_its_tokens():
     rng, arena = np.random.default_rng(0), TrajectoryArena()
     ones = [trajectory(rng, 8) for _ in range(5)]
-    slots = [arena.add(one, key_of(one), i) for i, one in enumerate(ones)]
-    assert [arena.find(slots, key_of(one)) for one in ones] == slots
-    assert arena.find(slots[:2], key_of(ones[4])) is None
+    slots = [arena.add(one, one.key, i) for i, one in enumerate(ones)]
+    assert [arena.find(slots, one.key) for one in ones] == slots
+    assert arena.find(slots[:2], ones[4].key) is None
     assert [arena.key(slot) for slot in slots] == [one.key for one in ones]
+
+
+def test_a_trajectory_takes_one_cache_line_besides_its_tokens():
+    assert TRAJECTORY_BYTES == 64
 
 
 def test_spans_are_the_indices_of_each_span_end_to_end():

@@ -77,7 +77,7 @@ def test_trajectories_older_than_the_limit_go_before_accuracies_are_recorded():
 
 
 def test_of_all_trajectories_the_oldest_goes_first_when_the_bytes_run_out():
-    one = 4 * 8 + 61
+    one = 4 * 8 + 64
     buffer = buffer_of(max_bytes=3 * one)
     for n, name in enumerate("abcab"):
         buffer.store([(name, trajectory(n, step=n))])
@@ -98,7 +98,7 @@ def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
 def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path):
     """Also after a snapshot in the middle: the order of eviction is part of the state."""
     draw = random.Random(seed)
-    limits = BufferLimits(per_question=3, max_age=6, max_bytes=25 * (8 * 5 + 61))
+    limits = BufferLimits(per_question=3, max_age=6, max_bytes=25 * (8 * 5 + 64))
     buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), limits)
     rows: list[tuple[str, int, int, int]] = []  # question, number, step, length; oldest first
     names = [f"q{i}" for i in range(12)]
@@ -106,7 +106,7 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
         buffer.record(name, HALF, 0)
 
     def size() -> int:
-        return sum(8 * length + 61 for *_, length in rows)
+        return sum(8 * length + 64 for *_, length in rows)
 
     for step in range(1, 80):
         buffer.observe([], step)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from .arena import TRAJECTORY_BYTES, Key, StoringOrder, TrajectoryArena, key_of
+from .arena import TRAJECTORY_BYTES, StoringOrder, TrajectoryArena
 from .indexed_set import IndexedSet
 from .limits import BufferLimits
 from .retirement import RetirementPolicy
@@ -151,7 +151,7 @@ class ReplayBuffer:
                 raise ValueError(f"question {question_id} has no accuracy yet: observe its group before storing")
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
-            key = key_of(trajectory)
+            key = trajectory.key
             known = self.arena.find(record.slots, key)
             self._add(question_id, record, trajectory, key, self.next_sequence)
             if known is not None:
@@ -201,7 +201,7 @@ class ReplayBuffer:
         self._retired.update(retired)
         for question_id, sequence, trajectory in sorted(trajectories, key=lambda row: row[1]):
             record = self._records[question_id]
-            self._add(question_id, record, trajectory, key_of(trajectory), sequence, enter=False)
+            self._add(question_id, record, trajectory, trajectory.key, sequence, enter=False)
         for question_id, record in self._records.items():
             self._enter_bucket(question_id, record)
         self.next_sequence = next_sequence
@@ -231,7 +231,7 @@ class ReplayBuffer:
         question_id: str,
         record: QuestionRecord,
         trajectory: Trajectory,
-        key: Key,
+        key: bytes,
         sequence: int,
         enter: bool = True,
     ) -> None:

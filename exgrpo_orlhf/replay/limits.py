@@ -11,7 +11,7 @@ class BufferLimits:
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
-    max_bytes: of all trajectories, 8 bytes a token and 61 a trajectory; the oldest of all goes first
+    max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory; the oldest of all goes first
 
     Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
     being a candidate and keeps its accuracy.
