@@ -62,6 +62,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="write the curve to this PNG")
     parser.add_argument("--steps", type=int, default=10_000, help="steps of the run (default 10,000)")
     arguments = parser.parse_args()
+    if arguments.steps < 1000:
+        parser.error("--steps: at least 1000, or there is nothing to compare")
     logging.basicConfig(level=logging.ERROR)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     transformers.utils.logging.disable_progress_bar()
@@ -84,10 +86,12 @@ def main() -> int:
         watcher = threading.Thread(target=watch)
         watcher.start()
         began = time.perf_counter()
-        train(experiment, run, resume=False, tracking_uri=f"sqlite:///{folder}/mlflow.db", tags={})
+        try:
+            train(experiment, run, resume=False, tracking_uri=f"sqlite:///{folder}/mlflow.db", tags={})
+        finally:
+            done.set()
+            watcher.join()
         seconds = time.perf_counter() - began
-        done.set()
-        watcher.join()
         stored = [(row["step"], row["replay/stored_bytes"]) for row in MetricsLog(run / "metrics.jsonl").rows(after=0)]
     early = max(size for step, size in samples if step <= arguments.steps // 10)
     late = max(size for step, size in samples if step > arguments.steps * 9 // 10)

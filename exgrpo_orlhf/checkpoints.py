@@ -8,6 +8,7 @@ checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -49,12 +51,14 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
         raise CheckpointError(
             f"{final} could not be written ({type(error).__name__}: {error}); {_free(run)} are free there. "
             + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
-            + ": make room and start again with --resume"
+            + ". Mend that (make room, if the disk is full) and start again with --resume"
         ) from error
     for old in list(find(run).values())[:-keep]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
-        doomed = old.rename(old.with_name(f"{old.name}.partial"))
-        shutil.rmtree(doomed)
+        try:
+            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
+        except OSError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
+            log.warning("%s could not be removed: %s", old, error)
     return final
 
 

@@ -100,7 +100,7 @@ _GIN: dict[str, Callable[..., Any]] = {
 }
 
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
-_FREE_TO_CHANGE = re.compile(
+FREE_TO_CHANGE = re.compile(
     r"(train\.(steps|save_every|keep|eval_every)|ChainModel\.cache|Tracking\.\w+|LocalEngine\.(device|threads))$"
 )
 
@@ -124,7 +124,8 @@ class _Bindings:
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
     """Read gin files and `--set` bindings and build the experiment they describe.
 
-    Files are looked up as given, then in the repository's gin/ folder. seed: takes the place of train.seed
+    Files are looked up as given, then in the project's gin/ folder, then in the project's folder.
+    seed: takes the place of train.seed
     Raises ConfigError.
     """
     gin.clear_config()
@@ -174,7 +175,7 @@ def _build() -> Experiment:
     }
     text = gin.operative_config_str()
     params = _flatten(text)
-    identity = {name: value for name, value in params.items() if not _FREE_TO_CHANGE.search(name)}
+    identity = {name: value for name, value in params.items() if not FREE_TO_CHANGE.search(name)}
     return Experiment(
         settings=settings,
         questions=work.questions,
@@ -210,8 +211,10 @@ def _flatten(text: str) -> dict[str, str]:
 
 
 def _find(file: str | Path, included_by: str | None) -> Path:
-    """The file as given (for what is named on the command line), or in gin/."""
-    candidates = [GIN_FOLDER / file] if included_by else [Path(file), GIN_FOLDER / file]
+    """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
+    candidates = [GIN_FOLDER / file]
+    if not included_by:
+        candidates = [Path(file), *candidates, GIN_FOLDER.parent / file]
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()

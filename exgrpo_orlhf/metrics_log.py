@@ -1,4 +1,4 @@
-"""The record of a run's metrics: `metrics.jsonl` in its folder, a line a step, on disk before training goes on."""
+"""The record of a run's metrics: `metrics.jsonl` in its folder, a line a step."""
 
 from __future__ import annotations
 
@@ -118,6 +118,12 @@ class MetricsLog:
         self._torn = False
         self._ends.append(self._ends[-1] + len(line))
         self._steps.append(step)
+
+    def sync(self) -> None:
+        """Put the rows on the disk, where a power failure cannot take them."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def cut_back(self, step: int) -> int:
         """Drops the rows after `step` and a torn last line, atomically; returns the number of complete rows dropped.

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from .checkpoints import find
+
 log = logging.getLogger(__name__)
 
 
@@ -20,7 +22,7 @@ class RunFolderError(RuntimeError):
 @contextmanager
 def claim(run: Path, resume: bool) -> Iterator[None]:
     """Hold the run's folder against a second process, and against overwriting an earlier run."""
-    if not resume and (run / "metrics.jsonl").exists():
+    if not resume and ((run / "metrics.jsonl").exists() or find(run)):
         raise RunFolderError(
             f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
         )

@@ -9,11 +9,12 @@ the whole optimiser step. See docs/algorithm.md for each of them.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,8 +113,9 @@ class _Run:
     def __init__(
         self, experiment: Experiment, model_path: str | Path, run: Path, tracking_uri: str, tags: Mapping[str, str]
     ) -> None:
-        self.x, self.run = experiment, run
-        x = experiment
+        # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
+        x = replace(experiment, mixer=copy.deepcopy(experiment.mixer), fresh_rng=copy.deepcopy(experiment.fresh_rng))
+        self.x, self.run = x, run
         questions = x.questions.load()
         self.validation = x.validation.load() if x.validation else []
         _refuse_overlap(questions, self.validation)
@@ -148,8 +150,12 @@ class _Run:
             ids = {question.id for question in questions}
             self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
         self.saved_step = self.step if checkpoint else None
+        if not checkpoint:
+            _set_aside(run / "metrics.jsonl")
         self.metrics = MetricsLog(run / "metrics.jsonl")
-        self.metrics.cut_back(self.step if checkpoint else -1)
+        self.metrics.cut_back(self.step)
+        if checkpoint and self.metrics.last_step < self.step:
+            log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
         (run / "config.gin").write_text(x.config_text, encoding="utf-8")
         self.tracker = MlflowTracker(
             self.metrics,
@@ -182,6 +188,7 @@ class _Run:
             if self.saved_step != self.step:
                 self._save()
             status = "KILLED" if stop.signal else "FINISHED"
+            self._draw()
         finally:
             self.tracker.close(status)
         return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)
@@ -191,6 +198,7 @@ class _Run:
         x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, Clock()
 
         evicted = buffer.evicted
+        buffer.advance(step)
 
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
         plan = mixer.plan(self.fresh, buffer, step)
@@ -231,6 +239,9 @@ class _Run:
         measured_rows = zip(stats.entropies, stats.policy_logprobs, strict=True)
         new_scores = [x.selector.score(*row) for row in measured_rows] if x.selector.needs_policy else None
         stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step, new_scores))
+        for row, score in zip(batch.flat_rows(), new_scores or (), strict=False):
+            if row.replayed is not None and row.question.id in buffer.records:
+                buffer.remember_scores(row.question.id, {row.replayed.key: score}, step)
 
         self.generated_tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
         clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)
@@ -245,7 +256,7 @@ class _Run:
                 stats.behaviour_logprobs,
                 stats.entropies,
                 step=step,
-                beta=x.loss.beta,
+                beta=x.loss.beta if x.loss.shaping and x.loss.importance_weights else None,
                 clip=clip,
                 max_weight=x.loss.max_weight,
                 later_passes=stats.later_passes,
@@ -255,6 +266,7 @@ class _Run:
             "replay/evicted": float(buffer.evicted - evicted),
             "replay/started": float(mixer.started),
             "train/epoch": float(self.fresh.epoch),
+            "train/fresh_drawn": float(self.fresh.drawn),
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
         }
@@ -287,6 +299,8 @@ class _Run:
             "torch": torch.__version__,
         }
 
+        self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
+
         def write(folder: Path) -> None:
             self.engine.save(folder)
             snapshot.save(self.buffer, folder / "replay", self.fingerprint)
@@ -295,10 +309,30 @@ class _Run:
         checkpoints.save(self.run, self.step, write, self.x.settings.keep)
         self.saved_step = self.step
 
+    def _draw(self) -> None:
+        from .evaluation import curves  # matplotlib, half a second that no other command should wait for
+
+        try:
+            curves.plot({self.run.name: curves.read(self.run)}, self.run / "curves.png")
+        except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
+            log.warning("%s could not be drawn: %s", self.run / "curves.png", error)
+            return
+        self.tracker.artifact(self.run / "curves.png")
+
     def _dump(self, step: int, error: NonFiniteUpdate) -> Path:
         path = self.run / f"failed-step-{step}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
         return path
+
+
+def _set_aside(metrics: Path) -> None:
+    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside."""
+    if metrics.exists() and metrics.stat().st_size:
+        kept = metrics.with_name("metrics.before-restart.jsonl")
+        log.warning(
+            "%s has no checkpoint: the run begins again, its earlier metrics are in %s", metrics.parent, kept.name
+        )
+        metrics.replace(kept)
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:

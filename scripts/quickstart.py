@@ -44,18 +44,20 @@ def main() -> int:
     folders = {name: arguments.out / f"quickstart-{name.lower()}-seed{arguments.seed}" for name in RUNS}
     failed = _train(folders, arguments.seed)
     if failed:
-        print(f"failed: {', '.join(failed)}; start again to continue where it ended", file=sys.stderr)
+        print(f"not complete: {', '.join(failed)}; what was said above tells why", file=sys.stderr)
         return 1
 
     rows = {name: curves.read(folder) for name, folder in folders.items()}
     picture = arguments.out / f"quickstart-seed{arguments.seed}.png"
     curves.plot(rows, picture)
     print(f"\n3. Greedy accuracy on {_validation_size()} validation questions\n\n{curves.table(rows)}\n")
-    print(f"learning curves  {picture}")
+    for name, run in rows.items():
+        accuracy = [row[curves.ACCURACY] for row in run if curves.ACCURACY in row]
+        print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after, {accuracy[-1] / accuracy[0]:.1f} times")
+    print(f"\nlearning curves  {picture}")
     print(f"runs             {', '.join(map(str, folders.values()))}")
-    print(
-        f"compare them     {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri sqlite:///{ROOT}/mlflow.db"
-    )
+    store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlflow.db")
+    print(f"compare them     {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {store}")
     print(f"one seed is a lead, not a result. {(time.perf_counter() - began) / 60:.1f} minutes in all")
     return 0
 
@@ -75,7 +77,7 @@ def _train(folders: dict[str, Path], seed: int) -> list[str]:
         + [part for file in RUNS[name] for part in ("--gin", file)]
         for name, folder in folders.items()
     }
-    at_once = len(commands) if len(os.sched_getaffinity(0)) >= len(commands) else 1
+    at_once = len(commands) if (os.cpu_count() or 1) >= len(commands) else 1
     waiting, running, failed = list(commands), {}, []
     try:
         while waiting or running:

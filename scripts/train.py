@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,6 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError
-    from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
     from exgrpo_orlhf.run_control import RunFolderError
     from exgrpo_orlhf.training import train
 
@@ -43,8 +43,10 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    name = arguments.name or _name(arguments, experiment.settings.seed)
+    name = arguments.name or _name(arguments, experiment.settings.seed, config.FREE_TO_CHANGE)
     run = arguments.out or ROOT / "runs" / name
+    if arguments.resume and not run.exists():
+        print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
         "engine": "local",
@@ -55,7 +57,7 @@ def main() -> int:
         outcome = train(
             experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{ROOT / 'mlflow.db'}", tags=tags
         )
-    except (RunFolderError, CheckpointError, NonFiniteUpdate, ValueError, OSError) as error:
+    except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if outcome.stopped_by is not None:
@@ -82,10 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name(arguments: argparse.Namespace, seed: int) -> str:
-    """The same command gives the same name, so that --resume finds its run."""
-    parts = [Path(file).stem for file in arguments.gin]
-    parts += ["".join(c if c.isalnum() or c in "._=-" else "_" for c in binding) for binding in arguments.set]
+def _name(arguments: argparse.Namespace, seed: int, free_to_change: re.Pattern[str]) -> str:
+    """The same experiment gets the same name, so that --resume finds its run, also to make it longer."""
+    files = [Path(file) for file in arguments.gin]
+    parts = [f"{file.parent.name}-again" if file.name == "config.gin" else file.stem for file in files]
+    for binding in arguments.set:
+        name, _, value = binding.partition("=")
+        if not free_to_change.match(name.strip()):
+            parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
     return "-".join([*parts, f"seed{seed}"])
 
 

@@ -85,9 +85,10 @@ def test_question_id_depends_on_source_prompt_and_answer_only():
     assert int(base.id, 16) >= 0
 
 
-def test_an_ungraded_rollout_is_neither_gradable_nor_silently_wrong():
+def test_an_ungraded_rollout_is_not_silently_wrong():
+    ungraded = RolloutGroup(Question("q", "q", "", ""), (Rollout(np.array([1], np.int32), "stop"),) * 2, False)
     with pytest.raises(ValueError, match="not been graded"):
-        _ = Rollout(np.array([1], np.int32), "stop").gradable
+        _ = ungraded.accuracy
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from exgrpo_orlhf import config
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
 ABLATIONS = [name for name in ALL if name.startswith("ablation_")]
-LAYOUTS = [name for name in ALL if name.startswith("engines/")]
+LAYOUTS = [name for name in ALL if name.startswith(("engines/", "models/"))]
 # What a file leaves to the user, who has to say it.
 LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
@@ -128,7 +128,8 @@ def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
 
 def test_only_config_imports_gin():
     importing = re.compile(r"^\s*(import gin\b|from gin\b)", re.MULTILINE)
-    files = [*(ROOT / "exgrpo_orlhf").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    folders = ("exgrpo_orlhf", "scripts", "benchmarks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert [path.name for path in files if importing.search(path.read_text())] == ["config.py"]
 
 
@@ -216,6 +217,13 @@ def test_an_include_below_a_binding_is_refused(tmp_path):
     (tmp_path / "mine.gin").write_text("ReplayMixer.rho = 0.1\ninclude 'base.gin'\n")
     with pytest.raises(config.ConfigError, match=r"line 2: an include must stand before the bindings"):
         config.load([tmp_path / "mine.gin"])
+
+
+def test_the_readmes_commands_work_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = config.load(["quickstart.gin"]).config_hash
+    for file in ("gin/quickstart.gin", GIN / "quickstart.gin", "quickstart.gin"):
+        assert config.load([file]).config_hash == expected
 
 
 def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, monkeypatch):

@@ -7,13 +7,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     Grade,
     MixedBatch,
     Plan,
     Question,
+    QuestionSampler,
     ReplayBuffer,
+    ReplayMixer,
     RetirementPolicy,
     Rollout,
     RolloutGroup,
@@ -213,11 +216,20 @@ def test_reward_metrics_equal_a_plain_count():
         (["wrong", "wrong"], True, 1),
         (["correct", "wrong"], True, 1),
         (["timeout", "error"], True, 0),
+        (["wrong", "timeout"], True, 1),
         (["correct", "correct"], True, 0),
     ],
 )
 def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(verdicts, replayed, signal):
-    assert reward_metrics([group(verdicts, replayed)])["reward/groups_with_signal"] == signal
+    one, k = group(verdicts, replayed), len(verdicts) + replayed
+    rng = np.random.default_rng(0)
+    mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=k, questions_per_step=1, rng=rng)
+    stored = Trajectory(np.array([1], np.int32), np.zeros(1, np.float32), 1.0, 0)
+    batch = mixer.assemble([one], {one.question.id: stored}, GroupAdvantages())
+    logprobs = [np.zeros(len(r.token_ids), np.float32) for r in batch.flat_rows()]
+    found = row_metrics(batch, logprobs, logprobs, [0.0] * k, step=1, beta=None, clip=None)
+    assert found["reward/groups_with_signal"] == signal
+    assert found["replay/saturated_share"] == 0
 
 
 def test_rewards_of_nothing_are_zero():

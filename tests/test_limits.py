@@ -63,12 +63,12 @@ def test_of_one_question_the_oldest_goes_first():
     assert buffer.evicted == 2
 
 
-def test_trajectories_older_than_the_limit_go_before_accuracies_are_recorded():
+def test_trajectories_older_than_the_limit_go_when_a_step_begins():
     buffer = buffer_of(max_age=3)
     buffer.store([("a", trajectory(1, step=1)), ("b", trajectory(2, step=1)), ("b", trajectory(3, step=2))])
-    buffer.observe([], step=4)
+    buffer.advance(4)
     assert (stored(buffer, "a"), stored(buffer, "b")) == ([1], [2, 3]), "an age of exactly the limit stays"
-    buffer.observe([], step=5)
+    buffer.advance(5)
     assert (stored(buffer, "a"), stored(buffer, "b")) == ([], [3])
     assert set(buffer.candidates[HALF]) == {"b"}, "without a trajectory there is nothing to replay"
     assert buffer.records["a"].accuracy == HALF, "its accuracy stays"
@@ -109,7 +109,7 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
         return sum(8 * length + 64 for *_, length in rows)
 
     for step in range(1, 80):
-        buffer.observe([], step)
+        buffer.advance(step)
         rows = [row for row in rows if row[2] >= step - 6]
         experience = []
         for _ in range(draw.randrange(12)):
@@ -156,8 +156,10 @@ def test_a_retired_question_returns_after_so_many_steps():
     buffer = buffer_of(retirement=RetirementPolicy(returns_after=10))
     buffer.observe([group("a", "rrrr")], 3)
     buffer.observe([group("b", "rrrr")], 5)
+    buffer.advance(12)
     buffer.observe([group("a", "rrww")], 12)
     assert "a" not in buffer.records
+    buffer.advance(13)
     buffer.observe([group("a", "rrww")], 13)
     assert dict(buffer.retired) == {"b": 5}
     assert buffer.records["a"].accuracy == HALF
@@ -203,7 +205,7 @@ def test_streak_and_retirements_come_back_from_a_snapshot_in_their_order(tmp_pat
     loaded = snapshot.load(tmp_path / "replay", policy, "f")
     assert list(loaded.retired.items()) == [("c", 1), ("a", 2)]
     assert loaded.records["b"].streak == 1
-    loaded.observe([], 11)
+    loaded.advance(11)
     assert dict(loaded.retired) == {"a": 2}
 
 
@@ -266,12 +268,16 @@ def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
     source.observe([group("b", "rrww")], 100)
     source.observe([group("c", "rrrr")], 100)
     snapshot.save(source, tmp_path / "replay", "f")
+    capped = BufferLimits(per_question=1, max_bytes=100)
+    few = snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", capped, {"a", "b"})
+    assert few.n_bytes <= 100
+    assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
     limits = BufferLimits(max_age=50)
     buffer = snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", limits, {"a", "b", "other"})
     assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
     assert not buffer.retired
     assert buffer.n_candidates == 2
-    buffer.observe([], 1)
+    buffer.advance(1)
     assert (stored(buffer, "a"), stored(buffer, "b")) == ([2], [3])
 
 

@@ -577,10 +577,34 @@ def test_other_architectures_generate_score_and_learn(config, warm_model, tmp_pa
     assert not torch.equal(weights(engine), before)
 
 
-def test_a_model_that_caps_its_logits_is_refused(warm_model, tmp_path):
-    config = Gemma2Config(**SMALL, final_logit_softcapping=0.5, query_pre_attn_scalar=16)
-    with pytest.raises(ValueError, match="Gemma2ForCausalLM does more to its logits"):
-        make_engine(saved_model(config, warm_model, tmp_path))
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_caps_its_logits_is_refused(cap, dtype, warm_model, tmp_path):
+    """Also where the cap is far above the logits that a first look would see, and where rounding would hide it."""
+    config = Gemma2Config(**SMALL, final_logit_softcapping=cap, query_pre_attn_scalar=16)
+    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*final_logit_softcapping"):
+        make_engine(saved_model(config, warm_model, tmp_path), settings=LocalSettings(device="cpu", dtype=dtype))
+
+
+def test_prompts_and_responses_longer_than_the_models_positions_are_refused(warm_model):
+    with pytest.raises(ValueError, match=r"= 257 exceeds the 256 positions"):
+        make_engine(warm_model, sampling=Sampling(max_response_tokens=225))
+    make_engine(warm_model, sampling=Sampling(max_response_tokens=224))
+
+
+def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(warm_model, tmp_path):
+    for file in warm_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    with pytest.raises(ValueError, match="its generation config could not be saved with a checkpoint"):
+        make_engine(tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_named(warm_model):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=r"LocalEngine\.device = 'cuda', but torch sees no GPU"):
+        make_engine(warm_model, settings=LocalSettings(device="cuda"))
 
 
 # -- a whole step -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, small_bindings
+from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
@@ -78,6 +81,93 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
         go(warm_model, tmp_path / "third", "ModularChains.seed = 5", borrowed)
     with pytest.raises(SnapshotError, match="no manifest"):
         go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")
+
+
+def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
+    """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
+    run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run, "--resume"]
+    more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
+    for binding in small_bindings(warm_model, *more):
+        command += ["--set", binding]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while max(checkpoints.find(run), default=0) < 8 or not checkpoints_know_their_run(run):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    reached = max(checkpoints.find(run))
+    for steps in (reached + 3, reached + 6):
+        subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
+    client = MlflowClient(store)
+    [found] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["ReplayMixer.rho"] == "0.5"
+    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(found.data.tags)
+    assert {a.path for a in client.list_artifacts(found.info.run_id)} == {"config.gin", "curves.png"}
+    for name in ("reward/mean", "replay/actual_share"):
+        history = client.get_metric_history(found.info.run_id, name)
+        # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.
+        assert sorted(metric.step for metric in history) == list(range(1, reached + 7))
+    expected = {row["step"]: row["reward/mean"] for row in rows(run)[1:]}
+    assert {m.step: m.value for m in client.get_metric_history(found.info.run_id, "reward/mean")} == expected
+
+
+def checkpoints_know_their_run(run: Path) -> bool:
+    newest = list(checkpoints.find(run).values())[-1]
+    try:
+        return json.loads((newest / "trainer" / "state.json").read_text())["mlflow_run_id"] is not None
+    except FileNotFoundError:  # just removed for a newer one
+        return False
+
+
+def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 2")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for folder in checkpoints.find(tmp_path).values():
+        shutil.rmtree(folder)
+    go(warm_model, tmp_path, "train.steps = 2", resume=True)
+    assert (tmp_path / "metrics.before-restart.jsonl").read_bytes() == before
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
+
+
+def test_checkpoints_are_a_run_too_and_not_continued_unasked(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 1")
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunFolderError, match="--resume"):
+        go(warm_model, tmp_path, "train.steps = 1")
+
+
+def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
+    experiment = config.load(["base.gin"], small_bindings(warm_model, "train.steps = 2"))
+    for name in ("one", "two"):
+        train(experiment, tmp_path / name, resume=False, tracking_uri="unused", tags={})
+    ours, theirs = ((tmp_path / name / "checkpoint-2" / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (["--set", "train.steps=9"], [], True),
+        (["--set", "ReplayMixer.rho=0.25"], ["--set", "ReplayMixer.rho = 0.25"], True),
+        (["--set", "ReplayMixer.rho=0.25"], [], False),
+        (["--seed", "1"], [], False),
+    ],
+)
+def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
+    """Also a longer one: that is the same run, continued."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train as script
+
+    names = []
+    for more in (one, other):
+        arguments = script._parser().parse_args(["--gin", "base.gin", *more])
+        names.append(script._name(arguments, arguments.seed or 0, config.FREE_TO_CHANGE))
+    assert (names[0] == names[1]) == same
 
 
 def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):

@@ -98,13 +98,21 @@ class ReplayBuffer:
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
+    def advance(self, step: int) -> None:
+        """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
+        if self.limits.max_age is not None:
+            while len(self.arena) and self.arena.step(oldest := self._order.oldest()) < step - self.limits.max_age:
+                self._evict(oldest)
+        if self.retirement.returns_after is not None:
+            due = step - self.retirement.returns_after
+            while self._retired and next(iter(self._retired.values())) <= due:
+                del self._retired[next(iter(self._retired))]
+
     def observe(self, groups: Iterable[RolloutGroup], step: int) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
 
-        Before that, trajectories that have grown too old go, and retired questions whose time has come return. A group
-        too few of whose rollouts could be graded leaves its question's record as it is.
+        A group too few of whose rollouts could be graded leaves its question's record as it is.
         """
-        self._expire(step)
         for group in groups:
             accuracy, question_id = group.accuracy, group.question.id
             if accuracy is None:
@@ -158,10 +166,8 @@ class ReplayBuffer:
                 self._forget(record, known)
             self.next_sequence += 1
             stored += 1
-            if self.limits.per_question is not None and len(record.slots) > self.limits.per_question:
-                self._evict(record.slots[0])
-        while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
-            self._evict(self._order.oldest())
+            self._cap_question(record)
+        self._cap_bytes()
         return stored
 
     def remember_scores(self, question_id: str, scores: Mapping[bytes, float], step: int) -> None:
@@ -204,6 +210,8 @@ class ReplayBuffer:
             self._add(question_id, record, trajectory, trajectory.key, sequence, enter=False)
         for question_id, record in self._records.items():
             self._enter_bucket(question_id, record)
+            self._cap_question(record)  # the snapshot may be another run's, with other limits
+        self._cap_bytes()
         self.next_sequence = next_sequence
 
     def canonical_order(self) -> list[str]:
@@ -217,14 +225,13 @@ class ReplayBuffer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _expire(self, step: int) -> None:
-        if self.limits.max_age is not None:
-            while len(self.arena) and self.arena.step(oldest := self._order.oldest()) < step - self.limits.max_age:
-                self._evict(oldest)
-        if self.retirement.returns_after is not None:
-            due = step - self.retirement.returns_after
-            while self._retired and next(iter(self._retired.values())) <= due:
-                del self._retired[next(iter(self._retired))]
+    def _cap_question(self, record: QuestionRecord) -> None:
+        while self.limits.per_question is not None and len(record.slots) > self.limits.per_question:
+            self._evict(record.slots[0])
+
+    def _cap_bytes(self) -> None:
+        while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
+            self._evict(self._order.oldest())
 
     def _add(
         self,

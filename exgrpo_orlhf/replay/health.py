@@ -40,13 +40,6 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/lucky_guess_rate": _share(checked.count(False), len(checked)),
         "reward/no_answer_share": _share(sum(grade.verdict == "no_answer" for grade in grades), len(grades)),
         "reward/ungradable": float(len(grades) - len(rewards)),
-        "reward/groups_with_signal": _share(
-            sum(
-                group.accuracy is not None and group.accuracy < 1 and (group.replayed or group.accuracy > 0)
-                for group in groups
-            ),
-            len(groups),
-        ),
         "rollout/response_tokens": _mean([len(rollout.token_ids) for rollout in rollouts]),
         "rollout/truncated_share": _share(sum(rollout.finish == "length" for rollout in rollouts), len(rollouts)),
     }
@@ -91,13 +84,14 @@ def row_metrics(
     entropies: Sequence[float],
     *,
     step: int,
-    beta: float,
+    beta: float | None,
     clip: tuple[float, float] | None,
     max_weight: float | None = None,
     later_passes: Sequence[Mapping[int, Floats]] = (),
 ) -> dict[str, float]:
     """Fresh and replayed rows apart: entropies, ages, importance weights. Arrays are per row of the flattened batch.
 
+    beta: of the shaping; None where nothing is shaped, and nothing saturates
     later_passes: where the batch was gone through again, the log-probs of each row that was measured again. They enter
         the ratios of fresh rows; everything else is of the first pass.
     """
@@ -107,6 +101,7 @@ def row_metrics(
     ages = [step - trajectory.step for _, trajectory in replayed]
     checked = [trajectory.sound for _, trajectory in replayed if trajectory.sound is not None]
     return {
+        "reward/groups_with_signal": _mean([float(any(row.advantage for row in group)) for group in batch.rows]),
         "policy/entropy_fresh": _mean([entropies[i] for i in fresh]),
         **_fresh_ratios(rows, fresh, [dict(enumerate(policy_logprobs)), *later_passes], behaviour_logprobs, clip),
         "replay/entropy": _mean([entropies[i] for i, _ in replayed]),
@@ -142,7 +137,7 @@ def _fresh_ratios(
 
 
 def _importance_weights(
-    policy: Sequence[Floats], behaviour: Sequence[Floats], beta: float, max_weight: float | None
+    policy: Sequence[Floats], behaviour: Sequence[Floats], beta: float | None, max_weight: float | None
 ) -> dict[str, float]:
     """Of all replayed tokens, in log space, w* = π_θ/π_past.
 
@@ -157,10 +152,13 @@ def _importance_weights(
     if max_weight is not None:
         truncated = {"replay/truncated_share": float(np.mean(log_w > np.log(max_weight)))}
     log_used = log_w if max_weight is None else np.minimum(log_w, np.log(max_weight))
-    shaped = 1 / (1 + np.exp(np.clip(np.log(beta) - log_used, -700, 700)))
+    saturated = 0.0
+    if beta is not None:
+        shaped = 1 / (1 + np.exp(np.clip(np.log(beta) - log_used, -700, 700)))
+        saturated = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
     return {
         "replay/log_weight_max": float(log_w.max()),
         "replay/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),
-        "replay/saturated_share": float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE)),
+        "replay/saturated_share": saturated,
         **truncated,
     }

@@ -10,7 +10,7 @@ class BufferLimits:
     """What is forgotten (gin name `ReplayBuffer`). None: no limit.
 
     per_question: trajectories kept of one question; the oldest of that question goes first
-    max_age: steps; a trajectory whose log-probs are older goes, before the step's accuracies are recorded
+    max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
     max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory; the oldest of all goes first
 
     Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops

@@ -194,7 +194,9 @@ class ReplayMixer:
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
                 )
             for i, rollout in enumerate(group.rollouts):
-                if rollout.gradable and rollout.grade is not None and rollout.grade.reward is not None:
+                if rollout.grade is None:
+                    raise ValueError(f"question {group.question.id}: a rollout has not been graded yet")
+                if rollout.grade.reward is not None:
                     rewards[g, i], gradable[g, i] = rollout.grade.reward, True
             if group.replayed:
                 if group.question.id not in chosen:

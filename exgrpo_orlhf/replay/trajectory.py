@@ -76,13 +76,6 @@ class Rollout:
     finish: Finish
     grade: Grade | None = None
 
-    @property
-    def gradable(self) -> bool:
-        """Whether its grade is a reward. Raises ValueError before grading."""
-        if self.grade is None:
-            raise ValueError("this rollout has not been graded yet")
-        return self.grade.reward is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:

@@ -143,6 +143,15 @@ class ChainModel:
         return directory
 
     def _warmed_up(self) -> Qwen2ForCausalLM:
+        """On one thread whatever the caller uses: their number can change the result, and the cache ignores it."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._train()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _train(self) -> Qwen2ForCausalLM:
         model = self._fresh_network()
         rng, beliefs = np.random.default_rng(self.seed), self.beliefs
         optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)

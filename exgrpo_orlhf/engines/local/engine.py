@@ -69,11 +69,16 @@ class LocalEngine:
         torch.set_num_threads(settings.threads)
         name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         self.device = torch.device(name)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"LocalEngine.device = {settings.device!r}, but torch sees no GPU here; use 'auto' or 'cpu'"
+            )
         dtype = settings.dtype if settings.dtype != "auto" else ("bfloat16" if name != "cpu" else "float32")
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
         self.model = self._load(weights_path or model_path)
+        self._check_model(model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end = end_tokens(self.model, self.tokenizer.eos_token_id)
         if not self.end:
             raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
@@ -93,6 +98,19 @@ class LocalEngine:
     def _load(self, path: str | Path) -> Any:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         return model.to(self.device).eval()  # eval: with dropout, behaviour log-probs would be another policy's
+
+    def _check_model(self, path: str | Path, tokens: int) -> None:
+        """What would go wrong later is said now."""
+        try:
+            self.model.generation_config.validate(strict=True)
+        except ValueError as error:
+            raise ValueError(f"{path}: its generation config could not be saved with a checkpoint: {error}") from error
+        positions = getattr(self.model.config, "max_position_embeddings", None)  # not every architecture has a limit
+        if positions is not None and tokens > positions:
+            raise ValueError(
+                f"Prompts.max_tokens + Sampling.max_response_tokens = {tokens} exceeds the {positions} positions of "
+                f"{path}; lower one of them, or extend the model's positions in its config.json"
+            )
 
     # -- generate -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class ForwardRow:
 
 
 MAX_PADDING = 0.05  # share of a batch's tokens
+LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")  # of model configs
 
 
 def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
@@ -87,31 +88,39 @@ class PolicyForward:
         return self._stats(output.last_hidden_state[torch.from_numpy(predicts).to(self.device)], targets)
 
     def _stats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self._token_stats(hidden, targets, self.compute_dtype)
+
+    def _token_stats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
         bias = getattr(head, "bias", None)
         return token_stats(
-            hidden.to(self.compute_dtype),
-            head.weight.to(self.compute_dtype),
+            hidden.to(dtype),
+            head.weight.to(dtype),
             targets,
-            bias=None if bias is None else bias.to(self.compute_dtype),
+            bias=None if bias is None else bias.to(dtype),
             temperature=self.temperature,
         )
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Some architectures cap or scale the logits after the output layer: `token_stats` would be wrong for them."""
+        """Some architectures cap or scale the logits after the output layer: `token_stats` would be wrong for them.
+
+        In float32 whatever the run computes in, or rounding would hide it. A cap far above the logits of these few
+        tokens would show only later, so the config is asked too.
+        """
+        settings = self.model.config.get_text_config().to_dict()
+        named = [name for name in LOGIT_SETTINGS if settings.get(name) not in (None, 1, 1.0)]
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         ids = torch.arange(1, 9, device=self.device)[None] % vocabulary
-        with self.autocast():
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
-        ours, _ = self._stats(hidden, ids[0, 1:])
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+        ours, _ = self._token_stats(hidden, ids[0, 1:], torch.float32)
         theirs = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
-        tolerance = 1e-3 if self.compute_dtype == torch.float32 else 0.1
-        if not torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance):
+        if named or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+            why = ", ".join(named) or f"log-probs differ by {(ours - theirs).abs().max():.2g}"
             raise ValueError(
-                f"{type(self.model).__name__} does more to its logits than the output layer does (log-probs differ by "
-                f"{(ours - theirs).abs().max():.2g}): such a model cannot be trained by the local engine"
+                f"{type(self.model).__name__} does more to its logits than the output layer does ({why}): such a model "
+                "cannot be trained by the local engine"
             )
 
 

@@ -205,7 +205,7 @@ class PolicyUpdate:
         torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
 
     def load(self, path: Path) -> None:
-        state = torch.load(path, map_location=self.forward.device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # Adam's step counters stay there
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 
