@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """What a step of experience management costs, with ten thousand, a hundred thousand and a million stored questions.
 
-Goal, for the median step: plan + observe + store (128 questions, K = 8, ρ = 0.5, trajectories of 48 tokens, 4 stored per
-question; nothing retires) takes at most 5 ms at 10^5 stored questions and at most twice that at 10^6; the arrays take at
-most 10 bytes a stored token besides a constant per trajectory. The official code's question sampling alone takes 4.2 s
-at 2·10^4.
+Goal, for the median step: plan + observe + store (128 questions, K = 8, ρ = 0.5, trajectories of 48 tokens, 4 stored a
+question, nothing retires) takes at most 5 ms at 10^5 stored questions and at most twice that at 10^6; the arrays take
+at most 10 bytes a stored token besides a constant per trajectory. The official code's question sampling alone takes
+4.2 s at 2·10^4.
 
 Also reported: the same with trajectories of 2,000 tokens, per kilobyte stored; writing and loading a snapshot, per
 gigabyte of tokens and log-probs. Everything runs on the real classes; filling a million questions takes most of the
@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 
@@ -138,6 +139,23 @@ def measure_snapshot(buffer: ReplayBuffer) -> dict[str, float]:
     }
 
 
+def constants() -> tuple[float, float]:
+    """Bytes a trajectory and a question take besides tokens, everything counted: from buffers of two sizes."""
+    taken = []
+    for stored in (STORED, 2 * STORED):
+        load = Load(1, 48)
+        ids = [f"{i:032x}" for i in range(20_000)]
+        buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
+        tracemalloc.start()
+        for i, question_id in enumerate(ids):
+            buffer.record(question_id, Fraction(1 + i % 7, K), 0)
+            buffer.store([(question_id, load.trajectory(0)) for _ in range(stored)])
+        taken.append(tracemalloc.get_traced_memory()[0] - buffer.arena.token_bytes)
+        tracemalloc.stop()
+    per_trajectory = (taken[1] - taken[0]) / (len(ids) * STORED)
+    return per_trajectory, taken[0] / len(ids) - STORED * per_trajectory
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -152,7 +170,11 @@ def main() -> int:
         print("  ".join(f"{row[name]:>15,.2f}" for name in names))
     at = {(row["questions"], row["length"]): row for row in rows}
     small, large = at[10**5, 48], at[10**6, 48]
-    print(f"\na trajectory takes {small['bytes_per_trajectory']} bytes in the table besides its tokens")
+    per_trajectory, per_question = constants()
+    print(
+        f"\nbesides its tokens a trajectory takes {per_trajectory:.0f} bytes, {small['bytes_per_trajectory']} of them in the "
+        f"arena's table; a question takes {per_question:.0f}"
+    )
     for row in (small, at[10**4, 2000]):
         print(
             f"snapshot of {row['trajectories']:,} trajectories of {row['length']:,} tokens, per GB of tokens and "
