@@ -172,8 +172,8 @@ def main() -> int:
     small, large = at[10**5, 48], at[10**6, 48]
     per_trajectory, per_question = constants()
     print(
-        f"\nbesides its tokens a trajectory takes {per_trajectory:.0f} bytes, {small['bytes_per_trajectory']} of them in "
-        f"the arena's table; a question takes {per_question:.0f}"
+        f"\nbesides its tokens a trajectory takes {per_trajectory:.0f} bytes, {small['bytes_per_trajectory']} of them "
+        f"in the arena's table; a question takes {per_question:.0f}"
     )
     for row in (small, at[10**4, 2000]):
         print(

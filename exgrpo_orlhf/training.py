@@ -336,7 +336,10 @@ def _set_aside(metrics: Path) -> None:
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Choosing a checkpoint by questions it was trained on would choose the one that remembers best."""
+    """Choosing a checkpoint by questions it was trained on would choose the one that remembers best.
+
+    Prompts are compared as they are written: a question in other words is another question here.
+    """
     shared = {question.prompt for question in questions} & {question.prompt for question in validation}
     if shared:
         raise ValueError(
