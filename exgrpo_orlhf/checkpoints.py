@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .replay.snapshot import sync
+
 FORMAT = 1
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -44,7 +46,7 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
         write(partial)
         _sync_tree(partial)
         os.rename(partial, final)
-        _sync(run)
+        sync(run)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
         last = max(find(run), default=None)
@@ -108,13 +110,5 @@ def _free(folder: Path) -> str:
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(folder)

@@ -103,9 +103,9 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
         manifest["checksum"] = _checksum(manifest)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
-            _fsync(path)
+            sync(path)
         os.rename(partial, folder)
-        _fsync(folder.parent)
+        sync(folder.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -270,7 +270,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Put a file or a folder's entries on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
