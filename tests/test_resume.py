@@ -100,7 +100,7 @@ def test_the_runs_cover_what_they_should(straight):
 def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase, straight, warm_model, tmp_path):
     run = tmp_path / "run"
     process = start_process(warm_model, phase, run)
-    step, pause = random.randint(2, STEPS - 3), random.uniform(0, 0.15)
+    step, pause = random.randint(2, STEPS - 6), random.uniform(0, 0.1)
     wait_until(process, lambda: steps_done(run) >= step)
     time.sleep(pause)
     process.send_signal(signal.SIGKILL)
