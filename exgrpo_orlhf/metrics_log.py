@@ -38,8 +38,10 @@ class MetricsLog:
     anywhere else raises ValueError with file and line.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: str | None = None) -> None:
+        """identity: of an earlier log that this one takes the place of, so that its MLflow run goes on"""
         self.path = Path(path)
+        self._identity = identity
         self._steps: list[int] = []
         self._ends = [0]  # byte offsets: the i-th step's line lies between the i-th and the next
         self._torn = False
@@ -76,12 +78,12 @@ class MetricsLog:
         """A random name kept beside the log (`metrics.id`).
 
         By it a tracker finds the MLflow run of this log even where no checkpoint had learned the run's id. A log
-        without rows has no past and gets a new one.
+        without rows has no past and gets a new one, unless it was made with one.
         """
         path = self.path.with_suffix(".id")
         if self._steps and path.exists():
             return path.read_text(encoding="ascii").strip()
-        identity = uuid.uuid4().hex
+        identity = self._identity or uuid.uuid4().hex
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, identity.encode() + b"\n")
         return identity

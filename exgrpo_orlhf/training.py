@@ -150,9 +150,8 @@ class _Run:
             ids = {question.id for question in questions}
             self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
         self.saved_step = self.step if checkpoint else None
-        if not checkpoint:
-            _set_aside(run / "metrics.jsonl")
-        self.metrics = MetricsLog(run / "metrics.jsonl")
+        identity = None if checkpoint else _set_aside(run, x.config_text)
+        self.metrics = MetricsLog(run / "metrics.jsonl", identity)
         self.metrics.cut_back(self.step)
         if checkpoint and self.metrics.last_step < self.step:
             log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
@@ -325,14 +324,20 @@ class _Run:
         return path
 
 
-def _set_aside(metrics: Path) -> None:
-    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside."""
-    if metrics.exists() and metrics.stat().st_size:
-        kept = metrics.with_name("metrics.before-restart.jsonl")
-        log.warning(
-            "%s has no checkpoint: the run begins again, its earlier metrics are in %s", metrics.parent, kept.name
-        )
-        metrics.replace(kept)
+def _set_aside(run: Path, config_text: str) -> str | None:
+    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside.
+
+    Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
+    go on in the same MLflow run.
+    """
+    metrics, identity = run / "metrics.jsonl", run / "metrics.id"
+    if not metrics.exists() or not metrics.stat().st_size:
+        return None
+    kept = run / "metrics.before-restart.jsonl"
+    log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
+    metrics.replace(kept)
+    same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
+    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:

@@ -124,14 +124,24 @@ def checkpoints_know_their_run(run: Path) -> bool:
         return False
 
 
-def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 2")
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    for folder in checkpoints.find(tmp_path).values():
-        shutil.rmtree(folder)
-    go(warm_model, tmp_path, "train.steps = 2", resume=True)
-    assert (tmp_path / "metrics.before-restart.jsonl").read_bytes() == before
-    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
+def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
+    """In the same MLflow run, as long as the configuration is the same: its steps are."""
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    run, tracked = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True", "Tracking.flush_seconds = 0.2")
+    for attempt, seed in enumerate((0, 0, 5)):
+        before = (run / "metrics.jsonl").read_bytes() if attempt else b""
+        for folder in checkpoints.find(run).values():
+            shutil.rmtree(folder)
+        go(warm_model, run, *tracked, f"train.seed = {seed}", resume=attempt > 0)
+        if attempt:
+            assert (run / "metrics.before-restart.jsonl").read_bytes() == before
+        assert [row["step"] for row in rows(run)] == [0, 1, 2]
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert len(found) == 2, "one for both attempts with seed 0, one for the other seed"
+    for one in found:
+        assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
 
 
 def test_checkpoints_are_a_run_too_and_not_continued_unasked(warm_model, tmp_path):
