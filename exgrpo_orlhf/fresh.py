@@ -50,7 +50,7 @@ class FreshQuestions:
         epoch_begun = False
         while len(taken) < n:
             if not self._queue and not epoch_begun:
-                self._begin_epoch(retired, waiting=kept)
+                self._begin_epoch(retired, waiting=set(kept))
                 epoch_begun = True
             if not self._queue:  # every question has been looked at: the rest of this batch would be repetitions
                 break
@@ -64,7 +64,7 @@ class FreshQuestions:
         self.drawn += len(taken)
         return list(taken.values())
 
-    def _begin_epoch(self, retired: Collection[str], waiting: Collection[int]) -> None:
+    def _begin_epoch(self, retired: Collection[str], waiting: set[int]) -> None:
         """waiting: positions left over from the last epoch; they come once in this one, not twice."""
         self.epoch += 1
         order = self._rng.permutation(len(self._questions)).tolist()

@@ -53,7 +53,8 @@ def main() -> int:
     print(f"\n3. Greedy accuracy on {_validation_size()} validation questions\n\n{curves.table(rows)}\n")
     for name, run in rows.items():
         accuracy = [row[curves.ACCURACY] for row in run if curves.ACCURACY in row]
-        print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after, {accuracy[-1] / accuracy[0]:.1f} times")
+        times = f", {accuracy[-1] / accuracy[0]:.1f} times" if accuracy[0] else ""
+        print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after{times}")
     print(f"\nlearning curves  {picture}")
     print(f"runs             {', '.join(map(str, folders.values()))}")
     store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlflow.db")

@@ -1,4 +1,4 @@
-"""The local engine on real models: what is measured, selected, sampled and updated."""
+"""The local engine on real models: what is selected and sampled, and which models it takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine_builders import K, gradient, make_engine, mixed_batch, plain_stats, questions, trajectory, weights
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -18,85 +19,25 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
-from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
 from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
-from exgrpo_orlhf.prompts import Prompts
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     Grade,
     MixedBatch,
     Plan,
-    Question,
     QuestionSampler,
     ReplayMixer,
     Rollout,
     RolloutGroup,
-    Row,
-    Trajectory,
     TrajectorySelector,
 )
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Optimizer, Sampling
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
-K = 4
 ENTROPY = TrajectorySelector().score
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
-
-
-def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, **more) -> LocalEngine:
-    return LocalEngine(
-        settings or LocalSettings(device="cpu"),
-        optimizer or Optimizer(learning_rate=1e-3),
-        sampling or Sampling(max_response_tokens=24),
-        Prompts(max_tokens=32),
-        model_path=model,
-        **more,
-    )
-
-
-def questions(n: int) -> list[Question]:
-    return ModularChains(count=n, operands=(2, 3, 4)).load()
-
-
-def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajectory:
-    ids = rng.integers(2, 18, length).astype(np.int32)
-    return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
-
-
-def mixed_batch(engine: LocalEngine, n: int = 6) -> MixedBatch:
-    """Real rollouts with made-up rewards, so that every group has a signal; the last half replays a trajectory."""
-    rng = np.random.default_rng(0)
-    asked = questions(n)
-    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {})
-    groups = engine.rollout(plan, K)
-    rows = []
-    for group in groups:
-        members = [(rollout.token_ids, None) for rollout in group.rollouts]
-        if group.replayed:
-            stored = trajectory(rng, 9)
-            members.append((stored.token_ids, stored))
-        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])
-        rows.append(
-            [Row(group.question, ids, float(a), True, old) for (ids, old), a in zip(members, advantages, strict=True)]
-        )
-    return MixedBatch(groups, rows)
-
-
-def weights(engine: LocalEngine) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in engine.model.parameters()])
-
-
-def plain_stats(model, prompt: list[int], response: np.ndarray, temperature: float = 1.0):
-    """Log-probs and entropies of the response's tokens from the whole logits of one unpadded row."""
-    ids = torch.tensor([*prompt, *response.tolist()])
-    with torch.no_grad():
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].double()
-    logprobs = (logits / temperature).log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-    p = logits.softmax(1)
-    return logprobs, -(p * p.log()).sum(1)
 
 
 # -- entropy selection ------------------------------------------------------------------------------------------------
@@ -264,267 +205,6 @@ def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_mode
     likely = p > 1e-3
     chi_square = ((counts[likely] - 4000 * p[likely]) ** 2 / (4000 * p[likely])).sum()
     assert chi_square < 45, "the 99.9 % point of chi-square for 17 degrees of freedom is 40.8"
-
-
-# -- update -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(warm_model, temperature):
-    engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
-    batch = mixed_batch(engine)
-    rows = batch.flat_rows()
-    expected = [
-        plain_stats(engine.model, engine.prompts.encode(row.question), row.token_ids, temperature) for row in rows
-    ]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    for i, row in enumerate(rows):
-        assert stats.policy_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
-        assert stats.entropies[i] == pytest.approx(float(expected[i][1].mean()), abs=1e-5)
-        if row.replayed is None:
-            assert stats.behaviour_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
-        else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
-
-
-def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_policys(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=0.05, steps_per_batch=2))
-    batch = mixed_batch(engine)
-    rows = batch.flat_rows()
-    before = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0].numpy() for r in rows]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    moved = 0
-    for i, row in enumerate(rows):
-        if row.replayed is None:
-            assert stats.behaviour_logprobs[i] == pytest.approx(before[i], abs=1e-5)
-            moved += not np.allclose(stats.policy_logprobs[i], before[i], atol=1e-3)
-    assert moved > 0, "the second half is measured again under the policy after the first step"
-
-
-def use_sgd(engine: LocalEngine, rate: float) -> None:
-    engine._update.optimizer = torch.optim.SGD(engine.model.parameters(), lr=rate)
-    engine._update.scheduler.optimizer = engine._update.optimizer
-
-
-def plain_update(model, engine: LocalEngine, batch: MixedBatch, behaviour: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
-    rows, measured = batch.flat_rows(), []
-    total = torch.zeros((), dtype=torch.float64)
-    for row, old in zip(rows, behaviour, strict=True):
-        prompt = engine.prompts.encode(row.question)
-        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-        measured.append(logprobs.detach())
-        w = torch.exp(logprobs - old)
-        if row.replayed is None:
-            terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
-        else:
-            terms = w / (w + 0.1) * row.advantage
-        total = total - terms.sum() / (len(rows) * 24)
-    total.backward()
-    return measured
-
-
-def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(warm_model):
-    rate = 1.0
-    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=rate, max_grad_norm=1e9, passes_per_batch=2))
-    batch = mixed_batch(engine)
-    rows = batch.flat_rows()
-    rows[0] = Row(rows[0].question, rows[0].token_ids, 0.0, True, None)  # a row without a gradient
-    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
-    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    sampled_by = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[0] for r in rows]
-    behaviour = [
-        old if row.replayed is None else torch.from_numpy(row.replayed.behaviour_logprobs).double()
-        for row, old in zip(rows, sampled_by, strict=True)
-    ]
-    start, passes = weights(engine), []
-    for _ in range(2):
-        model.zero_grad()
-        passes.append(plain_update(model, engine, batch, behaviour))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= rate * parameter.grad
-    use_sgd(engine, rate)
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
-    assert moved.abs().max() > 1e-3
-    assert torch.allclose(weights(engine) - start, moved, atol=1e-6)
-    w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.replayed is None])
-    assert ((w < 0.8) | (w > 1.2)).any(), "the second pass meets the clip"
-    # What is stored and reported is of the first pass; the second is kept apart.
-    [again] = stats.later_passes
-    assert sorted(again) == list(range(1, len(rows))), "the row without a gradient is measured once"
-    for i, row in enumerate(rows):
-        assert stats.policy_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=1e-5)
-        if row.replayed is None:
-            assert stats.behaviour_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=1e-5)
-        else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
-        if i in again:
-            assert again[i] == pytest.approx(passes[1][i].numpy(), abs=1e-5)
-
-
-def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(warm_model):
-    optimizer = Optimizer(learning_rate=1e-3, warmup_steps=100, steps_per_batch=2, passes_per_batch=3)
-    engine = make_engine(warm_model, optimizer=optimizer)
-    batch = mixed_batch(engine)
-    before = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    assert stats.metrics["policy/learning_rate"] == pytest.approx(5 / 100 * 1e-3), "the sixth optimiser step's"
-    assert [sorted(part) for part in stats.later_passes] == [list(range(len(batch.flat_rows())))] * 2
-    for row, old, behaviour in zip(batch.flat_rows(), before, stats.behaviour_logprobs, strict=True):
-        if row.replayed is None:
-            assert behaviour == pytest.approx(old.numpy(), abs=1e-5)
-
-
-def test_one_group_takes_one_step_a_pass_however_many_are_asked_for(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(steps_per_batch=4, passes_per_batch=2, warmup_steps=100))
-    batch = mixed_batch(engine, n=2)
-    one = MixedBatch(batch.groups[:1], batch.rows[:1])
-    stats = engine.update(one, MixedPolicyLoss(response_length=24))
-    assert stats.metrics["policy/learning_rate"] == pytest.approx(1 / 100 * 1e-6)
-
-
-def gradient(engine: LocalEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
-    """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost."""
-    before = weights(engine)
-    use_sgd(engine, 1.0)
-    engine.update(batch, loss)
-    return before - weights(engine)
-
-
-LOSSES = [
-    MixedPolicyLoss(response_length=24),
-    MixedPolicyLoss(normalizer="tokens", entropy_coef=0.01, shaping=False),
-    MixedPolicyLoss(normalizer="sequences", clip_low=None, clip_high=None, importance_weights=False),
-]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_gradient_does_not_depend_on_micro_batching_and_padding(warm_model, loss):
-    """T11. One row at a time (no padding at all) against everything in one padded batch."""
-    optimizer = Optimizer(max_grad_norm=1e9)
-    wide = make_engine(warm_model, optimizer=optimizer)
-    narrow = make_engine(warm_model, optimizer=optimizer, settings=LocalSettings(micro_batch_tokens=1))
-    batch = mixed_batch(wide)
-    expected = gradient(wide, batch, loss)
-    assert expected.abs().max() > 1e-5
-    assert torch.allclose(gradient(narrow, batch, loss), expected, atol=1e-7, rtol=1e-4)
-
-
-def test_gradient_is_that_of_the_loss_computed_from_the_whole_logits(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
-    batch = mixed_batch(engine)
-    rows = batch.flat_rows()
-    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    total = torch.zeros((), dtype=torch.float64)
-    for row in rows:
-        prompt = engine.prompts.encode(row.question)
-        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-        if row.replayed is None:
-            w = torch.exp(logprobs - logprobs.detach())
-            terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
-        else:
-            w = torch.exp(logprobs - torch.from_numpy(row.replayed.behaviour_logprobs).double())
-            terms = w / (w + 0.1) * row.advantage
-        total = total - terms.sum() / (len(rows) * 24)
-    total.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float()
-    assert torch.allclose(gradient(engine, batch, MixedPolicyLoss(response_length=24)), expected, atol=2e-7, rtol=1e-3)
-
-
-def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
-    optimizer = Optimizer(max_grad_norm=1e9)
-    plain = make_engine(warm_model, optimizer=optimizer)
-    frugal = make_engine(warm_model, optimizer=optimizer, settings=LocalSettings(gradient_checkpointing=True))
-    batch, again = mixed_batch(plain), mixed_batch(frugal)
-    for row, other in zip(batch.flat_rows(), again.flat_rows(), strict=True):
-        assert row.token_ids.tolist() == other.token_ids.tolist()
-    loss = MixedPolicyLoss(response_length=24)
-    assert torch.allclose(gradient(frugal, batch, loss), gradient(plain, batch, loss), atol=1e-8)
-
-
-def test_bfloat16_computes_over_float32_master_weights(warm_model):
-    engine = make_engine(warm_model, settings=LocalSettings(device="cpu", dtype="bfloat16"))
-    batch = mixed_batch(engine)
-    before = weights(engine)
-    expected = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    assert all(parameter.dtype == torch.float32 for parameter in engine.model.parameters())
-    assert stats.policy_logprobs[0].dtype == np.float32
-    differences = np.concatenate([o - e.numpy() for o, e in zip(stats.policy_logprobs, expected, strict=True)])
-    assert 0 < np.abs(differences).max() < 0.2, "rounded to bfloat16, and no more than rounded"
-    assert not torch.equal(weights(engine), before)
-
-
-def test_rows_without_advantage_are_measured_but_change_no_weight(warm_model):
-    engine = make_engine(warm_model)
-    batch = mixed_batch(engine)
-    flat = MixedBatch(
-        batch.groups, [[Row(r.question, r.token_ids, 0.0, True, r.replayed) for r in g] for g in batch.rows]
-    )
-    before = weights(engine)
-    stats = engine.update(flat, MixedPolicyLoss(response_length=24))
-    assert torch.equal(weights(engine), before)
-    assert all(len(lp) == len(r.token_ids) for lp, r in zip(stats.policy_logprobs, flat.flat_rows(), strict=True))
-
-
-def test_kl_to_the_initial_policy_holds_the_weights_back(warm_model):
-    loss = MixedPolicyLoss(response_length=24, kl_coef=50.0)
-    free, held = make_engine(warm_model), make_engine(warm_model, reference=True)
-    batch = mixed_batch(free)
-    start = weights(free)
-    for _ in range(8):
-        free.update(batch, MixedPolicyLoss(response_length=24))
-        held.update(batch, loss)
-    assert (weights(held) - start).norm() < 0.9 * (weights(free) - start).norm()
-    with pytest.raises(ValueError, match="kl_coef"):
-        make_engine(warm_model).update(batch, loss)
-
-
-def test_an_update_above_the_norm_limit_is_skipped_and_counted(warm_model, caplog):
-    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1.0, skip_above_grad_norm=1e-9))
-    before = weights(engine)
-    stats = engine.update(mixed_batch(engine), MixedPolicyLoss(response_length=24))
-    assert stats.metrics["policy/skipped_updates"] == 1
-    assert torch.equal(weights(engine), before)
-    assert "skip_above_grad_norm" in caplog.text
-
-
-def test_a_gradient_above_the_limit_is_clipped(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e-3))
-    assert float(gradient(engine, mixed_batch(engine), MixedPolicyLoss(response_length=1)).norm()) == pytest.approx(
-        1e-3, rel=1e-4
-    )
-
-
-def test_schedule_warms_up_and_falls_to_zero(warm_model):
-    engine = make_engine(
-        warm_model, optimizer=Optimizer(learning_rate=1.0, warmup_steps=2, schedule="linear", decay_steps=6)
-    )
-    batch = mixed_batch(engine, n=2)
-    rates = [
-        engine.update(batch, MixedPolicyLoss(response_length=24)).metrics["policy/learning_rate"] for _ in range(7)
-    ]
-    assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])
-
-
-def test_a_non_finite_update_raises_dumps_its_rows_and_changes_no_weight(warm_model):
-    engine = make_engine(warm_model)
-    batch = mixed_batch(engine)
-    with torch.no_grad():
-        engine.model.lm_head.weight[3, 0] = float("inf")
-    before = weights(engine)
-    with pytest.raises(NonFiniteUpdate, match="not finite") as caught:
-        engine.update(batch, MixedPolicyLoss(response_length=24))
-    assert torch.equal(weights(engine), before)
-    assert len(caught.value.dump) == len(batch.flat_rows())
-    assert {"question_id", "token_ids", "advantage", "policy_logprobs"} <= set(caught.value.dump[0])
-    json.dumps(caught.value.dump)
 
 
 # -- models -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .trajectory import Trajectory
 
 BLOCK_TOKENS = 2**18  # 2 MiB; closing one up costs about a millisecond
 FULL = 0.8
-SWEEP = 1024
+SWEEP = 1024  # trajectories stored between two looks whether the order needs sweeping
 SOUND = (None, False, True)  # as stored: its position
 
 # What is kept of a trajectory besides its tokens: 64 bytes, a cache line, in one table. Read and written a row at a
@@ -234,7 +234,8 @@ class TrajectoryArena:
 
 class StoringOrder:
     """Slots in the order in which they were filled. What has been removed meanwhile is skipped and swept up now and
-    then, so that `append` and `oldest` cost O(1) amortised and the list never exceeds twice the stored trajectories.
+    then, so that `append` and `oldest` cost O(1) amortised and the list holds at most twice the stored trajectories
+    and SWEEP more.
     """
 
     def __init__(self, arena: TrajectoryArena) -> None:

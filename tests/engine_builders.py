@@ -1,0 +1,89 @@
+"""Engines, batches and plain references for the tests of the local engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.prompts import Prompts
+from exgrpo_orlhf.replay import (
+    MixedBatch,
+    Plan,
+    Question,
+    Row,
+    Trajectory,
+)
+from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+
+K = 4
+
+
+def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, **more) -> LocalEngine:
+    return LocalEngine(
+        settings or LocalSettings(device="cpu"),
+        optimizer or Optimizer(learning_rate=1e-3),
+        sampling or Sampling(max_response_tokens=24),
+        Prompts(max_tokens=32),
+        model_path=model,
+        **more,
+    )
+
+
+def questions(n: int) -> list[Question]:
+    return ModularChains(count=n, operands=(2, 3, 4)).load()
+
+
+def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajectory:
+    ids = rng.integers(2, 18, length).astype(np.int32)
+    return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
+
+
+def mixed_batch(engine: LocalEngine, n: int = 6) -> MixedBatch:
+    """Real rollouts with made-up rewards, so that every group has a signal; the last half replays a trajectory."""
+    rng = np.random.default_rng(0)
+    asked = questions(n)
+    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {})
+    groups = engine.rollout(plan, K)
+    rows = []
+    for group in groups:
+        members = [(rollout.token_ids, None) for rollout in group.rollouts]
+        if group.replayed:
+            stored = trajectory(rng, 9)
+            members.append((stored.token_ids, stored))
+        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])
+        rows.append(
+            [Row(group.question, ids, float(a), True, old) for (ids, old), a in zip(members, advantages, strict=True)]
+        )
+    return MixedBatch(groups, rows)
+
+
+def weights(engine: LocalEngine) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in engine.model.parameters()])
+
+
+def plain_stats(model, prompt: list[int], response: np.ndarray, temperature: float = 1.0):
+    """Log-probs and entropies of the response's tokens from the whole logits of one unpadded row."""
+    ids = torch.tensor([*prompt, *response.tolist()])
+    with torch.no_grad():
+        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].double()
+    logprobs = (logits / temperature).log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
+    p = logits.softmax(1)
+    return logprobs, -(p * p.log()).sum(1)
+
+
+def use_sgd(engine: LocalEngine, rate: float) -> None:
+    engine._update.optimizer = torch.optim.SGD(engine.model.parameters(), lr=rate)
+    engine._update.scheduler.optimizer = engine._update.optimizer
+
+
+def gradient(engine: LocalEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
+    """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost."""
+    before = weights(engine)
+    use_sgd(engine, 1.0)
+    engine.update(batch, loss)
+    return before - weights(engine)
