@@ -28,7 +28,8 @@ import transformers
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
-from exgrpo_orlhf.training import Experiment, _Run, train
+from exgrpo_orlhf.experiment import Experiment
+from exgrpo_orlhf.training import TrainingRun, train
 
 GOAL_USEFUL, GOAL_COST, GOAL_OTHER = 0.95, 0.5, 0.02
 
@@ -42,7 +43,7 @@ class Ledger:
         self.choices = self.other = 0
         self.plan = self.full_scores = None
 
-    def watch(self, run: _Run) -> None:
+    def watch(self, run: TrainingRun) -> None:
         engine, selector = run.engine, self.x.selector
         score, choose = engine.score, selector.choose
 
@@ -88,18 +89,18 @@ def measure(steps: int, bindings: list[str]) -> dict[str, float]:
         ],
     )
     ledger = Ledger(experiment)
-    setup = _Run.__init__
+    setup = TrainingRun.__init__
 
     def watched_setup(run, *arguments) -> None:
         setup(run, *arguments)
         ledger.watch(run)
 
-    _Run.__init__ = watched_setup
+    TrainingRun.__init__ = watched_setup
     try:
         with tempfile.TemporaryDirectory() as folder:
             train(experiment, Path(folder) / "run", resume=False, tracking_uri="", tags={})
     finally:
-        _Run.__init__ = setup
+        TrainingRun.__init__ = setup
     return {
         "max_age": experiment.scoring.max_age or 0,
         "refresh": experiment.scoring.refresh,

@@ -3,6 +3,7 @@
 checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
 checkpoint-<step>/trainer/    optimizer.pt, state.json
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
+best                          a link to the checkpoint with the highest train.best_metric
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from .replay.snapshot import sync
 
 FORMAT = 1
+BEST = "best"
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -34,7 +36,7 @@ def find(run: Path) -> dict[int, Path]:
 
 
 def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Make checkpoint-<step> by having `write` fill a folder; then remove all but the `keep` newest.
+    """Make checkpoint-<step> by having `write` fill a folder; then remove all but the `keep` newest and the best.
 
     Raises CheckpointError if it cannot be written (a full disk, say): what was there before is as it was.
     """
@@ -55,13 +57,22 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
             + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
             + ". Mend that (make room, if the disk is full) and start again with --resume"
         ) from error
-    for old in list(find(run).values())[:-keep]:
+    best = (run / BEST).resolve()
+    for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
         try:
             shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
         except OSError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
             log.warning("%s could not be removed: %s", old, error)
     return final
+
+
+def mark_best(run: Path, step: int) -> None:
+    """Let the link `best` point to checkpoint-<step>, at no moment to nothing."""
+    fresh = run / f"{BEST}.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(f"checkpoint-{step}")
+    os.replace(fresh, run / BEST)
 
 
 def remove_partial(run: Path) -> None:

@@ -29,6 +29,8 @@ import numpy as np
 from gin import config_parser
 
 from .engines.local import LocalSettings
+from .engines.openrlhf.settings import OpenRLHFSettings
+from .experiment import Experiment
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
 from .questions import QuestionFile
@@ -46,7 +48,6 @@ from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
 from .tasks.chain_model import ChainModel
 from .tasks.modular_chains import ModularChains
 from .tracking import TrackingSettings
-from .training import Experiment
 
 GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
 
@@ -61,6 +62,7 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "Sampling": (Sampling, ()),
     "Optimizer": (Optimizer, ()),
     "LocalEngine": (LocalSettings, ()),
+    "OpenRLHF": (OpenRLHFSettings, ()),
     "Verifier": (Verifier, ()),
     "DifficultyBuckets": (DifficultyBuckets, ()),
     "QuestionSampler": (QuestionSampler, ()),
@@ -101,7 +103,8 @@ _GIN: dict[str, Callable[..., Any]] = {
 
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
 FREE_TO_CHANGE = re.compile(
-    r"(train\.(steps|save_every|keep|eval_every)|ChainModel\.cache|Tracking\.\w+|LocalEngine\.(device|threads))$"
+    r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|Tracking\.\w+"
+    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout))$"
 )
 
 
@@ -163,7 +166,6 @@ def _build() -> Experiment:
         "prompts": _GIN["Prompts"](),
         "sampling": _GIN["Sampling"](),
         "optimizer": _GIN["Optimizer"](),
-        "local": _GIN["LocalEngine"](),
         "verifier": _GIN["Verifier"](),
         "selector": _GIN["TrajectorySelector"](),
         "scoring": _GIN["ScoreReuse"](),
@@ -173,6 +175,9 @@ def _build() -> Experiment:
         "loss": _GIN["MixedPolicyLoss"](),
         "tracking": _GIN["Tracking"](),
     }
+    # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
+    local = settings.engine == "local"
+    built |= {"local": _GIN["LocalEngine"]() if local else None, "openrlhf": None if local else _GIN["OpenRLHF"]()}
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {name: value for name, value in params.items() if not FREE_TO_CHANGE.search(name)}

@@ -4,48 +4,113 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from .replay import Question
+from .replay.trajectory import Message
 from .settings import require
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """template: 'plain', the prompt's text as it stands (messages joined by blank lines), or 'chat', the tokenizer's
-        own chat template (a plain text becomes one user message)
-    max_tokens: the longest prompt allowed
+class Template:
+    """How a prompt is written.
+
+    turns: role → how its message is written, {} its content; None: by the tokenizer's chat template alone
+    between: what separates the turns, and the last of them from `answer`
+    answer: the text that the response continues
+    system: the system message of a question that has none; None: it gets none
+    chat: by the tokenizer's chat template where it has one
+    tokens: special tokens in the text, which the tokenizer must have
     """
 
-    template: Literal["plain", "chat"] = "plain"
+    turns: Mapping[str, str] | None
+    between: str = "\n"
+    answer: str = ""
+    system: str | None = None
+    chat: bool = False
+    tokens: tuple[str, ...] = ()
+
+
+_ROLES = ("system", "user", "assistant")
+_TEXT = {"system": "{}\n", "user": "Question: {}", "assistant": "Answer: {}\n"}
+
+TEMPLATES: dict[str, Template] = {
+    "plain": Template({role: "{}" for role in _ROLES}, between="\n\n"),
+    "chat": Template(None, chat=True),
+    "qwen_math": Template(
+        {role: f"<|im_start|>{role}\n{{}}<|im_end|>" for role in _ROLES},
+        answer="<|im_start|>assistant\n",
+        system="Solve the problem one step at a time and say why each step holds. Close with the final answer, written "
+        "once, in \\boxed{}.",
+        tokens=("<|im_start|>", "<|im_end|>"),
+    ),
+    "simplerl": Template(
+        _TEXT, answer="The answer is worked out step by step, and its result stands in \\boxed{}.\nAnswer:"
+    ),
+    "think_answer": Template(
+        _TEXT,
+        answer="Answer:",
+        system="Think before you answer. Put all of your reasoning between <think> and </think>: take the problem "
+        "apart, try another way where one leads nowhere, and check what you found. After </think> write a short "
+        "solution and give the final answer in \\boxed{}.",
+        chat=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """template: 'plain', the prompt's text as it stands (messages joined by blank lines)
+        'chat', the tokenizer's own chat template (a plain text becomes one user message)
+        'qwen_math', turns between <|im_start|> and <|im_end|>, asks for steps and a boxed answer
+        'simplerl', Question: … Answer: … without special tokens, for base models
+        'think_answer', asks for reasoning in <think></think>, then a boxed answer; by the tokenizer's chat template, or
+        written as with 'simplerl' where it has none
+    max_tokens: the longest prompt allowed
+    system: the system message of every question, in place of its own, for all templates but 'plain'; '': none, where
+        the tokenizer's chat template has no default either. None: the question's own, else the template's
+    """
+
+    template: Literal["plain", "chat", "qwen_math", "simplerl", "think_answer"] = "plain"
     max_tokens: int = 1024
+    system: str | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.template in ("plain", "chat"), f"Prompts.template must be 'plain' or 'chat', got {self.template!r}"
-        )
+        known = ", ".join(map(repr, TEMPLATES))
+        require(self.template in TEMPLATES, f"Prompts.template must be one of {known}, got {self.template!r}")
         require(self.max_tokens >= 1, f"Prompts.max_tokens must be at least 1, got {self.max_tokens!r}")
+        require(
+            self.system is None or self.template != "plain",
+            f"Prompts.system has no place with Prompts.template = 'plain'; got {self.system!r}",
+        )
 
 
 class PromptEncoder:
     """Renders and encodes questions, once each."""
 
     def __init__(self, settings: Prompts, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises ValueError if the chat template is asked for and the tokenizer has none."""
-        if settings.template == "chat" and not tokenizer.chat_template:
+        """Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs."""
+        template = TEMPLATES[settings.template]
+        self._chat = tokenizer.chat_template if template.chat else None
+        if not self._chat and template.turns is None:
             raise ValueError(
-                f"Prompts.template = 'chat', but the tokenizer of {tokenizer.name_or_path} has no chat template; "
-                "use Prompts.template = 'plain'"
+                f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} has no chat "
+                "template; use Prompts.template = 'plain', or 'simplerl'"
             )
-        self.settings, self.tokenizer = settings, tokenizer
+        if missing := [token for token in template.tokens if token not in tokenizer.get_vocab()]:
+            raise ValueError(
+                f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} does not "
+                f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
+            )
+        self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
 
     def encode(self, question: Question) -> list[int]:
-        """Raises ValueError for a prompt longer than Prompts.max_tokens, or empty."""
+        """Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write."""
         if question.id not in self._encoded:
             ids = self._encode(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
@@ -65,16 +130,36 @@ class PromptEncoder:
 
     def fingerprint(self) -> str:
         """What token ids mean here: changes with the tokenizer, its chat template or ours."""
-        chat = self.tokenizer.chat_template if self.settings.template == "chat" else None
-        identity = [self.settings.template, chat, sorted(self.tokenizer.get_vocab().items())]
+        ours = [self.settings.template, self.settings.system, asdict(self._template)]
+        identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def _encode(self, question: Question) -> list[int]:
-        if self.settings.template == "plain":
-            text = question.prompt if isinstance(question.prompt, str) else "\n\n".join(t for _, t in question.prompt)
-            return list(self.tokenizer(text)["input_ids"])
-        turns = (("user", question.prompt),) if isinstance(question.prompt, str) else question.prompt
-        messages = [{"role": role, "content": content} for role, content in turns]
-        # Rendered to text first: apply_chat_template writes its own beginning-of-text token, encoding must not add one.
-        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        turns = self._turns(question)
+        if self._chat:
+            messages = [{"role": role, "content": content} for role, content in turns]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        else:
+            text = self._write(turns, question)
+        # A text that has special tokens has all of them, the beginning-of-text token too: encoding must not add one.
+        complete = bool(self._chat or self._template.tokens)
+        return list(self.tokenizer(text, add_special_tokens=not complete)["input_ids"])
+
+    def _turns(self, question: Question) -> list[Message]:
+        """The question's messages under the system message that the settings ask for."""
+        turns = [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+        own = turns[0][0] == "system"
+        if self.settings.system is not None:
+            system, turns = self.settings.system, turns[own:]
+            return [("system", system), *turns] if system else turns
+        return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+
+    def _write(self, turns: list[Message], question: Question) -> str:
+        template = self._template
+        if unknown := [role for role, _ in turns if role not in template.turns]:
+            raise ValueError(
+                f"question {question.id} of {question.source} has a message of role {unknown[0]!r}; "
+                f"Prompts.template = {self.settings.template!r} writes {', '.join(template.turns)}"
+            )
+        parts = [template.turns[role].format(content) for role, content in turns]
+        return template.between.join([*parts, template.answer] if template.answer else parts)

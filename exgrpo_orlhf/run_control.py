@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from .checkpoints import find
 
@@ -33,6 +34,12 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
         except BlockingIOError:
             raise RunFolderError(f"another process is training in {run}") from None
         yield
+
+
+class Stop(Protocol):
+    """signal: what asked the run to end, None as long as nothing did"""
+
+    signal: signal.Signals | None
 
 
 class StopRequest:

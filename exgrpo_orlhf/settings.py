@@ -25,6 +25,9 @@ class TrainSettings:
         None: no evaluation
     save_every: steps between checkpoints; the end of the run always saves one
     keep: how many of the newest checkpoints stay
+    best_metric: the metric of an evaluation, such as 'eval/greedy_accuracy', whose best checkpoint is made at once and
+        kept beside the newest (the link `best` in the run's folder); None: the newest alone
+    engine: 'local' (one process, one CPU or GPU) or 'openrlhf' (Ray, DeepSpeed and vLLM)
     """
 
     steps: int = 200
@@ -34,6 +37,8 @@ class TrainSettings:
     eval_every: int | None = 20
     save_every: int = 50
     keep: int = 2
+    best_metric: str | None = None
+    engine: Literal["local", "openrlhf"] = "local"
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"train.steps must be at least 1, got {self.steps!r}")
@@ -48,6 +53,9 @@ class TrainSettings:
             f"train.eval_every must be at least 1, or None for no evaluation; got {self.eval_every!r}",
         )
         require(self.save_every >= 1, f"train.save_every must be at least 1, got {self.save_every!r}")
+        require(
+            self.engine in ("local", "openrlhf"), f"train.engine must be 'local' or 'openrlhf', got {self.engine!r}"
+        )
         require(self.keep >= 1, f"train.keep must be at least 1 checkpoint, got {self.keep!r}")
 
 

@@ -1,4 +1,4 @@
-"""The training loop of the local engine, top to bottom.
+"""The training loop, top to bottom, whichever engine does the work.
 
 Follows the paper (arXiv 2510.02245) in what is replayed and how it enters the loss; departs from the official code
 where that departs from the paper or is wrong: accuracy counts fresh rollouts only, a question that falls to 0 is no
@@ -12,90 +12,26 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from . import checkpoints
-from .engines.local import LocalEngine, LocalSettings
-from .engines.local.update import NonFiniteUpdate
+from .engines.engine import Engine, NonFiniteUpdate
+from .engines.local import LocalEngine
 from .evaluation.greedy import greedy_accuracy
+from .experiment import Experiment, Outcome
 from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
-from .objective import GroupAdvantages, MixedPolicyLoss
-from .prompts import Prompts
-from .replay import (
-    BufferLimits,
-    Question,
-    ReplayBuffer,
-    ReplayMixer,
-    RetirementPolicy,
-    ScoreReuse,
-    TrajectorySelector,
-    snapshot,
-)
+from .replay import Question, ReplayBuffer, snapshot
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
-from .rewards import Verifier
-from .run_control import Clock, Progress, StopRequest, claim
-from .settings import Optimizer, Sampling, TrainSettings
-from .tracking import MlflowTracker, TrackingSettings
+from .run_control import Clock, Progress, Stop, StopRequest, claim
+from .tracking import MlflowTracker
 
 log = logging.getLogger(__name__)
-
-
-class QuestionSource(Protocol):
-    def load(self) -> list[Question]: ...
-
-
-class ModelSource(Protocol):
-    def prepare(self) -> str | Path: ...
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Everything a run is made of, built and checked before anything starts (config.py).
-
-    config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
-        run to be continued; config_hash: of identity
-    """
-
-    settings: TrainSettings
-    questions: QuestionSource
-    validation: QuestionSource | None
-    experience: str | None
-    model: ModelSource
-    prompts: Prompts
-    sampling: Sampling
-    optimizer: Optimizer
-    local: LocalSettings
-    verifier: Verifier
-    mixer: ReplayMixer
-    selector: TrajectorySelector
-    scoring: ScoreReuse
-    retirement: RetirementPolicy
-    limits: BufferLimits
-    advantages: GroupAdvantages
-    loss: MixedPolicyLoss
-    tracking: TrackingSettings
-    fresh_rng: np.random.Generator
-    config_text: str
-    config_hash: str
-    params: Mapping[str, str]
-    identity: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """steps: done in all; planned: train.steps; stopped_by: the signal that ended the run early, or None"""
-
-    steps: int
-    planned: int
-    stopped_by: signal.Signals | None
 
 
 def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
@@ -105,14 +41,37 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
+    if experiment.settings.engine == "openrlhf":
+        from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
+
+        return launch(experiment, str(model_path), run, resume=resume, tracking_uri=tracking_uri, tags=tags)
+
+    def engine(checkpoint: Path | None) -> Engine:
+        return LocalEngine(
+            experiment.local,
+            experiment.optimizer,
+            experiment.sampling,
+            experiment.prompts,
+            model_path=model_path,
+            weights_path=checkpoint,
+            seed=experiment.settings.seed,
+            reference=experiment.loss.kl_coef > 0,
+        )
+
     with claim(run, resume), StopRequest() as stop:
-        return _Run(experiment, model_path, run, tracking_uri, tags).go(stop)
+        return TrainingRun(experiment, engine, run, tracking_uri, tags).go(stop)
 
 
-class _Run:
+class TrainingRun:
     def __init__(
-        self, experiment: Experiment, model_path: str | Path, run: Path, tracking_uri: str, tags: Mapping[str, str]
+        self,
+        experiment: Experiment,
+        engine: Callable[[Path | None], Engine],
+        run: Path,
+        tracking_uri: str,
+        tags: Mapping[str, str],
     ) -> None:
+        """engine: makes the engine, with the weights of a checkpoint if there is one"""
         # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
         x = replace(experiment, mixer=copy.deepcopy(experiment.mixer), fresh_rng=copy.deepcopy(experiment.fresh_rng))
         self.x, self.run = x, run
@@ -125,27 +84,19 @@ class _Run:
         checkpoint = found.get(self.step)
         state = checkpoints.read_state(checkpoint, dict(x.identity)) if checkpoint else None
         checkpoints.remove_partial(run)
-        self.engine = LocalEngine(
-            x.local,
-            x.optimizer,
-            x.sampling,
-            x.prompts,
-            model_path=model_path,
-            weights_path=checkpoint,
-            seed=x.settings.seed,
-            reference=x.loss.kl_coef > 0,
-        )
+        self.engine = engine(checkpoint)
         self.engine.prompts.check([*questions, *self.validation])
         self.fingerprint = self.engine.prompts.fingerprint()
         self.buffer = ReplayBuffer(x.retirement, x.limits)
         self.generated_tokens = 0
+        self.best: float | None = None  # of train.best_metric
         self.batch_size = x.settings.questions_per_step
         if checkpoint and state:
             self.engine.load(checkpoint)
             self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint, x.limits)
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
-            self.generated_tokens = state["generated_tokens"]
+            self.generated_tokens, self.best = state["generated_tokens"], state["best"]
         elif x.experience:
             ids = {question.id for question in questions}
             self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
@@ -167,7 +118,7 @@ class _Run:
         )
         self.tracker.artifact(run / "config.gin")
 
-    def go(self, stop: StopRequest) -> Outcome:
+    def go(self, stop: Stop) -> Outcome:
         status: Any = "FAILED"
         progress = Progress(self.run.name, self.step, self.x.settings.steps)
         try:
@@ -182,8 +133,11 @@ class _Run:
                     metrics |= self._evaluate()
                 self.metrics.append(self.step, metrics)
                 progress.show(self.step, metrics)
-                if self.step % self.x.settings.save_every == 0:
+                best = self._is_best(metrics)
+                if best or self.step % self.x.settings.save_every == 0:
                     self._save()
+                if best:
+                    checkpoints.mark_best(self.run, self.step)
             if self.saved_step != self.step:
                 self._save()
             status = "KILLED" if stop.signal else "FINISHED"
@@ -287,6 +241,21 @@ class _Run:
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
+    def _is_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether train.best_metric was measured just now and never was as high."""
+        name = self.x.settings.best_metric
+        if name is None or not any(metric.startswith("eval/") for metric in metrics):
+            return False
+        if name not in metrics:
+            raise ValueError(
+                f"train.best_metric = {name!r} was not measured; measured were "
+                f"{', '.join(sorted(metric for metric in metrics if metric.startswith('eval/')))}"
+            )
+        if self.best is not None and metrics[name] <= self.best:
+            return False
+        self.best = metrics[name]
+        return True
+
     def _save(self) -> None:
         state = {
             "step": self.step,
@@ -294,6 +263,7 @@ class _Run:
             "mixer": self.x.mixer.state_dict(),
             "fresh": self.fresh.state_dict(),
             "generated_tokens": self.generated_tokens,
+            "best": self.best,
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }

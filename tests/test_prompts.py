@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from transformers import AutoTokenizer
+import dataclasses
+import string
 
-from exgrpo_orlhf.prompts import PromptEncoder, Prompts
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from exgrpo_orlhf import prompts
+from exgrpo_orlhf.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.replay import Question
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")
+LETTERS_CHAT = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+BOXED = "\\boxed{}"
+QUESTION = Question.make("s", "What is {1} + 2?", "3")
+OWN_SYSTEM = Question.make("s", (("system", "Be brief."), ("user", "What is {1} + 2?")), "3")
+WRITTEN = ("qwen_math", "simplerl", "think_answer")
 
 
 @pytest.fixture
@@ -16,9 +26,31 @@ def tokenizer(raw_model):
     return AutoTokenizer.from_pretrained(raw_model)
 
 
+@pytest.fixture
+def letters() -> PreTrainedTokenizerFast:
+    """One token per character, <s> before every text, the special tokens of Qwen; no chat template."""
+    special = ["<s>", "<unk>", "<|im_start|>", "<|im_end|>"]
+    inner = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, *string.printable])}, "<unk>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", unk_token="<unk>", additional_special_tokens=special[2:]
+    )
+
+
+def written(settings: Prompts, tokenizer, question: Question = QUESTION) -> str:
+    ids = PromptEncoder(settings, tokenizer).encode(question)
+    assert tokenizer.unk_token_id not in ids
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
 def test_plain_prompt_is_the_text(tokenizer):
     encoder = PromptEncoder(Prompts("plain", 32), tokenizer)
     assert tokenizer.decode(encoder.encode(Question.make("s", "1+2=", "3"))) == "1+2="
+
+
+def test_plain_messages_are_joined_by_blank_lines(letters):
+    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
 
 
 def test_chat_template_is_the_models_own_and_special_tokens_come_once(tokenizer):
@@ -28,9 +60,90 @@ def test_chat_template_is_the_models_own_and_special_tokens_come_once(tokenizer)
         assert tokenizer.decode(encoder.encode(Question.make("s", prompt, "3"))) == "#1+2="
 
 
+def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters):
+    encoder = PromptEncoder(Prompts("qwen_math"), letters)
+    system = TEMPLATES["qwen_math"].system
+    assert written(Prompts("qwen_math"), letters) == (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is {{1}} + 2?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    ids = encoder.encode(QUESTION)
+    counts = [ids.count(letters.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|im_end|>", "<s>")]
+    assert counts == [3, 2, 0]
+
+
+def test_simplerl_is_text_without_special_tokens_of_ours(letters):
+    text = written(Prompts("simplerl"), letters)
+    assert text.startswith("<s>Question: What is {1} + 2?\n")
+    assert text.endswith(f"{BOXED}.\nAnswer:")
+    assert "<|" not in text
+
+
+def test_think_answer_goes_through_the_chat_template_where_there_is_one(letters):
+    system = TEMPLATES["think_answer"].system
+    assert written(Prompts("think_answer"), letters) == f"<s>{system}\n\nQuestion: What is {{1}} + 2?\nAnswer:"
+    letters.chat_template = LETTERS_CHAT
+    assert written(Prompts("think_answer"), letters) == f"<s>[system]{system}[user]What is {{1}} + 2?[assistant]"
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_our_templates_ask_for_a_boxed_answer(template, letters):
+    text = written(Prompts(template), letters)
+    assert BOXED in text
+    assert ("<think>" in text) == (template == "think_answer")
+
+
+@pytest.mark.parametrize("chat_template", [None, LETTERS_CHAT])
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "chat"])
+def test_the_beginning_of_text_comes_once_at_most(template, chat_template, letters):
+    letters.chat_template = chat_template
+    ids = PromptEncoder(Prompts(template), letters).encode(QUESTION)
+    assert ids.count(letters.bos_token_id) == (0 if template == "qwen_math" else 1)
+    assert letters.bos_token_id not in ids[1:]
+
+
+@pytest.mark.parametrize("template", ["chat", *WRITTEN])
+def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(template, letters):
+    letters.chat_template = LETTERS_CHAT
+    default = TEMPLATES[template].system
+    assert default is None or default in written(Prompts(template), letters)
+    own = written(Prompts(template), letters, OWN_SYSTEM)
+    assert own.count("Be brief.") == 1
+    assert default is None or default not in own
+    for question in (QUESTION, OWN_SYSTEM):
+        asked = written(Prompts(template, system="Add it up."), letters, question)
+        assert asked.count("Add it up.") == 1
+        assert "Be brief." not in asked
+        assert default is None or default not in asked
+        none = written(Prompts(template, system=""), letters, question)
+        assert "Be brief." not in none
+        assert "system" not in none
+
+
+def test_a_system_message_has_no_place_in_a_plain_prompt():
+    with pytest.raises(ValueError, match=r"Prompts\.system has no place with Prompts\.template = 'plain'; got 'x'"):
+        Prompts("plain", system="x")
+
+
+def test_an_unknown_template_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"'plain', 'chat', 'qwen_math', 'simplerl', 'think_answer', got 'qwen'"):
+        Prompts("qwen")
+
+
 def test_a_chat_template_that_is_not_there_is_refused(tokenizer):
     with pytest.raises(ValueError, match=r"Prompts\.template = 'chat'.* has no chat template"):
         PromptEncoder(Prompts("chat", 32), tokenizer)
+
+
+def test_special_tokens_that_are_not_there_are_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"'qwen_math'.* does not have <\|im_start\|> and <\|im_end\|>; use"):
+        PromptEncoder(Prompts("qwen_math"), tokenizer)
+
+
+def test_a_role_that_a_template_cannot_write_is_named(letters):
+    question = Question.make("tools", (("tool", "3"), ("user", "1+2")), "3")
+    with pytest.raises(ValueError, match=rf"question {question.id} of tools has a message of role 'tool'"):
+        PromptEncoder(Prompts("simplerl"), letters).encode(question)
 
 
 def test_a_question_longer_than_the_prompt_limit_is_named(tokenizer):
@@ -53,3 +166,19 @@ def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
     tokenizer.add_tokens(["x"])
     other_tokens = PromptEncoder(Prompts("plain", 32), tokenizer).fingerprint()
     assert len({plain, chat, other_chat, other_tokens}) == 4
+
+
+def test_fingerprint_changes_with_every_text_of_ours(letters, monkeypatch):
+    def fingerprint(**settings) -> str:
+        return PromptEncoder(Prompts(**settings), letters).fingerprint()
+
+    seen = [fingerprint(template=template) for template in WRITTEN]
+    seen += [fingerprint(template="qwen_math", system=system) for system in ("", "x")]
+    template = TEMPLATES["qwen_math"]
+    reworded = {"system": "x", "answer": "x", "between": " ", "turns": {**template.turns, "user": "x{}"}}
+    for name, value in reworded.items():
+        monkeypatch.setitem(prompts.TEMPLATES, "qwen_math", dataclasses.replace(template, **{name: value}))
+        seen.append(fingerprint(template="qwen_math"))
+    letters.chat_template = LETTERS_CHAT
+    seen.append(fingerprint(template="think_answer"))
+    assert len(set(seen)) == len(seen)

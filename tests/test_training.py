@@ -17,10 +17,11 @@ from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf import checkpoints, config, training
-from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
+from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.replay import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.run_control import RunFolderError, claim
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.training import train
 
 
@@ -187,7 +188,7 @@ def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
 
 def everything_correct(monkeypatch) -> None:
     """A verifier for which every answer is right: all questions are mastered at once."""
-    monkeypatch.setattr(training.Verifier, "grade", lambda self, question, response: Grade("correct", 1.0))
+    monkeypatch.setattr(Verifier, "grade", lambda self, question, response: Grade("correct", 1.0))
 
 
 @pytest.mark.parametrize("leaves_fresh", [False, True])

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
-from exgrpo_orlhf.engines.local.update import NonFiniteUpdate
+from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import (
     MixedBatch,

@@ -106,17 +106,19 @@ class MixedPolicyLoss:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"MixedPolicyLoss.{name} must be at least 0, got {value!r}")
 
-    def row_weights(self, lengths: Tensor) -> Tensor:
-        """(R,) response lengths of *all* rows of an optimiser step → (R,) weight of each token of that row.
+    def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
+        """(R,) response lengths of rows of an optimiser step → (R,) weight of each token of that row.
 
-        Computed once before micro-batching, so that the loss does not depend on how its rows are split.
+        rows, tokens: of the *whole* step, however it is split into micro-batches and over ranks, so that the loss does
+            not depend on that; None: these are all its rows
         """
         lengths = lengths.to(torch.float64)
+        rows = len(lengths) if rows is None else rows
         if self.normalizer == "constant":
-            return torch.full_like(lengths, 1 / (len(lengths) * self.response_length))
+            return torch.full_like(lengths, 1 / (rows * self.response_length))
         if self.normalizer == "tokens":
-            return torch.full_like(lengths, 1.0) / lengths.sum()
-        return 1 / (len(lengths) * lengths)
+            return torch.full_like(lengths, 1.0) / (lengths.sum() if tokens is None else tokens)
+        return 1 / (rows * lengths)
 
     def needs_gradient(self, advantages: Tensor) -> Tensor:
         """(R,) advantages → which rows have a gradient: with no entropy or KL term, an advantage of 0 has none."""

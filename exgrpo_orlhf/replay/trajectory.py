@@ -70,11 +70,17 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A response sampled from the current policy. token_ids: int32 (T,), response only, end token included."""
+    """A response sampled from the current policy.
+
+    token_ids: int32 (T,), response only, end token included
+    sampler_logprobs: float32 (T,), as the engine that sampled it has them, where it is asked for them; the trainer's
+        own, which are stored, differ from them by rounding
+    """
 
     token_ids: npt.NDArray[np.int32]
     finish: Finish
     grade: Grade | None = None
+    sampler_logprobs: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

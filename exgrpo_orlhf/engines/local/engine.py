@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,39 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ...objective import MixedPolicyLoss
 from ...prompts import PromptEncoder, Prompts
 from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
-from ...settings import Optimizer, Sampling, require
+from ...settings import Optimizer, Sampling
+from ..engine import UpdateStats
 from .forward import ForwardRow, PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
-from .update import PolicyUpdate, UpdateStats
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """The machine (gin name `LocalEngine`).
-
-    device: 'auto' takes the GPU if there is one
-    dtype: of the computation; master weights and optimiser are float32 always. 'auto': float32 on a CPU, bfloat16 on
-        a GPU
-    threads: torch's CPU threads; more than the free cores is ruinous
-    micro_batch_tokens: padded tokens of one forward and backward pass
-    generation_rows: responses generated at a time
-    gradient_checkpointing: compute activations again in the backward pass instead of keeping them
-    """
-
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    threads: int = 1
-    micro_batch_tokens: int = 16384
-    generation_rows: int = 256
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        require(
-            self.dtype in ("auto", "float32", "bfloat16"),
-            f"LocalEngine.dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}",
-        )
-        for name in ("threads", "micro_batch_tokens", "generation_rows"):
-            require(getattr(self, name) >= 1, f"LocalEngine.{name} must be at least 1, got {getattr(self, name)!r}")
+from .settings import LocalSettings
+from .update import PolicyUpdate
 
 
 class LocalEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...replay import MixedBatch, Question, Row
 from ...settings import Optimizer
+from ..engine import NonFiniteUpdate, UpdateStats
 from .forward import ForwardRow, PolicyForward, measure, micro_batches
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class UpdateStats:
-    """What an update measured, per row of the flattened batch.
-
-    policy_logprobs: float32 (T,), of the current policy when the row's first optimiser step began
-    behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
-        sampled them
-    entropies: mean token entropy of the response, nats, measured with policy_logprobs
-    later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
-    """
-
-    policy_logprobs: list[np.ndarray]
-    behaviour_logprobs: list[np.ndarray]
-    entropies: list[float]
-    metrics: dict[str, float]
-    later_passes: list[dict[int, np.ndarray]]
-
-
-class NonFiniteUpdate(ArithmeticError):
-    """The loss or the gradient is not finite. dump: the rows of the optimiser step, for a look at what did it."""
-
-    def __init__(self, message: str, dump: list[dict[str, Any]]) -> None:
-        super().__init__(message)
-        self.dump = dump
 
 
 class PolicyUpdate:

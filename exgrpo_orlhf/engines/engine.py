@@ -1,0 +1,81 @@
+"""What the training loop asks of an engine, whichever machine it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..objective import MixedPolicyLoss
+from ..prompts import PromptEncoder
+from ..replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What an update measured, per row of the flattened batch.
+
+    policy_logprobs: float32 (T,), of the current policy when the row's first optimiser step began
+    behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
+        sampled them
+    entropies: mean token entropy of the response, nats, measured with policy_logprobs
+    later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
+    """
+
+    policy_logprobs: list[np.ndarray]
+    behaviour_logprobs: list[np.ndarray]
+    entropies: list[float]
+    metrics: dict[str, float]
+    later_passes: Sequence[Mapping[int, np.ndarray]] = ()
+
+
+class NonFiniteUpdate(ArithmeticError):
+    """The loss or the gradient is not finite. dump: the rows of the optimiser step, for a look at what did it."""
+
+    def __init__(self, message: str, dump: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.dump = dump
+
+
+class Engine(Protocol):
+    prompts: PromptEncoder
+
+    def score(
+        self,
+        plan: Plan,
+        to_score: Mapping[str, Sequence[Trajectory]],
+        score: Callable[[float, np.ndarray], float],
+    ) -> dict[str, list[float]]:
+        """What the current policy makes of each stored response, in the order given.
+
+        score: from mean token entropy (temperature 1, nats) and log-probs (T,) (sampling temperature) of the response
+            to what is selected by (`TrajectorySelector.score`)
+        """
+        ...
+
+    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
+        """K fresh responses to each fresh question, K−1 to each replayed one; groups in plan order, ungraded."""
+        ...
+
+    def answer_greedily(self, questions: Sequence[Question]) -> list[Rollout]:
+        """The most probable response to each question, ungraded."""
+        ...
+
+    def decode(self, token_ids: np.ndarray) -> str:
+        """The response as text, without special tokens; for verifiers and people, never encoded again."""
+        ...
+
+    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+        """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Hugging Face files in `folder`, the rest of the engine's state in a subfolder of it."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """The state beside the weights, as saved; the weights were loaded when the engine was made."""
+        ...

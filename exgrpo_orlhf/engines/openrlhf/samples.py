@@ -1,0 +1,86 @@
+"""Responses from OpenRLHF's vLLM engines: fresh questions × K and replayed ones × (K−1) in one dispatch."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from ...replay import Rollout
+from .waiting import EngineLost, answer
+
+
+@dataclass(frozen=True)
+class Request:
+    """n responses to one prompt. seed: None lets the engine draw; temperature 0 is greedy"""
+
+    prompt: Sequence[int]
+    n: int
+    temperature: float
+    seed: int | None
+
+
+class Sampler:
+    """Sends requests to the engine that has least to do, and waits for all of them.
+
+    The prompt goes as token ids, so that what is generated from is what is trained on; the engine's own stop tokens are
+    the model's. No filter (top-p, top-k) and no detokenising: the verifier's text is decoded here, once.
+    """
+
+    def __init__(self, engines: Sequence[Any], max_response_tokens: int, with_logprobs: bool, timeout: float) -> None:
+        """with_logprobs: ask for the engine's own log-probs, for a train/rollout correction"""
+        self.engines, self.max_response_tokens = list(engines), max_response_tokens
+        self.with_logprobs, self.timeout = with_logprobs, timeout
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Rollout]]:
+        """The rollouts of each request, in order, ungraded. Raises EngineLost for an engine that died or is silent."""
+        load = [(0, i) for i in range(len(self.engines))]
+        pending = {}
+        for position, request in enumerate(requests):
+            tokens, engine = heapq.heappop(load)
+            reference = self.engines[engine].generate.remote(list(request.prompt), self._params(request))
+            pending[reference] = (position, engine)
+            heapq.heappush(load, (tokens + request.n, engine))
+        outputs: dict[int, list[Rollout]] = {}
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=self.timeout)
+            if not ready:
+                silent = sorted({engine for _, engine in pending.values()})
+                raise EngineLost(
+                    f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s (OpenRLHF.timeout)"
+                )
+            position, engine = pending.pop(ready[0])
+            output = answer(ready[0], f"vLLM engine {engine}", self.timeout)
+            outputs[position] = [self._rollout(one, engine) for one in sorted(output.outputs, key=lambda o: o.index)]
+            if len(outputs[position]) != requests[position].n:
+                raise EngineLost(
+                    f"vLLM engine {engine} gave {len(outputs[position])} of {requests[position].n} responses"
+                )
+        return [outputs[position] for position in range(len(requests))]
+
+    def _params(self, request: Request) -> SamplingParams:
+        return SamplingParams(
+            n=request.n,
+            temperature=request.temperature,
+            seed=request.seed,
+            max_tokens=self.max_response_tokens,
+            logprobs=1 if self.with_logprobs else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # with n > 1 anything else comes in pieces
+        )
+
+    def _rollout(self, output: Any, engine: int) -> Rollout:
+        if output.finish_reason not in ("stop", "length"):
+            raise EngineLost(f"vLLM engine {engine} ended a response by {output.finish_reason!r}")
+        ids = np.asarray(output.token_ids, np.int32)
+        logprobs = None
+        if self.with_logprobs:
+            of_tokens = zip(output.token_ids, output.logprobs, strict=True)
+            logprobs = np.array([known[token].logprob for token, known in of_tokens], np.float32)
+        return Rollout(ids, output.finish_reason, sampler_logprobs=logprobs)

@@ -1,0 +1,259 @@
+"""OpenRLHF's trainer with our training loop: the controller of actors and engines, and the buffer's only owner."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from openrlhf.utils.utils import get_tokenizer
+
+from ...checkpoints import CheckpointError
+from ...experiment import Experiment
+from ...objective import MixedPolicyLoss
+from ...prompts import PromptEncoder
+from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
+from ...training import TrainingRun
+from ..engine import Engine, NonFiniteUpdate, UpdateStats
+from ..rows import ForwardRow, micro_batches
+from .experience_maker import MixedExperienceMaker, as_experience
+from .flags import scheduler_steps
+from .samples import Request, Sampler
+from .waiting import answer
+
+log = logging.getLogger(__name__)
+# OpenRLHF's times of a step, under our names.
+_TIMES = {"timing/make_experience": "reference", "timing/ppo_train": "train", "timing/broadcast": "sync"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the trainer needs beside OpenRLHF's arguments; travels as `args.exgrpo_job`."""
+
+    experiment: Experiment
+    run: Path
+    tracking_uri: str
+    tags: Mapping[str, str]
+
+
+class StopFile:
+    """A signal to the driver, on another machine perhaps, reaches the trainer as a file in the run's folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / ".stop"
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        try:
+            return signal.Signals[self.path.read_text(encoding="ascii").strip()]
+        except (FileNotFoundError, KeyError):  # none, or not written to its end yet
+            return None
+
+
+class MixedTrainer(BasePPOTrainer):
+    """Both things at once: the trainer that OpenRLHF's program starts, and the engine that the training loop drives.
+
+    Of OpenRLHF's trainer it keeps the model groups, the experience maker's splitting and balancing, the update
+    (`train_step`: append, ppo_train, broadcast) and the loggers; its loop over prompts is replaced by TrainingRun.
+    """
+
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Any,
+        actor_model_group: Any,
+        critic_model_group: Any,
+        reward_model_group: Any,
+        reference_model_group: Any,
+        vllm_engines: Any,
+        **generate_kwargs: Any,
+    ) -> None:
+        """Called by OpenRLHF's program with what its PPOTrainer takes."""
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        args = strategy.args
+        tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
+        super().__init__(
+            strategy,
+            actor_model_group,
+            critic_model_group,
+            reward_model_group,
+            reference_model_group,
+            vllm_engines,
+            tokenizer,
+        )
+        self.experience_maker = MixedExperienceMaker(
+            actor_model_group, None, None, reference_model_group, self.kl_ctl, strategy, tokenizer
+        )
+        self.job: Job = args.exgrpo_job
+        x = self.job.experiment
+        assert x.openrlhf is not None
+        self.x, self.settings = x, x.openrlhf
+        self.prompts = PromptEncoder(x.prompts, tokenizer)
+        self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+        self.sampler = Sampler(
+            vllm_engines,
+            x.sampling.max_response_tokens,
+            args.algo.advantage.is_correction_level != "off",
+            self.settings.timeout,
+        )
+        self.step = 0  # of the batch in work; what is done is the training loop's
+
+    # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
+
+    def get_max_steps(self) -> int:
+        return scheduler_steps(self.x)
+
+    def fit(self) -> None:
+        job = self.job
+
+        def engine(checkpoint: Path | None) -> Engine:
+            return self
+
+        TrainingRun(self.x, engine, job.run, job.tracking_uri, job.tags).go(StopFile(job.run))
+        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            logger.close()
+
+    # -- what the training loop calls ---------------------------------------------------------------------------------
+
+    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
+        questions = [*plan.fresh, *plan.replayed]
+        self.step = plan.step
+        requests = [
+            Request(
+                self.prompts.encode(question),
+                group_size - (i >= len(plan.fresh)),
+                self.x.sampling.temperature,
+                self._seed(plan.step, i),
+            )
+            for i, question in enumerate(questions)
+        ]
+        sampled = self._sample(requests)
+        return [
+            RolloutGroup(question, tuple(rollouts), replayed=i >= len(plan.fresh))
+            for i, (question, rollouts) in enumerate(zip(questions, sampled, strict=True))
+        ]
+
+    def answer_greedily(self, questions: Sequence[Question]) -> list[Rollout]:
+        sampled = self._sample([Request(self.prompts.encode(question), 1, 0.0, None) for question in questions])
+        return [rollout for (rollout,) in sampled]
+
+    def _seed(self, step: int, position: int) -> int | None:
+        if not self.settings.seed_requests:
+            return None
+        # Responses of one request get consecutive seeds from vLLM: far apart, no two requests meet.
+        return int(np.random.SeedSequence([self.x.settings.seed, 4, step, position]).generate_state(1)[0]) >> 1
+
+    def _sample(self, requests: Sequence[Request]) -> list[list[Rollout]]:
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        rollouts = self.sampler(requests)
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
+        return rollouts
+
+    def decode(self, token_ids: np.ndarray) -> str:
+        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def score(
+        self,
+        plan: Plan,
+        to_score: Mapping[str, Sequence[Trajectory]],
+        score: Callable[[float, np.ndarray], float],
+    ) -> dict[str, list[float]]:
+        questions = {question.id: question for question in plan.replayed}
+        rows = [
+            ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
+            for question_id, stored in to_score.items()
+            for trajectory in stored
+        ]
+        logprobs, entropies = self._measure(rows)
+        scores = iter([score(*row) for row in zip(entropies, logprobs, strict=True)])
+        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
+
+    def _measure(self, rows: Sequence[ForwardRow]) -> tuple[list[np.ndarray], list[float]]:
+        """Log-probs and mean entropy of each row under the current policy, in passes spread over all ranks.
+
+        Every rank makes equally many passes, for ZeRO-3's ranks wait for one another in each: some come twice.
+        """
+        if not rows:
+            return [], []
+        parts = list(micro_batches(rows, self.settings.score_tokens))
+        parts += parts[-1:] * (-len(parts) % self.ranks)
+        parts = [part for rank in range(self.ranks) for part in parts[rank :: self.ranks]]  # the longest to all
+        references = self.actor_model_group.async_run_method_batch(
+            method_name="measure", rows=[[rows[i] for i in part] for part in parts]
+        )
+        results = itertools.chain.from_iterable(self._answer(references))
+        logprobs: dict[int, np.ndarray] = {}
+        entropies: dict[int, float] = {}
+        for part, (part_logprobs, part_entropies) in zip(parts, results, strict=True):
+            logprobs.update(zip(part, part_logprobs, strict=True))
+            entropies.update(zip(part, part_entropies, strict=True))
+        return [logprobs[i] for i in range(len(rows))], [entropies[i] for i in range(len(rows))]
+
+    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+        """π_old of fresh rows is measured by the policy as it is; then OpenRLHF's train_step does the rest."""
+        rows = [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
+        begin = time.perf_counter()
+        policy, entropies = self._measure(rows)
+        measured = time.perf_counter() - begin
+        behaviour = [
+            now if row.replayed is None else row.replayed.behaviour_logprobs
+            for row, now in zip(batch.flat_rows(), policy, strict=True)
+        ]
+        experience = as_experience(batch, rows, behaviour, self.tokenizer.pad_token_id)
+        # Groups are dealt to the ranks like cards: fresh and replayed ones come in the batch's proportion to each.
+        width, groups = len(batch.rows[0]), len(batch.rows)
+        order = [g * width + k for r in range(self.ranks) for g in range(r, groups, self.ranks) for k in range(width)]
+        status, _ = self.train_step([experience[i] for i in order], self.step)
+        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            logger.log_train(self.step, status)
+        metrics = {name: float(status[name]) for name in status if name.startswith("policy/")}
+        if not metrics.pop("policy/grad_norm_finite"):
+            raise NonFiniteUpdate(
+                "the gradient is not finite: that optimiser step was not made",
+                [_describe(*row) for row in zip(batch.flat_rows(), policy, behaviour, strict=True)],
+            )
+        times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
+        return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": measured})
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        self._answer(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
+
+    def load(self, folder: Path) -> None:
+        """The actors loaded the checkpoint when they started (launch.py says which); the engines get its weights."""
+        for states in self._answer(self.actor_model_group.async_run_method("get_checkpoint_states")):
+            if folder.name != f"checkpoint-{states.get('global_step')}":
+                raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
+        self.broadcast_to_vllm()
+
+    def _answer(self, references: list[Any]) -> Any:
+        return answer(references, "a policy actor", self.settings.timeout)
+
+
+def _describe(row: Any, policy: np.ndarray, behaviour: np.ndarray) -> dict[str, Any]:
+    return {
+        "question_id": row.question.id,
+        "token_ids": row.token_ids.tolist(),
+        "advantage": row.advantage,
+        "in_loss": row.in_loss,
+        "replayed_from_step": None if row.replayed is None else row.replayed.step,
+        "policy_logprobs": policy.tolist(),
+        "behaviour_logprobs": behaviour.tolist(),
+    }
+
+
+def trainer_class() -> Any:
+    """As OpenRLHF's program starts it."""
+    return ray.remote(MixedTrainer)

@@ -1,0 +1,72 @@
+"""An experiment as it is built from gin files, before anything runs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from .engines.local.settings import LocalSettings
+from .engines.openrlhf.settings import OpenRLHFSettings
+from .objective import GroupAdvantages, MixedPolicyLoss
+from .prompts import Prompts
+from .replay import BufferLimits, Question, ReplayMixer, RetirementPolicy, ScoreReuse, TrajectorySelector
+from .rewards import Verifier
+from .settings import Optimizer, Sampling, TrainSettings
+from .tracking import TrackingSettings
+
+
+class QuestionSource(Protocol):
+    def load(self) -> list[Question]: ...
+
+
+class ModelSource(Protocol):
+    def prepare(self) -> str | Path: ...
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run is made of, built and checked before anything starts (config.py).
+
+    config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
+        run to be continued; config_hash: of identity
+    local, openrlhf: the settings of the engine that runs; the other one is None
+    """
+
+    settings: TrainSettings
+    questions: QuestionSource
+    validation: QuestionSource | None
+    experience: str | None
+    model: ModelSource
+    prompts: Prompts
+    sampling: Sampling
+    optimizer: Optimizer
+    local: LocalSettings | None
+    openrlhf: OpenRLHFSettings | None
+    verifier: Verifier
+    mixer: ReplayMixer
+    selector: TrajectorySelector
+    scoring: ScoreReuse
+    retirement: RetirementPolicy
+    limits: BufferLimits
+    advantages: GroupAdvantages
+    loss: MixedPolicyLoss
+    tracking: TrackingSettings
+    fresh_rng: np.random.Generator
+    config_text: str
+    config_hash: str
+    params: Mapping[str, str]
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """steps: done in all; planned: train.steps; stopped_by: the signal that ended the run early, or None"""
+
+    steps: int
+    planned: int
+    stopped_by: signal.Signals | None
