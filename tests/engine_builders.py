@@ -17,6 +17,7 @@ from exgrpo_orlhf.replay import (
     Row,
     Trajectory,
 )
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -43,12 +44,12 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
     return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
 
 
-def mixed_batch(engine: LocalEngine, n: int = 6) -> MixedBatch:
-    """Real rollouts with made-up rewards, so that every group has a signal; the last half replays a trajectory."""
-    rng = np.random.default_rng(0)
+def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0) -> MixedBatch:
+    """Real rollouts with made-up advantages, so that every group has a signal; the last half replays a trajectory."""
+    rng = np.random.default_rng(seed)
     asked = questions(n)
     plan = Plan(1, asked[: n // 2], asked[n // 2 :], {})
-    groups = engine.rollout(plan, K)
+    groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:
         members = [(rollout.token_ids, None) for rollout in group.rollouts]

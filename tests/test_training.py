@@ -20,8 +20,8 @@ from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.replay import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
-from exgrpo_orlhf.run_control import RunFolderError, claim
 from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.run_control import RunFolderError, claim
 from exgrpo_orlhf.training import train
 
 

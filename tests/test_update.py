@@ -12,8 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
+from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import (
     MixedBatch,

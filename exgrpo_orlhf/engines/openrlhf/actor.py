@@ -25,7 +25,7 @@ from .policy_loss import MixedLoss, RolloutCorrection, update_metrics
 _EVERYTHING = 10**9  # checkpoints, GiB: OpenRLHF's rotation never removes anything, checkpoints.py does
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ActorSettings:
     """What the policy actors need of an experiment; travels as `args.exgrpo`."""
 
@@ -44,6 +44,8 @@ class MixedActorTrainer(ActorPPOTrainer):
             rows=self.args.train.batch_size,
             # With dynamic batches OpenRLHF itself says when a step ends, and DeepSpeed divides by nothing.
             gas=1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient,
+            single_step=self.args.train.max_epochs == 1
+            and self.args.train.batch_size == self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt,
             correction=RolloutCorrection(
                 advantage.is_correction_level,
                 advantage.is_correction_mode,
@@ -138,12 +140,10 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         norms = self.guard.norms
         return {
             **status,
-            **update_metrics(totals, self.strategy.world_size),
+            **update_metrics(totals, self.strategy.world_size, loss.correction.level != "off"),
             "policy/grad_norm": float(np.mean(norms)),
-            "policy/grad_norm_finite": float(np.isfinite(norms).all()),
             "policy/skipped_updates": float(self.guard.skipped),
-            "policy/learning_rate": float(self.trainer.actor_scheduler.get_last_lr()[0]),
-            "optimizer_steps": len(norms),
+            "policy/learning_rate": self.guard.rate,
         }
 
     def save_state(self, folder: str, step: int) -> None:

@@ -177,7 +177,7 @@ def _train_without_compiled_kernels(module: ModuleType) -> None:
 
 def _send_weights_over_gloo(module: ModuleType) -> None:
     def group(*args):
-        from exgrpo_orlhf.engines.openrlhf.cpu_worker import GlooGroup  # imports vLLM: the actor's rank 0 only
+        from .cpu_worker import GlooGroup  # imports vLLM: the actor's rank 0 only
 
         return GlooGroup(*args)
 
@@ -196,7 +196,11 @@ def _generate_on_cpu(module: ModuleType) -> None:
             await super().__init__(*args, **kwargs)
 
         async def weights(self) -> dict[str, torch.Tensor]:
-            """The vLLM model's parameters under vLLM's names (qkv and gate-up merged)."""
+            """The vLLM model's parameters, as vLLM has them.
+
+            q, k and v are one tensor, gate and up too; the embedding has more rows than the vocabulary; what is tied
+            occurs once.
+            """
             (weights,) = await self.llm.collective_rpc("model_weights")
             return weights
 

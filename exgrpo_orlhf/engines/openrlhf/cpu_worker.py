@@ -63,5 +63,5 @@ class CpuWorkerWrap:
         self.model_runner.model.load_weights([(name, weight)])
 
     def model_weights(self) -> dict[str, torch.Tensor]:
-        """A copy of each parameter under vLLM's name for it; a tied one occurs once."""
+        """A copy of each parameter, for tests that compare them with the actor's."""
         return {name: weight.detach().clone() for name, weight in self.model_runner.model.named_parameters()}

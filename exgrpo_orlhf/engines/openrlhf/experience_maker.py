@@ -14,9 +14,7 @@ from ...replay import MixedBatch
 from ..rows import ForwardRow
 
 
-def as_experience(
-    batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequence[np.ndarray], pad: int
-) -> list[Experience]:
+def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequence[np.ndarray]) -> list[Experience]:
     """One experience a row of the flattened batch, complete: grades, advantages and behaviour log-probs are known.
 
     rows: prompt and response of each; behaviour: float32 (T,) of each: a replayed row's are the stored ones to the bit

@@ -13,14 +13,15 @@ class GradientGuard:
 
     DeepSpeed skips a step whose gradients overflowed, but looks for that in float16 only; here its check is replaced by
     one that also skips a norm above `limit`. A skipped step does not move the learning rate's schedule.
-    norms: of every step since `begin`, before clipping; skipped: how many steps were left out
+    norms: of every step since `begin`, before clipping; skipped: how many steps were left out; rate: the learning
+        rate of the last one
     """
 
     def __init__(self, optimizer: Any, zero_stage: int, limit: float | None) -> None:
         """optimizer: DeepSpeed's, of ZeRO stage 1, 2 or 3; limit: None for no limit but finiteness"""
         self.optimizer, self.limit = optimizer, limit
         self.norms: list[float] = []
-        self.skipped = 0
+        self.skipped, self.rate = 0, 0.0
         if zero_stage == 3:
             optimizer._overflow_check_and_loss_scale_update = self._check_stage_3
         else:
@@ -41,7 +42,9 @@ class GradientGuard:
         return bool(self.optimizer.overflow)
 
     def _skip(self, scaled_norm: Any) -> bool:
-        norm = float(scaled_norm) / float(self.optimizer.loss_scale)
+        # In its norms DeepSpeed puts −1 in the place of what is not finite: that is asked for apart.
+        norm = math.nan if self.optimizer.has_overflow() else float(scaled_norm) / float(self.optimizer.loss_scale)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
         self.norms.append(norm)
         skip = not math.isfinite(norm) or (self.limit is not None and norm > self.limit)
         self.skipped += skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,11 +58,17 @@ class MixedLoss(nn.Module):
     Entropy and KL terms stay OpenRLHF's (`aggregate_loss` over all response tokens), as on the local engine.
     """
 
-    def __init__(self, loss: MixedPolicyLoss, rows: int, gas: int, correction: RolloutCorrection) -> None:
-        """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself"""
+    def __init__(
+        self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, correction: RolloutCorrection
+    ) -> None:
+        """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
+
+        single_step: a batch has one optimiser step, so its policy is the one that sampled: π_θ/π_old is 1 by
+            definition. Between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1.
+        """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0, kl_coef=0.0)
-        self.rows, self.gas, self.correction = rows, gas, correction
+        self.rows, self.gas, self.single_step, self.correction = rows, gas, single_step, correction
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.totals: dict[str, float] = {}
         self.begin()
@@ -97,12 +102,13 @@ class MixedLoss(nn.Module):
                 raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
             correction = self.correction.weights(old_log_probs, rollout_log_probs, mask)
             weights = torch.where(fresh, weights * correction, weights)
+        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         selected = log_probs[mask]
         loss = self.loss(
             TokenBatch(
                 logprobs=selected,
                 entropies=torch.zeros_like(selected),
-                behaviour_logprobs=old_log_probs[mask],
+                behaviour_logprobs=old[mask],
                 advantages=advantages[mask],
                 replayed=~fresh[mask],
                 in_loss=torch.ones_like(selected, dtype=torch.bool),
@@ -110,53 +116,57 @@ class MixedLoss(nn.Module):
                 token_weight=0.0,
             )
         )
-        return self._count(loss, log_probs.detach(), old_log_probs, advantages, fresh, rollout_log_probs, correction)
+        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old_log_probs
+        return self._count(loss, log_probs.detach() - old, advantages, fresh, gap, correction)
 
     def _count(
         self,
         loss: Tensor,
-        log_probs: Tensor,
-        old: Tensor,
+        log_ratio: Tensor,
         advantages: Tensor,
         fresh: Tensor,
-        rollout: Tensor | None,
+        gap: Tensor | None,
         correction: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Sums over fresh tokens: what the clip takes away, and how far the policy is from the one that sampled."""
+        """Sums over fresh tokens: what the clip takes away, and how far the policy is from the one that sampled.
+
+        gap: the vLLM engine's log-probs less the trainer's, where a correction asked for them
+        """
         tokens = int(fresh.sum())
-        log_w = (log_probs - old)[fresh].double()
+        log_w = log_ratio[fresh].double()
         w = log_w.clamp(max=LARGEST_LOG_RATIO).exp()
         a = advantages[fresh]
         clipped = 0
         if self.loss.clip_low is not None and self.loss.clip_high is not None:
             clipped = int((((w > 1 + self.loss.clip_high) & (a > 0)) | ((w < 1 - self.loss.clip_low) & (a < 0))).sum())
-        kl = float((w - 1 - log_w).sum())
-        now = {"loss": float(loss.detach()) / self.gas, "fresh_tokens": tokens, "clipped": clipped, "kl": kl}
+        now = {
+            "loss": float(loss.detach()) / self.gas,
+            "fresh_tokens": tokens,
+            "clipped": clipped,
+            "kl": float((w - 1 - log_w).sum()),
+        }
         vllm_kl = filtered = None
-        if correction is not None and rollout is not None:
-            gap = (rollout - old)[fresh]
-            now |= {"corrected": int((correction[fresh] == 0).sum()), "gap": float(gap.abs().sum())}
-            vllm_kl = gap.sum() / max(tokens, 1)
-            filtered = (correction[fresh] == 0).float().sum() / max(tokens, 1)
+        if gap is not None and correction is not None:
+            dropped = (correction[fresh] == 0).sum()
+            now |= {"corrected": int(dropped), "gap": float(gap[fresh].abs().sum())}
+            vllm_kl, filtered = gap[fresh].sum() / max(tokens, 1), dropped / max(tokens, 1)
         for name, value in now.items():
             self.totals[name] += value
-        return (
-            loss,
-            torch.tensor(clipped / max(tokens, 1), device=loss.device),
-            torch.tensor(kl / max(tokens, 1), device=loss.device),
-            vllm_kl,
-            filtered,
-        )
+        clip_ratio, kl = (torch.tensor(now[name] / max(tokens, 1), device=loss.device) for name in ("clipped", "kl"))
+        return loss, clip_ratio, kl, vllm_kl, filtered
 
 
-def update_metrics(totals: dict[str, float], ranks: int) -> dict[str, float]:
-    """From `MixedLoss.totals` summed over all ranks to the metrics of an update."""
+def update_metrics(totals: dict[str, float], ranks: int, corrected: bool) -> dict[str, float]:
+    """From `MixedLoss.totals` summed over all ranks to the metrics of an update.
+
+    corrected: with a train/rollout correction also the mean distance of the engines' log-probs from the trainer's,
+        which shows weights that did not arrive, and the share of tokens that it filtered out
+    """
     tokens = max(totals["fresh_tokens"], 1)
-    metrics = {
+    filtered = totals["corrected"] / tokens
+    return {
         "policy/loss": totals["loss"] / ranks,  # every rank's share was multiplied by their number
         "policy/clip_share": totals["clipped"] / tokens,
         "policy/approx_kl": totals["kl"] / tokens,
+        **({"rollout/logprob_gap": totals["gap"] / tokens, "rollout/filtered_share": filtered} if corrected else {}),
     }
-    if not all(map(math.isfinite, metrics.values())):
-        raise ArithmeticError(f"the update is not finite: {metrics}")
-    return metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +32,12 @@ from .samples import Request, Sampler
 from .waiting import answer
 
 log = logging.getLogger(__name__)
+_METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
 # OpenRLHF's times of a step, under our names.
 _TIMES = {"timing/make_experience": "reference", "timing/ppo_train": "train", "timing/broadcast": "sync"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """What the trainer needs beside OpenRLHF's arguments; travels as `args.exgrpo_job`."""
 
@@ -210,17 +212,18 @@ class MixedTrainer(BasePPOTrainer):
             now if row.replayed is None else row.replayed.behaviour_logprobs
             for row, now in zip(batch.flat_rows(), policy, strict=True)
         ]
-        experience = as_experience(batch, rows, behaviour, self.tokenizer.pad_token_id)
+        experience = as_experience(batch, rows, behaviour)
         # Groups are dealt to the ranks like cards: fresh and replayed ones come in the batch's proportion to each.
         width, groups = len(batch.rows[0]), len(batch.rows)
         order = [g * width + k for r in range(self.ranks) for g in range(r, groups, self.ranks) for k in range(width)]
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)
-        metrics = {name: float(status[name]) for name in status if name.startswith("policy/")}
-        if not metrics.pop("policy/grad_norm_finite"):
+        metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}
+        if not all(map(math.isfinite, metrics.values())):
             raise NonFiniteUpdate(
-                "the gradient is not finite: that optimiser step was not made",
+                f"the update is not finite (loss {metrics['policy/loss']}, gradient norm "
+                f"{metrics['policy/grad_norm']}): that optimiser step was not made",
                 [_describe(*row) for row in zip(batch.flat_rows(), policy, behaviour, strict=True)],
             )
         times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
