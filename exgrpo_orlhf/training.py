@@ -156,6 +156,7 @@ class TrainingRun:
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
         plan = mixer.plan(self.fresh, buffer, step)
         self._say_if_smaller(step, len(plan.fresh) + len(plan.replayed))
+        clock.lap("plan")
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
@@ -181,6 +182,7 @@ class TrainingRun:
 
         # A = r − mean(r) over the whole group of K, the stored success included; one loss over fresh and replayed rows.
         batch = mixer.assemble(groups, chosen, x.advantages)
+        clock.lap("assemble")
         try:
             stats = engine.update(batch, x.loss)
         except NonFiniteUpdate as error:
@@ -195,6 +197,7 @@ class TrainingRun:
         for row, score in zip(batch.flat_rows(), new_scores or (), strict=False):
             if row.replayed is not None and row.question.id in buffer.records:
                 buffer.remember_scores(row.question.id, {row.replayed.key: score}, step)
+        clock.lap("store")
 
         self.generated_tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
         clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)

@@ -67,14 +67,16 @@ def behaviour(batch: MixedBatch, policy: list[Any]) -> list[Any]:
 
 def update(actor: Any, batch: MixedBatch) -> UpdateStats:
     """What MixedTrainer.update does, without Ray between."""
-    rows = rows_of(actor, batch)
-    policy, entropies = actor.measure(rows)
-    old = behaviour(batch, policy)
+    policy, entropies = actor.measure(rows_of(actor, batch))
+    metrics = {name: value for name, value in fit(actor, batch).items() if name.startswith("policy/")}
+    return UpdateStats(policy, behaviour(batch, policy), entropies, metrics)
+
+
+def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
     maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
-    for experience in maker.make_experience_batch(as_experience(batch, rows, old)):
+    for experience in maker.make_experience_batch(experience_of(actor, batch)):
         actor.append(experience)
-    status = actor.fit()
-    return UpdateStats(policy, old, entropies, {k: v for k, v in status.items() if k.startswith("policy/")})
+    return actor.fit()
 
 
 def actor_weights(actor: Any) -> torch.Tensor:

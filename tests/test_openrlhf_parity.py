@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imp
 import pytest
 import torch
 from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
-from openrlhf_actor import actor_weights, experience_of, make_actor, rows_of, update
+from openrlhf.models import Actor, PolicyLoss
+from openrlhf_actor import actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.replay import MixedBatch, Plan, TrajectorySelector
 from exgrpo_orlhf.settings import Optimizer
 
 pytestmark = pytest.mark.openrlhf
@@ -80,18 +82,26 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
             assert chosen[question.id] is expected[question.id]
 
 
-def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model):
-    """Scoring replaces the output layer; what it says is what OpenRLHF's actor says from the whole logits."""
+@pytest.mark.parametrize("packing", [False, True])
+def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
+    """Ours makes no logits; what it says is what OpenRLHF's says from all of them, temperature and packing included."""
     batch = mixed_batch(make_engine(warm_model), n=6)
-    actor = make_actor(warm_model, MixedPolicyLoss(), "Sampling.temperature = 0.7", questions_per_step=6, group_size=K)
+    actor = make_actor(
+        warm_model,
+        MixedPolicyLoss(),
+        "Sampling.temperature = 0.7",
+        questions_per_step=6,
+        group_size=K,
+        **{"ds.packing_samples": packing},
+    )
     rows = rows_of(actor, batch)
     measured, entropies = actor.measure(rows)
     for experience, row, logprobs, entropy in zip(experience_of(actor, batch), rows, measured, entropies, strict=True):
-        theirs, output = actor.actor(
-            experience.sequences, experience.action_mask, experience.attention_mask, return_output=True
+        theirs, output = Actor.forward(
+            actor.actor, experience.sequences, experience.action_mask, experience.attention_mask, return_output=True
         )
         np.testing.assert_allclose(theirs[0, len(row.prompt) - 1 :].detach(), logprobs, atol=0.1)
-        logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7
+        logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7  # they have divided by it
         plain = torch.distributions.Categorical(logits=logits).entropy().mean()
         assert entropy == pytest.approx(float(plain), abs=0.01)
 
@@ -109,25 +119,25 @@ def test_advantages_and_stored_log_probs_reach_the_actor_to_the_bit(warm_model):
 
 
 def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_model):
-    """The same actor, the same samples, once with our loss and once with the one that OpenRLHF built."""
-    from openrlhf.models import PolicyLoss
-
+    """The same samples through our actor, and through one with OpenRLHF's own forward pass and loss."""
     batch = mixed_batch(make_engine(warm_model), n=6)
-    batch = type(batch)(
-        [g for g in batch.groups if not g.replayed],
-        [r for r in batch.rows if r[0].replayed is None and r[-1].replayed is None],
-    )
-    loss = MixedPolicyLoss(normalizer="tokens")
-    after = []
+    groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.replayed]
+    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups])
+    moved, norms, losses = [], [], []
     for theirs in (False, True):
-        actor = make_actor(warm_model, loss, questions_per_step=3, group_size=K)
+        loss = MixedPolicyLoss(normalizer="tokens")
+        actor = make_actor(warm_model, loss, "Optimizer.learning_rate = 1e-2", questions_per_step=3, group_size=K)
         if theirs:
+            actor.actor.forward = partial(Actor.forward, actor.actor, return_entropy=True)
             actor.trainer.actor_loss_fn.forward = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2).forward
         begin = actor_weights(actor)
-        update(actor, batch)
-        after.append(actor_weights(actor) - begin)
-    assert after[0].abs().max() > 0
-    assert torch.equal(after[0], after[1])
+        status = fit(actor, batch)
+        moved.append(actor_weights(actor) - begin)
+        norms.append(status["policy/grad_norm"])
+        losses.append(status["policy_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert norms[0] == pytest.approx(norms[1], rel=0.01)
+    assert torch.nn.functional.cosine_similarity(*moved, dim=0) > 0.98
 
 
 @pytest.mark.parametrize("limit", [None, 1e-9])

@@ -1,18 +1,18 @@
-"""OpenRLHF's policy actor with the mixed-policy loss, and with a forward pass that scores responses.
+"""OpenRLHF's policy actor with the mixed-policy loss, and with a forward pass that makes no logits.
 
 Imported where OpenRLHF can be: with CUDA, or after cpu.install().
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from openrlhf.utils.loss_utils import get_loss_batch_info
@@ -76,36 +76,66 @@ def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
     return (values if isinstance(values, torch.Tensor) else torch.stack([torch.as_tensor(v) for v in values])).bool()
 
 
-@contextmanager
-def stats_in_place_of_logits(
-    head: torch.nn.Module, predicts: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """While a model runs forward, its output layer computes log-probs and entropies instead of logits.
+class MixedActor(Actor):
+    """OpenRLHF's model wrapper without logits: of N response tokens and a vocabulary of V, N × V floats never exist.
 
-    predicts: (B, S) bool, the positions whose hidden state predicts a response token; targets: (N,) those tokens
-    The list that this yields then holds one pair (N,), (N,). The output layer is entered as always, so ZeRO-3 gathers
-    its weight; the logits, N × V numbers, never exist. Without gradient only.
+    The output layer computes each response token's log-prob and entropy, and the model hands them on as if they were
+    its logits. So the layer is entered and left like any other, and ZeRO-3 gathers its weight for both passes.
     """
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
-        bias = head.bias.to(hidden.dtype) if head.bias is not None else None
-        weight = head.weight.to(hidden.dtype)
-        found.append(token_stats(hidden[predicts], weight, targets, bias=bias, temperature=temperature))
-        return hidden.new_zeros((*hidden.shape[:-1], 1))  # in the logits' place; nobody looks
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor,
+        attention_mask: torch.Tensor,
+        return_output: bool = False,
+        ring_attn_group: None = None,
+        packed_seq_lens: None = None,
+        return_entropy: bool = False,
+    ) -> Any:
+        """sequences and attention_mask (B, S); action_mask (B, S−1), which at t says whether token t+1 is a response's.
 
-    head.forward = forward  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        del head.forward
+        Returns log-probs (B, S−1) at the sampling temperature, 0 outside the mask; with `return_output` also the
+        model's output, whose `entropy` is (B, S−1) at temperature 1, with a gradient if `return_entropy`.
+        """
+        predicts = torch.nn.functional.pad(action_mask.bool(), (0, 1))  # (B, S)
+        targets = sequences.roll(-1, dims=1)[predicts]
+        positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        mask: torch.Tensor | None = attention_mask
+        inside = predicts
+        if self.packing_samples:  # all rows in one; where the positions begin again a row begins, and sees no other
+            real, mask = attention_mask.bool(), None
+            sequences, positions, inside = (x[real][None] for x in (sequences, positions, predicts))
+        head = self.model.module.get_output_embeddings()  # of the model inside DeepSpeed's engine
+
+        def stats(hidden: torch.Tensor) -> torch.Tensor:
+            bias = None if head.bias is None else head.bias.to(hidden.dtype)
+            weight = head.weight.to(hidden.dtype)
+            log_probs, entropies = token_stats(hidden[inside], weight, targets, bias=bias, temperature=self.temperature)
+            return torch.stack((log_probs, entropies if return_entropy else entropies.detach()), -1)  # (N, 2)
+
+        head.forward = stats
+        try:
+            output = self.model(sequences, attention_mask=mask, position_ids=positions, use_cache=False)
+        finally:
+            del head.forward
+        found = output["logits"]
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(predicts.shape, device=values.device).masked_scatter(predicts, values)[:, :-1]
+
+        log_probs = spread(found[:, 0])
+        if not return_output:
+            return log_probs
+        output.entropy = spread(found[:, 1])
+        return log_probs, output
 
 
 class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[name-defined, misc]
     """Ray forbids subclassing an actor class; the class under it is fine."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        ppo_actor.ActorPPOTrainer = MixedActorTrainer  # a global of that module, looked up below
+        ppo_actor.ActorPPOTrainer, ppo_actor.Actor = MixedActorTrainer, MixedActor  # globals, looked up below
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm
@@ -114,21 +144,16 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
     def measure(self, rows: Sequence[ForwardRow]) -> tuple[list[np.ndarray], list[float]]:
         """Log-probs (float32 (T,), sampling temperature) and mean entropy (nats, temperature 1) of each response."""
         device = torch.cuda.current_device()
-        layout = packed if self.strategy.args.ds.packing_samples else padded
-        ids, mask, positions, predicts = (None if t is None else t.to(device) for t in layout(rows))
-        targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(device, torch.long)
-        model = self.actor.model
-        head = model.module.get_output_embeddings()
-        model.eval()
-        with torch.no_grad(), stats_in_place_of_logits(head, predicts, targets, self.actor.temperature) as found:
-            model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        model.train()
-        ((logprobs, entropies),) = found
-        lengths = [len(row.response) for row in rows]
-        return (
-            [part.numpy().copy() for part in logprobs.cpu().split(lengths)],
-            [float(part.mean()) for part in entropies.split(lengths)],
-        )
+        sequences, responses, attention = (part.to(device) for part in padded(rows))
+        self.actor.eval()
+        with torch.no_grad():
+            log_probs, output = self.actor(sequences, responses[:, 1:], attention, return_output=True)
+        self.actor.train()
+        measured = [
+            (log_probs[i, len(row.prompt) - 1 : len(row) - 1], output.entropy[i, len(row.prompt) - 1 : len(row) - 1])
+            for i, row in enumerate(rows)
+        ]
+        return [part.cpu().numpy().copy() for part, _ in measured], [float(part.mean()) for _, part in measured]
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
         """OpenRLHF's update of the batch that was appended; its status and our metrics, the same on every rank."""
@@ -163,25 +188,12 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         """At the end OpenRLHF saves the model; the last checkpoint is that already."""
 
 
-def padded(rows: Sequence[ForwardRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids, attention mask, positions and `predicts`, each (R, W), padded on the right.
-
-    The hidden state before a token predicts it: for a prompt of P tokens, positions P−1 … P+T−2 of the row.
-    """
-    width = max(map(len, rows))
-    ids = np.zeros((len(rows), width), np.int64)
-    mask, predicts = np.zeros_like(ids), np.zeros(ids.shape, bool)
+def padded(rows: Sequence[ForwardRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, which of them are a response's, and which are there at all: (R, W), padded on the right."""
+    shape = len(rows), max(map(len, rows))
+    ids, responses, attention = (np.zeros(shape, np.int64) for _ in range(3))
     for i, row in enumerate(rows):
         prompt, length = len(row.prompt), len(row)
         ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
-        mask[i, :length] = 1
-        predicts[i, prompt - 1 : length - 1] = True
-    positions = np.broadcast_to(np.arange(width), ids.shape).copy()
-    return tuple(map(torch.from_numpy, (ids, mask, positions, predicts)))  # type: ignore[return-value]
-
-
-def packed(rows: Sequence[ForwardRow]) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
-    """The same with all rows in one, (1, N): where the positions begin again, a row begins that sees no other."""
-    ids, mask, positions, predicts = padded(rows)
-    real = mask.bool()
-    return ids[real][None], None, positions[real][None], predicts[real][None]
+        responses[i, prompt:length] = attention[i, :length] = 1
+    return torch.from_numpy(ids), torch.from_numpy(responses), torch.from_numpy(attention)

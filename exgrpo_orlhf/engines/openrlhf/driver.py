@@ -50,7 +50,7 @@ def drive(
     with _ray(settings, gpus):
         try:
             with _Watch(stop, run, settings.timeout):
-                _await_gpus(gpus, settings)
+                _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
                 train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1)(MixedPolicyActor)
                 ppo_trainer.PPOTrainer = trainer_class()
                 train_ppo_ray.train(args)
@@ -75,27 +75,30 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
             "TOKENIZERS_PARALLELISM": "true",
             "NCCL_DEBUG": "WARN",
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+            "TQDM_DISABLE": "1",  # a bar for every pass of every actor; the training loop has a line of its own
+            "VLLM_LOGGING_LEVEL": "WARNING",
         }.items()
     }
     passed_on = [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_", "EXGRPO_", "HF_"))]
     environment |= {name: os.environ[name] for name in passed_on}
     runtime: dict[str, Any] = {"env_vars": environment}
-    started: dict[str, Any] = {"address": settings.ray_address}
     if settings.cpu_bench:
         from . import cpu
 
         environment |= cpu.environment()
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
-    if settings.ray_address is None:
-        started = {"include_dashboard": False}
+    address = _address(settings)
+    started: dict[str, Any] = {"address": address}
+    if address == "local":
+        started |= {"include_dashboard": False}
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
     except (ConnectionError, RayError, RuntimeError, TimeoutError) as error:
         raise EngineLost(
-            f"Ray could not be {'started' if settings.ray_address is None else 'reached'} "
-            f"(OpenRLHF.ray_address = {settings.ray_address!r}): {error}"
+            f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
+            f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
         ) from error
     try:
         yield
@@ -103,9 +106,14 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _await_gpus(gpus: int, settings: OpenRLHFSettings) -> None:
+def _address(settings: OpenRLHFSettings) -> str:
+    """RAY_ADDRESS is how a submitted job learns its cluster. Without one never join somebody else's Ray by chance."""
+    return settings.ray_address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def _await_gpus(gpus: int, patience: float) -> None:
     """Nodes may still be joining. Raises EngineLost when the wait is over."""
-    end = time.monotonic() + (0 if settings.ray_address is None else settings.timeout)
+    end = time.monotonic() + patience
     while (found := int(ray.cluster_resources().get("GPU", 0))) < gpus:
         if time.monotonic() > end:
             raise EngineLost(

@@ -79,7 +79,7 @@ HONOURED = {
     "train.micro_batch_size": "the loss does not depend on it",
     "train.dynamic_batch_enable": "the loss does not depend on it",
     "train.max_tokens_per_gpu": "",
-    "train.enable_ema": "checkpoints then hold the average, as OpenRLHF's do",
+    "train.enable_ema": "with ds.zero_stage 2; checkpoints then hold the average, as OpenRLHF's do",
     "train.ema_beta": "",
     "rollout.micro_batch_size": "rows of one forward pass that measures log-probs are cut by OpenRLHF.score_tokens",
     "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size",
@@ -116,7 +116,6 @@ UNTESTED = {
     "ds.use_liger_kernel": "",
     "ds.experts_implementation": "",
     "ds.load_in_4bit": "",
-    "ds.lora.*": "",
     "ds.use_universal_ckpt": "",
     "local_rank": "",
     "actor.aux_loss_coef": "of mixture-of-experts models",
@@ -146,6 +145,7 @@ REFUSED = {
     "train.colocate_critic_reward": "there is neither",
     "reward.*": "rewards come from Verifier",
     "ds.value_head_prefix": "there is no value head",
+    "ds.lora.*": "OpenRLHF sends vLLM the adapter's tensors under names that it does not know (its issue 991)",
     "ds.ring_attn_size": "responses are scored whole, not in pieces spread over ranks",
     "ds.ring_attn_head_stride": "see ds.ring_attn_size",
     "ds.tensor_parallel_size": "responses are scored through the output layer, which must not be split",
@@ -193,11 +193,6 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         raise ValueError(
             f"train.questions_per_step = {b} cannot be dealt to Optimizer.steps_per_batch = {n} equal optimiser steps, "
             "which this engine needs"
-        )
-    if x.loss.entropy_coef and x.sampling.temperature != 1:
-        raise ValueError(
-            "MixedPolicyLoss.entropy_coef with Sampling.temperature other than 1: OpenRLHF's entropy is that of the "
-            "tempered policy, the local engine's is not; set one of them back"
         )
     return {
         **flags,

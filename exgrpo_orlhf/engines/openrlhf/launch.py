@@ -75,7 +75,7 @@ def _prepare(settings: OpenRLHFSettings) -> None:
 
         os.environ.update(cpu.environment())
         cpu.install()
-    elif settings.ray_address is None and not _has_cuda():
+    elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not _has_cuda():
         raise LaunchError(
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
             "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"
@@ -205,6 +205,11 @@ def _check_shapes(x: Experiment, args: Any) -> None:
             )
     if args.ds.zero_stage not in (2, 3):
         raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 2 or 3, got {args.ds.zero_stage}")
+    if args.train.enable_ema and args.ds.zero_stage == 3:
+        raise LaunchError(
+            "OpenRLHF.flags: train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because "
+            "DeepSpeed throws away what is written into gathered parameters; use ds.zero_stage = 2"
+        )
 
 
 def _check_questions(x: Experiment, model_path: str) -> None:

@@ -17,7 +17,8 @@ class OpenRLHFSettings:
         switch, a tuple for several values. Whatever another binding says (batch sizes, lengths, learning rate, …) is
         handed on from there and has no place here; flags.py names the binding
     more_flags: the same, over `flags`: for one flag more than a layout has
-    ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: Ray is started here, for this run
+    ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
+        a submitted Ray job has, or else a Ray of this run's own, on this machine
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
     score_tokens: padded tokens of one forward pass that scores or measures responses
     seed_requests: give each vLLM request a seed of its own, so that a response does not depend on which other requests

@@ -1,0 +1,100 @@
+"""Trains like scripts/train.py, on the OpenRLHF bench, and looks over the trainer's shoulder. A program of its own.
+
+    python openrlhf_checked.py RUN RESUME(0/1) BINDING…
+
+Beside the run's own files it writes, in RUN/seen/: sync.jsonl, after each weight sync the names of the tensors in which
+a vLLM engine differs from the actor; loaded-<step>/, what the training loop begins with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import ray
+
+from exgrpo_orlhf import config, training
+from exgrpo_orlhf.engines.openrlhf import cpu
+from exgrpo_orlhf.run_control import RunFolderError
+
+os.environ.update(cpu.environment())
+cpu.install()
+
+from exgrpo_orlhf.engines.openrlhf import actor, driver, trainer  # noqa: E402  (after install)
+from exgrpo_orlhf.replay import snapshot  # noqa: E402
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
+
+
+class CheckedActor(actor.MixedPolicyActor):
+    def weights(self):
+        import deepspeed
+
+        named = dict(self.actor.model.module.named_parameters())
+        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.strategy.stage == 3):
+            return {name: parameter.detach().cpu().clone() for name, parameter in named.items()}
+
+
+class CheckedTrainer(trainer.MixedTrainer):
+    def fit(self):
+        import numpy as np
+
+        go, seen, bench = training.TrainingRun.go, self.job.run / "seen", self
+        seen.mkdir(exist_ok=True)
+
+        def looked_at(run, stop):
+            folder = seen / f"loaded-{run.step}"
+            folder.mkdir()
+            snapshot.save(run.buffer, folder / "replay", run.fingerprint)
+            state = {"step": run.step, "mixer": run.x.mixer.state_dict(), "fresh": run.fresh.state_dict()}
+            (folder / "state.json").write_text(json.dumps(state))
+            return go(run, stop)
+
+        training.TrainingRun.go = looked_at
+        if (seen.parent / "fill-the-store").exists():
+            step = training.TrainingRun._step
+
+            def full(run, number):
+                if number == 3:  # nobody gives this back
+                    bench.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(300)]
+                return step(run, number)
+
+            training.TrainingRun._step = full
+        super().fit()
+
+    def broadcast_to_vllm(self):
+        import torch
+
+        super().broadcast_to_vllm()
+        ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
+        differ = []
+        for i, engine in enumerate(self.vllm_engines):
+            for name, tensor in ray.get(engine.weights.remote()).items():
+                parts = next((parts for fused, parts in FUSED.items() if fused in name), None)
+                fused = name if parts is None else next(f for f in FUSED if f in name)
+                wanted = ours[name] if parts is None else torch.cat([ours[name.replace(fused, part)] for part in parts])
+                if not torch.equal(tensor, wanted):
+                    differ.append(f"engine {i}: {name}")
+        with (self.job.run / "seen" / "sync.jsonl").open("a") as file:
+            file.write(json.dumps(differ) + "\n")
+
+
+def main() -> int:
+    run, resume, *bindings = sys.argv[1:]
+    driver.trainer_class = lambda: ray.remote(CheckedTrainer)
+    driver.MixedPolicyActor = CheckedActor
+    x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
+    try:
+        outcome = training.train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
+    except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+if __name__ == "__main__":
+    import openrlhf_checked  # by its name: Ray would ship the classes of __main__ by value, bases and globals included
+
+    sys.exit(openrlhf_checked.main())

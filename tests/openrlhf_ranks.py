@@ -1,0 +1,262 @@
+"""OpenRLHF's actor trainers of several ranks in this very process: threads in the place of processes, a table of
+log-probs in the place of a model, and of DeepSpeed its arithmetic. All else is OpenRLHF's own, and ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from openrlhf.trainer.ppo_utils.experience import balance_experiences
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.openrlhf import launch
+from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedActorTrainer, MixedPolicyActor
+from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
+from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
+from exgrpo_orlhf.replay import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+
+K = 4
+PAD = 0
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Table:
+    """A model with a free log-prob and entropy for every position of every row: a row's first token is its number."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        """values: (R, W), of the token that each position predicts"""
+        self.values = torch.tensor(values, device=DEVICE, requires_grad=True)
+
+    def train(self) -> None: ...
+
+    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **_: Any) -> tuple[torch.Tensor, Any]:
+        values = self.values[sequences[:, 0], : sequences.shape[1] - 1]
+        return values * action_mask.float(), SimpleNamespace(entropy=entropy_of(values))
+
+
+def entropy_of(values: torch.Tensor) -> torch.Tensor:
+    return values.square() + 0.1
+
+
+class Strategy(DeepspeedStrategy):
+    """DeepSpeed divides the loss of every micro-batch by gas, and makes a step after gas of them."""
+
+    def __init__(self, args: Any, ranks: int, model: Table, norms: list[float]) -> None:
+        super().__init__(
+            micro_train_batch_size=args.train.micro_batch_size, train_batch_size=args.train.batch_size, args=args
+        )
+        self.world_size, self.model, self.norms = ranks, model, norms
+        self.accumulated_gradient = args.train.batch_size // args.train.micro_batch_size // ranks
+        self.gas = 1 if args.train.dynamic_batch_enable else self.accumulated_gradient
+        self.ds_device_mesh = {"dp": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
+        self.micro_steps, self.gradients = 0, []
+
+    def backward(self, loss: torch.Tensor, *_: Any) -> None:
+        (loss / self.gas).backward()
+
+    def optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.micro_steps += 1
+        if self.micro_steps % self.gas == 0:
+            self.gradients.append(self.model.values.grad.clone())
+            self.model.values.grad = None
+            self.norms.append(1.0)
+
+    def get_grad_norm(self, model: Any) -> float:
+        return 1.0
+
+
+def mixed_batch(seed: int = 0, groups: int = 8, *, replay: bool = True, ungraded: bool = True, empty: bool = False):
+    """Groups of K rows of 1 to 9 tokens, the second half with a stored row; and the prompts, by which a Table knows a
+    row. With `ungraded` a few rows are, and a whole group; with `empty` one response has no token."""
+    rng = np.random.default_rng(seed)
+    all_groups, all_rows, forward = [], [], []
+    for g in range(groups):
+        question = Question.make("test", f"question {g}", "1")
+        replayed = replay and g >= groups // 2
+        rollouts, rows = [], []
+        for k in range(K):
+            length = 0 if empty and (g, k) == (0, 1) else int(rng.integers(1, 10))
+            ids = rng.integers(2, 18, length).astype(np.int32)
+            stored = None
+            if replayed and k == K - 1:
+                stored = Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, 0)
+            missing = ungraded and stored is None and (g == 1 or (g + k) % 7 == 3)
+            if stored is None:
+                grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
+                sampler = rng.normal(-1.5, 0.5, length).astype(np.float32)
+                rollouts.append(Rollout(ids, "stop", grade, sampler))
+            # An advantage for ungradable rows too, so that a token of theirs that came into the loss would show.
+            rows.append(Row(question, ids, float(rng.normal()), not missing, stored))
+            forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
+        all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
+        all_rows.append(rows)
+    return MixedBatch(all_groups, all_rows), forward
+
+
+def log_probs(batch: MixedBatch, forward: list[ForwardRow], seed: int = 1):
+    """Of the current policy (R, W), of the behaviour policy per row (float32; the stored ones where stored), of the
+    reference (R, W): near to one another, and far enough for the clip."""
+    rng = np.random.default_rng(seed)
+    shape = len(forward), max(map(len, forward)) - 1
+    now = rng.normal(-1.5, 0.5, shape)
+    old = now + rng.normal(0, 0.3, shape)
+    behaviour = [
+        row.replayed.behaviour_logprobs
+        if row.replayed is not None
+        else old[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1].astype(np.float32)
+        for i, row in enumerate(batch.flat_rows())
+    ]
+    return now, behaviour, now + rng.normal(0, 0.3, shape)
+
+
+def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: Any) -> Any:
+    """OpenRLHF's arguments for a batch of so many groups of K, through its own parser."""
+    flags = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, **flags}
+    more = [f"train.questions_per_step = {groups}", f"train.group_size = {K}", "train.engine = 'openrlhf'", *bindings]
+    more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
+    for name in ("entropy_coef", "kl_coef"):
+        more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
+    args = launch.parse(config.load(["base.gin"], more), "model", Path("nowhere"), resume=False)
+    args.exgrpo = ActorSettings(loss, None)
+    return args
+
+
+def experiences_of(args: Any, batch: MixedBatch, forward: list[ForwardRow], behaviour: list[np.ndarray]) -> list[Any]:
+    """What OpenRLHF's train_step hands to its ranks."""
+    tokenizer = SimpleNamespace(pad_token_id=PAD)
+    maker = MixedExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), tokenizer)
+    experiences = maker.make_experience_batch(as_experience(batch, forward, behaviour))
+    return balance_experiences(experiences, args) if args.train.dynamic_batch_enable else experiences
+
+
+def fit(
+    args: Any,
+    experiences: list[Any],
+    now: np.ndarray,
+    reference: np.ndarray | None = None,
+    loss: Callable[..., Any] | None = None,
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """MixedPolicyActor.fit on every rank. Returns its status of rank 0, and of each optimiser step the gradient (R, W)
+    with regard to the log-probs `now`, averaged over the ranks as DeepSpeed does it.
+
+    loss: what is called in the place of MixedLoss.forward
+    """
+    ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
+    assert each * ranks == len(experiences)
+
+    def rank_fit(rank: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        actor = object.__new__(MixedPolicyActor)
+        actor.actor = Table(now)
+        actor.guard = SimpleNamespace(begin=lambda: None, norms=[], skipped=0, rate=0.0)
+        actor.strategy = Strategy(args, ranks, actor.actor, actor.guard.norms)
+        actor.trainer = MixedActorTrainer(
+            actor.strategy,
+            actor.actor,
+            None,
+            None,
+            SimpleNamespace(get_last_lr=lambda: [0.0]),
+            micro_train_batch_size=args.train.micro_batch_size,
+            dataloader_pin_memory=False,
+        )
+        if loss is not None:
+            actor.trainer.actor_loss_fn.forward = loss
+        for experience in experiences[rank * each : (rank + 1) * each]:
+            if reference is not None:
+                width = experience.sequences.shape[1] - 1
+                experience.base_action_log_probs = torch.from_numpy(reference)[experience.sequences[:, 0], :width]
+            actor.append(experience)
+        status = actor.fit(args.algo.kl.init_coef)
+        return status, actor.strategy.gradients
+
+    results = on_ranks(ranks, rank_fit)
+    steps = zip(*(gradients for _, gradients in results), strict=True)
+    return results[0][0], [torch.stack(parts).mean(0).cpu() for parts in steps]
+
+
+def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work` returns on each rank of a process group of threads. Raises what the first of them raised."""
+    results: list[Any] = [None] * ranks
+    errors: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        dist.init_process_group("threaded", rank=number, world_size=ranks, store=store)
+        try:
+            results[number] = work(number)
+        except BaseException as error:
+            errors.append(error)
+            threaded.ProcessLocalGroup.exception_handle(error)  # the others must not wait
+        finally:
+            dist.destroy_process_group()
+
+    with _threads_as_ranks():
+        store = dist.HashStore()
+        threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in threads), "the ranks wait for one another"
+    if errors:
+        raise errors[0]
+    return results
+
+
+@contextmanager
+def _threads_as_ranks():
+    isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+    isolate(True)
+    threaded._install_threaded_pg()
+    try:
+        yield
+    finally:
+        threaded._uninstall_threaded_pg()
+        threaded.ProcessLocalGroup.reset()
+        isolate(False)
+
+
+def plain_step(
+    loss: MixedPolicyLoss,
+    batch: MixedBatch,
+    forward: list[ForwardRow],
+    now: np.ndarray,
+    behaviour: list[np.ndarray],
+    reference: np.ndarray | None = None,
+) -> tuple[float, torch.Tensor]:
+    """Loss and gradient (R, W) of the same rows as one optimiser step of the local engine, in one piece."""
+    values = torch.tensor(now, requires_grad=True)
+    rows = batch.flat_rows()
+    lengths = torch.tensor([len(row.token_ids) for row in rows])
+    places = [slice(len(f.prompt) - 1, len(f) - 1) for f in forward]
+
+    def tokens(table: torch.Tensor) -> torch.Tensor:  # (R, W) → (T,)
+        return torch.cat([table[i, place] for i, place in enumerate(places)])
+
+    def spread(per_row: list[Any]) -> torch.Tensor:
+        return torch.tensor(per_row).repeat_interleave(lengths)
+
+    mine = tokens(values)
+    value = loss(
+        TokenBatch(
+            logprobs=mine,
+            entropies=entropy_of(mine),
+            behaviour_logprobs=torch.from_numpy(np.concatenate(behaviour)),
+            advantages=spread([np.float32(row.advantage) for row in rows]),
+            replayed=spread([row.replayed is not None for row in rows]),
+            in_loss=spread([row.in_loss for row in rows]),
+            row_weights=loss.row_weights(lengths).repeat_interleave(lengths),
+            token_weight=1 / int(lengths.sum()),
+            reference_logprobs=None if reference is None else tokens(torch.from_numpy(reference)),
+        )
+    )
+    value.backward()
+    return float(value.detach()), values.grad

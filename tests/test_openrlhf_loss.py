@@ -1,0 +1,334 @@
+"""What OpenRLHF's actor trainer makes of a batch: its loss, its gradient and its metrics, without a model.
+
+The trainer is the real one (openrlhf_ranks.py); what it is compared with is the local engine's loss, in one piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import pytest
+import torch
+from openrlhf.models import PolicyLoss
+from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
+from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
+from openrlhf_ranks import K, arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
+
+from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
+from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.replay import MixedBatch, RolloutGroup
+
+pytestmark = pytest.mark.openrlhf
+
+NORMALIZERS = ("constant", "tokens", "sequences")
+# Of the weights of replayed tokens all that can be combined: shaping, importance weights, largest weight.
+WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
+CORRECTIONS = [
+    RolloutCorrection(level, mode, gating, (0.7, 1.4) if gating == "ratio" else (0.0, 0.03))
+    for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), ("ratio", "binary_kl", "tv"))
+    if mode == "mask" or (level, gating) == ("token", "ratio")
+]
+TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definition the policy as it is
+
+
+def micro_batch(experiences):
+    """Rows as the actor trainer gets them, after the way through OpenRLHF's replay buffer."""
+    buffer = NaiveReplayBuffer(1)
+    for experience in experiences:
+        buffer.append(experience)
+    return buffer.collate_fn(buffer.items)
+
+
+def tensors(batch, forward, now, behaviour):
+    """log_probs (with gradient), old, rollout, advantages, mask, replayed of a whole batch in one micro-batch, with NaN
+    wherever there is no response token, or none that may count."""
+    e = micro_batch(as_experience(batch, forward, behaviour))
+    in_loss, replayed = (torch.stack(e.info[name]).bool() for name in ("in_loss", "replayed"))
+    mask = e.action_mask.bool() & in_loss[:, None]
+    values = torch.tensor(now[:, : mask.shape[1]])
+    log_probs, old, rollout, advantages = (
+        torch.where(mask, x, torch.nan) for x in (values, e.action_log_probs, e.rollout_log_probs, e.advantages)
+    )
+    return log_probs.requires_grad_(), old, rollout, advantages, mask, replayed
+
+
+# -- the loss alone ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shaping", "importance_weights", "max_weight"), WEIGHTS)
+@pytest.mark.parametrize("clip", [0.2, None])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_the_loss_of_the_same_log_probs_is_the_local_engines(normalizer, clip, shaping, importance_weights, max_weight):
+    loss = MixedPolicyLoss(
+        normalizer=normalizer,
+        clip_low=clip,
+        clip_high=clip,
+        shaping=shaping,
+        importance_weights=importance_weights,
+        max_weight=max_weight,
+        response_length=12,
+    )
+    batch, forward = mixed_batch()
+    now, behaviour, _ = log_probs(batch, forward)
+    now = now.astype(np.float32)
+    value, gradient = plain_step(loss, batch, forward, now, behaviour)
+
+    ours = MixedLoss(loss, rows=len(forward), gas=1, single_step=False, correction=RolloutCorrection())
+    mine, old, rollout, advantages, mask, ours.replayed = tensors(batch, forward, now, behaviour)
+    found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in forward), 1)
+    found.backward()
+    assert abs(value) > 1e-3
+    assert float(found.detach()) == pytest.approx(value, abs=1e-6)
+    torch.testing.assert_close(mine.grad, gradient[:, : mask.shape[1]], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_ones(correction):
+    batch, forward = mixed_batch(ungraded=False)
+    now, behaviour, _ = log_probs(batch, forward)
+    e = micro_batch(as_experience(batch, forward, behaviour))
+    mask, fresh = e.action_mask.bool(), ~torch.stack(e.info["replayed"]).bool()
+    tokens = int(mask.sum())
+
+    # With π_θ = π_old nothing is clipped: what PolicyLoss gives a token is −coefficient · A / tokens.
+    theirs = PolicyLoss(
+        is_correction_level=correction.level,
+        is_correction_mode=correction.mode,
+        is_correction_gating=correction.gating,
+        is_correction_threshold=list(correction.threshold),
+    )
+    mine = e.action_log_probs.double().requires_grad_()
+    old, rollout = e.action_log_probs.double(), e.rollout_log_probs.double()
+    value, *_ = theirs(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
+    value.backward()
+    coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)
+    ours = torch.where(mask, correction.weights(old, rollout, mask), 0)
+    torch.testing.assert_close(ours, coefficient, atol=1e-12, rtol=1e-6)
+    plain = (old - rollout).exp()
+    assert not torch.allclose(ours[mask], plain[mask])  # the gate has been at work, though not everywhere
+    assert torch.isclose(ours[mask], plain[mask]).any()
+
+    gradients = []
+    for used in (correction, RolloutCorrection()):
+        mixed = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), 1, False, used)
+        mixed.replayed = ~fresh
+        mine = torch.from_numpy(now[:, : mask.shape[1]].copy()).requires_grad_()
+        mixed(mine, old, e.advantages, mask, rollout, 1, tokens, 1)[0].backward()
+        gradients.append(mine.grad)
+    torch.testing.assert_close(gradients[0][fresh], gradients[1][fresh] * coefficient[fresh])
+    assert torch.equal(gradients[0][~fresh], gradients[1][~fresh])
+
+
+@pytest.mark.parametrize("gas", [1, 4])
+def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
+    batch, forward = mixed_batch(replay=False, ungraded=False)
+    now, behaviour, _ = log_probs(batch, forward)
+    experiences = as_experience(batch, forward, behaviour)
+    size = len(experiences) // gas
+    parts = [micro_batch(experiences[i : i + size]) for i in range(0, len(experiences), size)]
+    ours = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), gas, False, RolloutCorrection())
+    theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2)
+    for e, info in iter_grad_accum_global_norm(parts, None, gas, lambda e: e.action_mask):
+        ours.replayed = torch.zeros(size, dtype=torch.bool)
+        values, gradients = [], []
+        for loss in (ours, theirs):
+            mine = torch.from_numpy(now)[e.sequences[:, 0], : e.action_mask.shape[1]].requires_grad_()
+            value, *others = loss(
+                mine, e.action_log_probs, e.advantages, e.action_mask, rollout_log_probs=e.rollout_log_probs, **info
+            )
+            value.backward()
+            values.append([float(value.detach()), float(others[0])])
+            gradients.append(mine.grad)
+        assert values[0] == pytest.approx(values[1], rel=1e-6)
+        torch.testing.assert_close(gradients[0], gradients[1], atol=1e-9, rtol=1e-6)
+
+
+# -- optimiser steps on ranks and micro-batches -----------------------------------------------------------------------
+
+LAYOUTS = [
+    {"actor.num_gpus_per_node": ranks, "train.micro_batch_size": micro, "rollout.micro_batch_size": 2}
+    for ranks, micro in ((1, 32), (1, 4), (2, 16), (2, 2), (4, 1), (4, 4))
+] + [
+    {
+        "actor.num_gpus_per_node": ranks,
+        "train.dynamic_batch_enable": True,
+        "train.max_tokens_per_gpu": tokens,
+        "rollout.max_tokens_per_gpu": tokens,
+    }
+    for ranks, tokens in ((1, 40), (2, 30), (4, 24), (4, 100))
+]
+
+
+def named(layout) -> str:
+    return "-".join(str(value) for value in layout.values())
+
+
+@pytest.mark.parametrize("extra", ["", "empty", "entropy and KL"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, extra):
+    """Two passes of one optimiser step each, every one of which is the local engine's step."""
+    terms = {"entropy_coef": 0.02, "kl_coef": 0.3} if extra == "entropy and KL" else {}
+    loss = MixedPolicyLoss(normalizer=normalizer, response_length=12, **terms)
+    batch, forward = mixed_batch(empty=extra == "empty")
+    now, behaviour, reference = log_probs(batch, forward)
+    reference = reference if terms else None
+    _, gradient = plain_step(loss, batch, forward, now, behaviour, reference)
+    args = arguments(loss, TWO_PASSES, **layout)
+    _, found = fit(args, experiences_of(args, batch, forward, behaviour), now, reference)
+    assert len(found) == 2
+    for step in found:
+        torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
+    """π_θ/π_old is 1 for fresh rows then, whatever was measured; stored rows keep their own log-probs."""
+    loss = MixedPolicyLoss(response_length=12)
+    batch, forward = mixed_batch()
+    now, behaviour, _ = log_probs(batch, forward)
+    exact = [
+        old if row.replayed is not None else now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1]
+        for i, (row, old) in enumerate(zip(batch.flat_rows(), behaviour, strict=True))
+    ]
+    value, gradient = plain_step(loss, batch, forward, now, exact)
+    args = arguments(loss, **layout)
+    status, (found,) = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    torch.testing.assert_close(found, gradient, atol=2e-7, rtol=1e-5)
+    assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
+    assert status["policy/clip_share"] == status["policy/approx_kl"] == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss(layout):
+    loss = MixedPolicyLoss(normalizer="tokens")
+    batch, forward = mixed_batch(replay=False, ungraded=False)
+    now, behaviour, _ = log_probs(batch, forward)
+    args = arguments(loss, TWO_PASSES, **layout)
+    theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2).forward
+    (ours, mine), (status, found) = (
+        fit(args, experiences_of(args, batch, forward, behaviour), now, loss=f) for f in (None, theirs)
+    )
+    assert ours["ppo_clip_ratio"] == pytest.approx(status["ppo_clip_ratio"], rel=1e-6)
+    assert 0.1 < ours["ppo_clip_ratio"] < 0.9
+    for a, b in zip(mine, found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps):
+    """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine: by
+    a constant length it is the same whichever rows come into which step."""
+    loss = MixedPolicyLoss(response_length=12)
+    batch, forward = mixed_batch()
+    now, behaviour, _ = log_probs(batch, forward)
+    value, _ = plain_step(loss, batch, forward, now, behaviour)
+    clipped = tokens = kl = 0.0
+    for i, (row, old) in enumerate(zip(batch.flat_rows(), behaviour, strict=True)):
+        if row.in_loss and row.replayed is None:
+            log_w = now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1] - old
+            w = np.exp(log_w)
+            clipped += ((w > 1.2) if row.advantage > 0 else (w < 0.8)).sum()
+            kl += (w - 1 - log_w).sum()
+            tokens += len(w)
+    if layout.get("train.micro_batch_size", 1) * layout["actor.num_gpus_per_node"] * steps > len(forward):
+        layout = {**layout, "train.micro_batch_size": layout["train.micro_batch_size"] // steps}
+    args = arguments(loss, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
+    status, gradients = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    assert len(gradients) == 2 * steps
+    assert status["policy/clip_share"] == pytest.approx(clipped / tokens)
+    assert status["policy/approx_kl"] == pytest.approx(kl / tokens)
+    assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
+    """Their tokens and rows stay in every normaliser: the gradient of the others is that of a batch in which they have
+    an advantage of 0."""
+    batch, forward = mixed_batch()
+    harmless = MixedBatch(
+        batch.groups,
+        [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in batch.rows],
+    )
+    now, behaviour, _ = log_probs(batch, forward)
+    ungraded = torch.tensor([not row.in_loss for row in batch.flat_rows()])
+    for normalizer in NORMALIZERS:
+        args = arguments(MixedPolicyLoss(normalizer=normalizer, response_length=12), TWO_PASSES, **layout)
+        ours, theirs = (fit(args, experiences_of(args, b, forward, behaviour), now)[1][0] for b in (batch, harmless))
+        assert (ours[ungraded] == 0).all()
+        assert (ours[~ungraded] != 0).any()
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-6)
+
+
+def test_a_micro_batch_of_nothing_but_ungradable_rows_is_an_ordinary_one():
+    """Rows of one each on one rank: OpenRLHF divides its metrics of a micro-batch by its response tokens."""
+    loss = MixedPolicyLoss(response_length=12)
+    batch, forward = mixed_batch()
+    now, behaviour, _ = log_probs(batch, forward)
+    _, gradient = plain_step(loss, batch, forward, now, behaviour)
+    args = arguments(loss, TWO_PASSES, **{"train.micro_batch_size": 1})
+    status, found = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    torch.testing.assert_close(found[0], gradient, atol=2e-7, rtol=1e-5)
+    assert all(np.isfinite(value) for value in status.values())
+
+
+# -- from a batch to experience ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[-2]], ids=named)
+def test_a_row_reaches_the_actor_to_the_bit(layout):
+    """Through concatenation, splitting, removal of padding and batching, in whatever order."""
+    batch, forward = mixed_batch()
+    _, behaviour, _ = log_probs(batch, forward)
+    args = arguments(MixedPolicyLoss(), **layout)
+    buffer = NaiveReplayBuffer(1)
+    for experience in experiences_of(args, batch, forward, behaviour):
+        buffer.append(experience)
+    rows, seen = batch.flat_rows(), []
+    sampled = [r for g in batch.groups for r in (*g.rollouts, *[None] * g.replayed)]
+    e = buffer.collate_fn(buffer.items)
+    for j, sequence in enumerate(e.sequences):
+        i = int(sequence[0])
+        seen.append(i)
+        row, length = rows[i], len(forward[i])
+        mask = e.action_mask[j].bool()
+        first = len(forward[i].prompt) - 1
+        assert mask.nonzero().flatten().tolist() == list(range(first, length - 1))
+        assert sequence[:length].tolist() == [*forward[i].prompt, *row.token_ids.tolist()]
+        assert e.attention_mask[j].tolist() == [1] * length + [0] * (len(sequence) - length)
+        assert (sequence[1:][mask].numpy() == row.token_ids).all()
+        wanted = behaviour[i] if row.replayed is None else row.replayed.behaviour_logprobs
+        assert e.action_log_probs[j].dtype == torch.float32
+        assert e.action_log_probs[j][mask].numpy().tobytes() == wanted.tobytes()
+        sampler = wanted if row.replayed is not None else sampled[i].sampler_logprobs
+        assert e.rollout_log_probs[j][mask].numpy().tobytes() == sampler.tobytes()
+        assert (e.advantages[j][mask].numpy() == np.float32(row.advantage)).all()
+        assert bool(e.info["replayed"][j]) == (row.replayed is not None)
+        assert bool(e.info["in_loss"][j]) == row.in_loss
+        assert e.response_length[j] == len(row.token_ids)
+        assert e.total_length[j] == length
+    assert sorted(seen) == list(range(len(rows)))
+
+
+def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the_loss():
+    batch, forward = mixed_batch()
+    _, behaviour, _ = log_probs(batch, forward)
+    for row, e in zip(batch.flat_rows(), as_experience(batch, forward, behaviour), strict=True):
+        assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
+        assert e.info["in_loss"].item() == float(row.in_loss)
+    assert sum(not row.in_loss for row in batch.flat_rows()) > K
+
+
+def test_a_rollout_without_a_grade_is_an_error():
+    batch, forward = mixed_batch()
+    _, behaviour, _ = log_probs(batch, forward)
+    first, *others = batch.groups
+    ungraded = tuple(replace(rollout, grade=None) for rollout in first.rollouts)
+    batch = MixedBatch([RolloutGroup(first.question, ungraded, first.replayed), *others], batch.rows)
+    with pytest.raises(ValueError, match=first.question.id):
+        as_experience(batch, forward, behaviour)

@@ -1,0 +1,182 @@
+"""Whole runs on OpenRLHF's real path: Ray, DeepSpeed and vLLM, without CUDA. A minute each."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openrlhf_bench  # noqa: F401
+import psutil
+import pytest
+from conftest import ROOT, small_bindings
+
+from exgrpo_orlhf import checkpoints
+
+pytestmark = pytest.mark.openrlhf
+
+CHECKED = ROOT / "tests" / "openrlhf_checked.py"
+
+
+def bindings(model: Path, *more: str, **flags) -> list[str]:
+    return small_bindings(model, "train.steps = 6", "train.eval_every = 3", f"OpenRLHF.more_flags = {flags!r}", *more)
+
+
+def start(run: Path, resume: bool, *arguments: str) -> subprocess.Popen:
+    run.parent.mkdir(parents=True, exist_ok=True)
+    log = (run.parent / f"{run.name}.log").open("a")
+    command = [sys.executable, str(CHECKED), str(run), str(int(resume)), *arguments]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKED.parent}"}
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def log_of(run: Path) -> str:
+    return (run.parent / f"{run.name}.log").read_text(errors="replace")
+
+
+def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
+    """Waits for the end, and for what it started in Ray to be gone."""
+    try:
+        assert process.wait(timeout=400) == status, log_of(run)[-6000:]
+    finally:
+        left = of_session(process.pid)
+        end = time.monotonic() + 20
+        while left and time.monotonic() < end:
+            time.sleep(0.5)
+            left = [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        for p in left:
+            p.kill()
+    assert not left, left
+    return log_of(run)
+
+
+def of_session(pid: int) -> list[psutil.Process]:
+    """Processes that a driver started, alive or not, by the mark that it leaves in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == pid or pid in [parent.pid for parent in process.parents()]:
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return [process for process in found if process.pid != pid]
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+
+
+def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, log_of(run)[-6000:]
+        assert time.monotonic() < end, log_of(run)[-6000:]
+        time.sleep(0.05)
+
+
+def assert_every_sync_arrived(run: Path, steps: int) -> None:
+    syncs = [json.loads(line) for line in (run / "seen" / "sync.jsonl").read_text().splitlines()]
+    assert len(syncs) >= steps
+    assert not any(syncs), syncs
+
+
+def assert_trained(run: Path, steps: int) -> list[dict]:
+    done = rows(run)
+    assert [row["step"] for row in done] == list(range(steps + 1))
+    assert all(math.isfinite(row["policy/loss"]) and row["policy/grad_norm"] > 0 for row in done[1:])
+    assert sum(row["replay/actual_share"] for row in done[1:]) > 0, "nothing was replayed"
+    assert max(row["replay/trajectories"] for row in done[1:]) > 0
+    return done
+
+
+def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(warm_model, tmp_path):
+    """One rank, one engine. The vLLM engine's log-probs are the trainer's but for rounding: its weights are."""
+    run = tmp_path / "run"
+    arguments = bindings(warm_model, **{"algo.advantage.is_correction_level": "token"})
+    process = start(run, False, *arguments)
+    wait_for(lambda: 2 in checkpoints.find(run) and rows(run)[-1]["step"] >= 3, process, run)
+    started = of_session(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    psutil.wait_procs(started, timeout=30)
+    saved = max(checkpoints.find(run))
+    checkpoint = tmp_path / f"checkpoint-{saved}"
+    shutil.copytree(run / checkpoint.name, checkpoint)  # the resumed run makes newer ones and removes it
+    before = json.loads((checkpoint / "trainer" / "state.json").read_text())
+
+    finish(start(run, True, *arguments), run)
+    loaded = run / "seen" / f"loaded-{saved}"
+    after = json.loads((loaded / "state.json").read_text())
+    assert after == {name: before[name] for name in after}
+    for table in ("questions.parquet", "trajectories.parquet"):
+        assert (loaded / "replay" / table).read_bytes() == (checkpoint / "replay" / table).read_bytes()
+    done = assert_trained(run, 6)
+    assert_every_sync_arrived(run, 6)
+    assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
+    assert set(checkpoints.find(run)) == {4, 6}
+    assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
+
+
+def test_two_ranks_and_two_engines_with_packing_dynamic_batches_kl_and_entropy(warm_model, tmp_path):
+    run = tmp_path / "run"
+    flags = {
+        "actor.num_gpus_per_node": 2,
+        "ref.num_gpus_per_node": 2,
+        "vllm.num_engines": 2,
+        "train.colocate_actor_ref": True,
+        "ds.packing_samples": True,
+        "train.dynamic_batch_enable": True,
+        "train.max_tokens_per_gpu": 128,
+        "train.enable_ema": True,
+    }
+    more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
+    finish(start(run, False, *bindings(warm_model, *more, **flags)), run)
+    assert_trained(run, 6)
+    assert_every_sync_arrived(run, 6)
+
+
+def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):
+    """Bindings reach the Ray workers: the trainer scores no candidate, the actor skips every update."""
+    run = tmp_path / "run"
+    flags = {"train.colocate_all": True, "ds.zero_stage": 3}
+    more = ("TrajectorySelector.by = 'random'", "Optimizer.skip_above_grad_norm = 1e-9", "train.steps = 1000")
+    process = start(run, False, *bindings(warm_model, *more, **flags))
+    wait_for(lambda: (run / "metrics.jsonl").exists() and rows(run)[-1]["step"] >= 3, process, run)
+    process.send_signal(signal.SIGTERM)
+    finish(process, run, 128 + signal.SIGTERM)
+    done = rows(run)
+    assert done[-1]["step"] == max(checkpoints.find(run)) < 1000
+    assert all(row["policy/skipped_updates"] == 1 and row["replay/candidates_scored"] == 0 for row in done[1:])
+    assert_every_sync_arrived(run, 3)
+
+
+def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_last_checkpoint(warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start(run, False, *bindings(warm_model, "train.steps = 1000", "train.save_every = 1", "train.keep = 1"))
+    wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
+    engines = [p for p in of_session(process.pid) if any("CpuRolloutRayActor" in part for part in p.cmdline())]
+    assert engines
+    for engine in engines:
+        engine.kill()
+    log = finish(process, run, 1)
+    error = log[log.rindex("error: ") :]
+    assert all(part in error for part in ("EngineLost", "CpuRolloutRayActor", "last log lines of"))
+    newest = run / f"checkpoint-{max(checkpoints.find(run))}"
+    assert all((newest / name).exists() for name in ("trainer/state.json", "replay/manifest.json", "_actor/latest"))
+    assert not list(run.glob("*.partial"))
+
+
+def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "fill-the-store").touch()
+    monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
+    process = start(run, False, *bindings(warm_model))
+    log = finish(process, run, 1)
+    assert "ObjectStoreFullError" in log[log.rindex("error: ") :]
+    assert 2 in checkpoints.find(run)
