@@ -25,7 +25,6 @@ import importlib.util
 import json
 import math
 import os
-import runpy
 import statistics
 import subprocess
 import sys
@@ -45,147 +44,126 @@ from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.replay import Grade, MixedBatch, Plan, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.tasks.chain_model import ChainModel
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
 from exgrpo_orlhf.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = "openrlhf.cli.train_ppo_ray"
-Rows = list[dict[str, float]]  # seconds of each step's parts
+Steps = list[dict[str, float]]  # seconds of each step's parts
 
 # -- the bench --------------------------------------------------------------------------------------------------------
 
-BENCH_B, BENCH_K, PROMPT, RESPONSE, WARM, LEARNING_RATE = 32, 8, 32, 64, 3, 1e-7
+WARM = 3
 PARTS = ("plan", "score", "rollout", "grade", "assemble", "forward", "train", "sync", "store", "rest", "step")
 # Our name of a part → OpenRLHF's own clock for the same work. It grades while it generates.
 SAME_WORK = {"rollout": "generation", "forward": "make_experience", "train": "ppo_train", "sync": "broadcast"}
-REWARD = '''
+LAYOUT = "engines/openrlhf_cpu.gin"
+BENCH = (
+    "Work.model = @PretrainedModel()", "Work.validation = None", "train.eval_every = None", "Tracking.enabled = False",
+    "ReplayMixer.start_at_accuracy = None", "Optimizer.learning_rate = 1e-7",
+)  # fmt: skip
+REWARD = """
 import torch
 def reward_func(queries, prompts, labels):
-    """1 where what follows the last # of the response is the answer."""
     responses = [query[len(prompt):].split("<")[0] for query, prompt in zip(queries, prompts)]
     rewards = torch.tensor([float(r.rpartition("#")[2].strip() == a) for r, a in zip(responses, labels)])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
-'''
+"""
 
 
-def run_plain(folder: Path) -> None:
-    """OpenRLHF's own training as flags.json says, in this process; its own clocks of a step go to metrics.jsonl."""
-    cpu = cpu_stack()
-    import ray
+def run_plain(folder: Path, bindings: list[str]) -> None:
+    """OpenRLHF's own training, with the arguments that our engine would run with; its clocks go to metrics.jsonl."""
+    stack()
+    from openrlhf.cli import train_ppo_ray
     from openrlhf.trainer import ppo_trainer
+    from ray import remote
 
-    from exgrpo_orlhf.engines.openrlhf.flags import as_arguments
+    from exgrpo_orlhf.engines.openrlhf import driver, launch
 
     class Noted(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):
         def save_logs_and_checkpoints(self, step: int, logs: Any = None, states: Any = None) -> None:
             row = {name.removeprefix("timing/"): seconds for name, seconds in logs.items() if "timing/" in name}
-            row |= {"end": time.perf_counter(), "response_tokens": logs["rollout/response_length_mean"]}
+            row |= {"end": time.perf_counter(), "tokens": logs["rollout/response_length_mean"]}
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             super().save_logs_and_checkpoints(step, logs, states)
 
-    ppo_trainer.PPOTrainer = ray.remote(Noted)
-    sys.argv = [PROGRAM, *as_arguments(json.loads((folder / "flags.json").read_text()))]
-    environment = {**cpu.environment(), "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    runtime = {
-        "env_vars": environment | {"TQDM_DISABLE": "1"},
-        "worker_process_setup_hook": "exgrpo_orlhf.engines.openrlhf.cpu.install",
-    }
-    size = {"num_gpus": 2, "num_cpus": 12, "object_store_memory": 2**28}  # as our driver starts it
-    ray.init("local", runtime_env=runtime, include_dashboard=False, logging_level="WARNING", **size)
-    try:
-        runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
-    finally:
-        ray.shutdown()
+    x = config.load(["baselines/on_policy.gin", LAYOUT], bindings)
+    args = launch.parse(x, x.model.prepare(), folder / "checkpoints", resume=False)
+    lines = [json.dumps({"input": question.prompt, "label": question.answer}) for question in x.questions.load()]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "reward.py").write_text(REWARD)
+    args.data.prompt_dataset, args.data.input_key, args.data.label_key = f"{folder}/prompts.jsonl", "input", "label"
+    args.reward.remote_url, args.ckpt.output_dir = f"{folder}/reward.py", f"{folder}/model"
+    args.train.num_episodes = 1
+    ppo_trainer.PPOTrainer = remote(Noted)
+    with driver._ray(x.openrlhf, launch.needed_gpus(args)):
+        train_ppo_ray.train(args)
 
 
-def cpu_stack() -> Any:
-    """Makes this process able to import OpenRLHF."""
+def stack() -> None:
+    """Makes this process able to import OpenRLHF without CUDA."""
     from exgrpo_orlhf.engines.openrlhf import cpu
 
     os.environ.update(cpu.environment())
     cpu.install()
-    return cpu
 
 
-def call(arguments: list[Any], folder: Path) -> list[dict[str, float]]:
+def rows_of(folder: Path, arguments: list[str]) -> list[dict[str, float]]:
     """The metrics.jsonl that a process writes in `folder`. Raises RuntimeError with the process's last words."""
+    folder.mkdir()
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, arguments)]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def plain(folder: Path, model: Path, steps: int) -> Rows:
-    from exgrpo_orlhf.engines.openrlhf import cpu
-
-    questions = ModularChains(count=BENCH_B * steps).load()
-    prompts = [json.dumps({"input": question.prompt, "label": question.answer}) for question in questions]
-    folder.mkdir()
-    (folder / "prompts.jsonl").write_text("\n".join(prompts) + "\n")
-    (folder / "reward.py").write_text(REWARD)
-    flags = {
-        **cpu.FLAGS,
-        "actor.model_name_or_path": str(model), "reward.remote_url": str(folder / "reward.py"),
-        "data.prompt_dataset": str(folder / "prompts.jsonl"), "data.input_key": "input", "data.label_key": "label",
-        "data.max_len": PROMPT + RESPONSE, "rollout.max_new_tokens": RESPONSE,
-        "rollout.batch_size": BENCH_B, "rollout.n_samples_per_prompt": BENCH_K, "train.num_episodes": 1,
-        "train.batch_size": BENCH_B * BENCH_K, "train.micro_batch_size": 8, "rollout.micro_batch_size": 8,
-        "actor.num_nodes": 1, "actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2,
-        "algo.advantage.estimator": "dr_grpo", "algo.kl.init_coef": 0.0, "actor.adam.lr": LEARNING_RATE,
-        "ckpt.output_dir": str(folder / "model"), "ckpt.path": str(folder / "checkpoints"),
-    }  # fmt: skip
-    (folder / "flags.json").write_text(json.dumps(flags))
-    rows: Rows = []
+def plain(folder: Path, given: list[str]) -> Steps:
+    rows: Steps = []
     ended = math.nan
-    for row in call([Path(__file__).resolve(), "--plain", folder], folder):
+    for row in rows_of(folder, [__file__, "--plain", str(folder), *given]):
         parts = {part: row[theirs] for part, theirs in SAME_WORK.items()}
         step, ended = row["end"] - ended, row["end"]
-        rows.append({**parts, "rest": step - sum(parts.values()), "step": step, "tokens": row["response_tokens"]})
+        rows.append({**parts, "rest": step - sum(parts.values()), "step": step, "tokens": row["tokens"]})
     return rows
 
 
-def ours(folder: Path, model: Path, steps: int, gin: str) -> Rows:
-    bindings = [
-        "Work.model = @PretrainedModel()", f"PretrainedModel.path = '{model}'", "Work.validation = None",
-        f"ModularChains.count = {BENCH_B * steps}", f"Prompts.max_tokens = {PROMPT}",
-        f"MAX_RESPONSE_TOKENS = {RESPONSE}", f"train.questions_per_step = {BENCH_B}", f"train.group_size = {BENCH_K}",
-        f"train.steps = {steps}", "train.eval_every = None", "ReplayMixer.start_at_accuracy = None",
-        f"Optimizer.learning_rate = {LEARNING_RATE}", "Tracking.enabled = False",
-    ]  # fmt: skip
-    arguments = ["--gin", gin, "--gin", "engines/openrlhf_cpu.gin", "--out", folder]
-    arguments += [part for binding in bindings for part in ("--set", binding)]
-    rows: Rows = []
-    for row in call([ROOT / "scripts/train.py", *arguments], folder)[1:]:  # row 0 is the policy as it came
-        row["time/forward"] = row["time/measure"]
+def ours(folder: Path, gin: str, given: list[str]) -> Steps:
+    rows: Steps = []
+    script = [str(ROOT / "scripts/train.py"), "--out", str(folder), "--gin", gin, "--gin", LAYOUT]
+    for row in rows_of(folder, [*script, *given])[1:]:  # row 0 is the policy as it came
+        row["time/forward"], step = row["time/measure"], row["time/step"]
         parts = {part: row[f"time/{part}"] for part in PARTS if part not in ("rest", "step")}
-        rest = row["time/step"] - sum(parts.values())
-        rows.append({**parts, "rest": rest, "step": row["time/step"], "tokens": row["rollout/response_tokens"]})
+        replay = {"tokens": row["rollout/response_tokens"], "scored": row.get("replay/candidates_scored", 0.0)}
+        rows.append({**parts, "rest": step - sum(parts.values()), "step": step, **replay})
     return rows
 
 
 def bench(steps: int) -> dict[str, Any]:
     model = ChainModel(operands=(3, 4, 5, 6, 7, 8)).prepare()  # that of base.gin
+    more = f"PretrainedModel.path = '{model}'", f"train.steps = {steps}", f"ModularChains.count = {32 * steps}"
+    given = [part for binding in (*BENCH, *more) for part in ("--set", binding)]
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as temporary:
+        folder = Path(temporary)
         runs = {
-            "OpenRLHF": plain(Path(temporary) / "plain", model, steps),
-            "ours, on-policy": ours(Path(temporary) / "on-policy", model, steps, "baselines/on_policy.gin"),
-            "ours, replay": ours(Path(temporary) / "replay", model, steps, "base.gin"),
+            "OpenRLHF": plain(folder / "plain", given),
+            "ours, on-policy": ours(folder / "on-policy", "baselines/on_policy.gin", given),
+            "ours, replay": ours(folder / "replay", "base.gin", given),
         }
-    medians = {
-        name: {part: statistics.median(row[part] for row in rows[WARM:]) for part in rows[0]}
-        for name, rows in runs.items()
-    }
-    step = medians["OpenRLHF"]["step"]
-    print(f"B = {BENCH_B}, K = {BENCH_K}: milliseconds, medians of {steps - WARM} steps, and times OpenRLHF's step")
-    print(f"{'':12}" + "".join(f"{name:>24}" for name in medians))
+    median = {name: medians(rows) for name, rows in runs.items()}
+    step = median["OpenRLHF"]["step"]
+    print(f"milliseconds, medians of {steps - WARM} steps, and times OpenRLHF's step")
+    print(f"{'':20}" + "".join(f"{name:>24}" for name in median))
     for part in PARTS:
-        cells = [column.get(part, 0.0) for column in medians.values()]
-        print(f"{part:12}" + "".join(f"{seconds * 1000:15.1f}{seconds / step:9.3f}" for seconds in cells))
-    print("tokens a response" + "".join(f"{column['tokens']:10.1f}{'':14}" for column in medians.values()))
-    return {"steps": steps, "medians": medians}
+        cells = [column.get(part, 0.0) for column in median.values()]
+        print(f"{part:20}" + "".join(f"{seconds * 1000:15.1f}{seconds / step:9.3f}" for seconds in cells))
+    for what, name in (("tokens a response", "tokens"), ("trajectories scored", "scored")):
+        print(f"{what:20}" + "".join(f"{column.get(name, 0.0):15.1f}{'':9}" for column in median.values()))
+    return {"steps": steps, "medians": median}
+
+
+def medians(rows: Steps) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows[WARM:]) for name in rows[0]}
 
 
 # -- the paper's shape ------------------------------------------------------------------------------------------------
@@ -236,11 +214,7 @@ class MadeUp:
         return fresh + [RolloutGroup(question, self.group(k - 1), True) for question in plan.replayed]
 
     def group(self, n: int) -> tuple[Rollout, ...]:
-        cut = [(ids, "length" if len(ids) == MAX_LENGTH else "stop") for ids in (self.tokens() for _ in range(n))]
-        right = self.rng.random(n) < 0.5
-        return tuple(
-            Rollout(*one, RIGHT if r and one[1] == "stop" else WRONG) for one, r in zip(cut, right, strict=True)
-        )
+        return tuple(Rollout(self.tokens(), "stop", (RIGHT, WRONG)[self.rng.integers(2)]) for _ in range(n))
 
     def decode(self, ids: np.ndarray) -> str:
         return ""
@@ -265,7 +239,7 @@ def paper(steps: int, step_seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     as_experience = None
     if importlib.util.find_spec("openrlhf"):
-        cpu_stack()
+        stack()
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
     engine = MadeUp(as_experience)
     x = replace(config.load(["base.gin"], BINDINGS), verifier=engine)
@@ -273,11 +247,9 @@ def paper(steps: int, step_seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as folder:
         run = TrainingRun(x, lambda checkpoint: engine, Path(folder), "", {})
         for i, question in enumerate(x.questions.load()[:STORED_QUESTIONS]):
-            # As they were last seen: fresh, with K rollouts, or replayed, with K − 1.
-            run.buffer.record(
-                question.id, Fraction(1 + i % (k - 1), k) if i % 2 else Fraction(1 + i % (k - 2), k - 1), 0
-            )
-            stored = [engine.tokens()[: MAX_LENGTH - 1] for _ in range(STORED)]
+            seen = k - i % 2  # rollouts: fresh K, replayed K − 1; else the few that are replayed first would come again
+            run.buffer.record(question.id, Fraction(1 + i // 2 % (seen - 1), seen), 0)
+            stored = [engine.tokens() for _ in range(STORED)]
             run.buffer.store([(question.id, Trajectory(ids, engine.measure(ids), 1.0, 0)) for ids in stored])
         tokens = run.buffer.n_tokens
         rows = []
@@ -288,7 +260,7 @@ def paper(steps: int, step_seconds: float) -> dict[str, Any]:
             row |= {"metrics": row["step"] - sum(row[lap] for lap in laps), "scored_tokens": engine.scored}
             rows.append({**row, "own": sum(row[part] for part in OWN)})
         run.tracker.close("FINISHED")
-    median = {name: statistics.median(row[name] for row in rows[WARM:]) for name in rows[0]}
+    median = medians(rows)
     scoring = median["scored_tokens"] * 2 * PARAMETERS / (STEP_GPUS * PEAK * SHARE)
     saved = x.mixer.rho * b * MEAN_LENGTH / (STEP_GPUS * GENERATED)
     share = median["own"] / step_seconds
@@ -302,8 +274,8 @@ def paper(steps: int, step_seconds: float) -> dict[str, Any]:
         absent = part == "experience" and as_experience is None
         print(f"{part:12}{'  OpenRLHF is not installed' if absent else f'{median[part] * 1000:10.1f}'}")
     print(
-        f"reckoned: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP, {STEP_GPUS} GPUs at {SHARE:.0%} "
-        f"of {PEAK:g} FLOP/s: {scoring:.1f} s, {scoring / step_seconds:.1%} of a step of {step_seconds:g} s; "
+        f"reckoned: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP, {STEP_GPUS} GPUs at "
+        f"{SHARE:.0%} of {PEAK:g} FLOP/s: {scoring:.1f} s, {scoring / step_seconds:.1%} of a step of {step_seconds:g} s; "
         f"{float(x.mixer.rho * b):g} of {b * k} responses less to generate: {float(saved):.1f} s"
     )
     print(
@@ -321,10 +293,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="counted steps of each (default 20)")
     parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS, help="of a 7B step (default: 8 H100)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # what --bench starts
+    parser.add_argument("--set", action="append", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
-        run_plain(arguments.plain)
+        run_plain(arguments.plain, arguments.set)
         return 0
     neither = not (arguments.bench or arguments.paper)
     can = not torch.cuda.is_available() and importlib.util.find_spec("openrlhf") is not None

@@ -154,7 +154,7 @@ class TrainingRun:
         buffer.advance(step)
 
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
-        plan = mixer.plan(self.fresh, buffer, step)
+        plan = mixer.plan(self.fresh, buffer, step, engine.whole_batches)
         self._say_if_smaller(step, len(plan.fresh) + len(plan.replayed))
         clock.lap("plan")
 

@@ -75,7 +75,7 @@ class CheckedTrainer(trainer.MixedTrainer):
                 parts = next((parts for fused, parts in FUSED.items() if fused in name), None)
                 fused = name if parts is None else next(f for f in FUSED if f in name)
                 wanted = ours[name] if parts is None else torch.cat([ours[name.replace(fused, part)] for part in parts])
-                if not torch.equal(tensor, wanted):
+                if not torch.equal(tensor[: len(wanted)], wanted):  # vLLM pads the vocabulary
                     differ.append(f"engine {i}: {name}")
         with (self.job.run / "seen" / "sync.jsonl").open("a") as file:
             file.write(json.dumps(differ) + "\n")

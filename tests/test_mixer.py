@@ -471,6 +471,19 @@ def test_training_goes_on_when_every_question_has_retired(leaves_fresh, caplog):
     assert all(ids_of(plan)[1] == [] for plan in plans[-2:])
 
 
+def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():
+    """T14, where the optimiser step has a fixed number of rows: retired questions return, and none comes twice."""
+    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=True))
+    for question in QUESTIONS[:9]:
+        buffer.record(question.id, Fraction(1), 0)
+        buffer.retire(question.id, 0)
+    for whole, size in ((False, 3), (True, 8)):
+        fresh = source(12)
+        for step in range(5):
+            drawn = ids_of(mixer(8).plan(fresh, buffer, step, whole))[0]
+            assert len(set(drawn)) == len(drawn) == size
+
+
 def test_a_retired_question_leaves_fresh_sampling_only_where_asked():
     """T21."""
     for leaves_fresh in (False, True):

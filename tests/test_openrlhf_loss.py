@@ -103,6 +103,10 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     )
     mine = e.action_log_probs.double().requires_grad_()
     old, rollout = e.action_log_probs.double(), e.rollout_log_probs.double()
+    # Replayed rows have no gap of their own: with one, a correction of them would show.
+    rollout = torch.where(
+        mask & ~fresh[:, None], old + torch.tensor([0.5, -0.5] * mask.shape[1])[: mask.shape[1]], rollout
+    )
     value, *_ = theirs(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
     value.backward()
     coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)

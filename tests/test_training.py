@@ -186,6 +186,31 @@ def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
     assert list(checkpoints.find(tmp_path)) == [3, 4]
 
 
+def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
+    """The metric rises, falls and never recovers; a resumed run still knows the best."""
+    heights = iter([0.1, 0.2, 0.7, 0.3, 0.4, 0.5])
+    monkeypatch.setattr(training, "greedy_accuracy", lambda *_: {"eval/greedy_accuracy": next(heights)})
+    more = (
+        "train.save_every = 10",
+        "train.keep = 1",
+        "train.eval_every = 1",
+        "train.best_metric = 'eval/greedy_accuracy'",
+    )
+    go(warm_model, tmp_path, "train.steps = 3", *more)
+    assert list(checkpoints.find(tmp_path)) == [2, 3]
+    go(warm_model, tmp_path, "train.steps = 5", *more, resume=True)
+    assert list(checkpoints.find(tmp_path)) == [2, 5]
+    assert (tmp_path / "best" / "model.safetensors").exists()
+    assert (tmp_path / "best").resolve().name == "checkpoint-2"
+
+
+def test_a_best_metric_that_is_never_measured_is_named_with_those_that_are(warm_model, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"train\.best_metric = 'eval/typo' was not measured; measured were eval/greedy"
+    ):
+        go(warm_model, tmp_path, "train.best_metric = 'eval/typo'", "train.eval_every = 1")
+
+
 def everything_correct(monkeypatch) -> None:
     """A verifier for which every answer is right: all questions are mastered at once."""
     monkeypatch.setattr(Verifier, "grade", lambda self, question, response: Grade("correct", 1.0))

@@ -41,7 +41,10 @@ class NonFiniteUpdate(ArithmeticError):
 
 
 class Engine(Protocol):
+    """whole_batches: it cannot make an optimiser step of fewer questions than train.questions_per_step"""
+
     prompts: PromptEncoder
+    whole_batches: bool
 
     def score(
         self,

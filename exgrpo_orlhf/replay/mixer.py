@@ -141,10 +141,11 @@ class ReplayMixer:
         done = min(max(step - self.started_at - 1, 0), self.rho_steps)
         return self.rho + (self.rho_end - self.rho) * done / self.rho_steps
 
-    def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int) -> Plan:
+    def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, whole: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
 
         Drawing a full fresh batch and throwing part of it away would lose those questions for the epoch.
+        whole: where retired questions leave too few, they return; otherwise the batch is a smaller one
         """
         replayed: list[Question] = []
         if (rho := self.rho_at(step)) > 0:
@@ -165,6 +166,8 @@ class ReplayMixer:
             exclude=ids_replayed,
             retired=buffer.retired if buffer.retirement.leaves_fresh else (),
         )
+        if whole and (missing := self.questions_per_step - len(replayed) - len(drawn)):
+            drawn += fresh.draw(missing, exclude=ids_replayed | {question.id for question in drawn}, retired=())
         return Plan(step, drawn, replayed, {question.id: buffer.trajectories(question.id) for question in replayed})
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:

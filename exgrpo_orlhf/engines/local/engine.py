@@ -22,6 +22,8 @@ from .update import PolicyUpdate
 
 
 class LocalEngine:
+    whole_batches = False
+
     def __init__(
         self,
         settings: LocalSettings,

@@ -68,6 +68,8 @@ class MixedTrainer(BasePPOTrainer):
     (`train_step`: append, ppo_train, broadcast) and the loggers; its loop over prompts is replaced by TrainingRun.
     """
 
+    whole_batches = True  # DeepSpeed accumulates a fixed number of micro-batches; a rest would go into the next step
+
     def __init__(
         self,
         pretrain: str,
@@ -194,7 +196,9 @@ class MixedTrainer(BasePPOTrainer):
         references = self.actor_model_group.async_run_method_batch(
             method_name="measure", rows=[[rows[i] for i in part] for part in parts]
         )
-        results = itertools.chain.from_iterable(self._answer(references))
+        results = list(itertools.chain.from_iterable(self._answer(references)))
+        if self.args.train.colocate_all:  # vLLM wants the memory that torch keeps for later
+            self._answer(self.actor_model_group.async_run_method("empty_cache"))
         logprobs: dict[int, np.ndarray] = {}
         entropies: dict[int, float] = {}
         for part, (part_logprobs, part_entropies) in zip(parts, results, strict=True):
