@@ -39,6 +39,9 @@ class NonFiniteUpdate(ArithmeticError):
         super().__init__(message)
         self.dump = dump
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.dump)  # an exception comes back from another process by its arguments
+
 
 class Engine(Protocol):
     """whole_batches: it cannot make an optimiser step of fewer questions than train.questions_per_step"""

@@ -58,8 +58,8 @@ def drive(
             cause = error.cause
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
-            if isinstance(cause, RayActorError) or not isinstance(cause, Exception):
-                raise EngineLost(_with_logs(str(error).strip().splitlines()[-1])) from error
+            if isinstance(cause, RayActorError | EngineLost) or not isinstance(cause, Exception):
+                raise EngineLost(_with_logs(str(cause).strip())) from error
             log.error("%s", error)
             raise cause from None
         except RayError as error:
@@ -172,11 +172,7 @@ def _dead_actors() -> list[tuple[str, int]]:
     """Names and process ids of this job's actors that died, the first to die first."""
     job = ray.get_runtime_context().get_job_id()
     table = ray_state.actors()
-    dead = [
-        actor
-        for actor in table.values()
-        if actor["State"] == "DEAD" and actor["JobID"] == job and "by an actor" not in str(actor.get("DeathCause", ""))
-    ]
+    dead = [actor for actor in table.values() if actor["State"] == "DEAD" and actor["JobID"] == job]
     dead.sort(key=lambda actor: actor["EndTime"])
     return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
 
