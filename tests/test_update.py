@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -267,3 +268,8 @@ def test_a_non_finite_update_raises_dumps_its_rows_and_changes_no_weight(warm_mo
     assert len(caught.value.dump) == len(batch.flat_rows())
     assert {"question_id", "token_ids", "advantage", "policy_logprobs"} <= set(caught.value.dump[0])
     json.dumps(caught.value.dump)
+
+
+def test_what_a_failed_update_dumps_survives_the_way_from_another_process():
+    error = pickle.loads(pickle.dumps(NonFiniteUpdate("not finite", [{"question_id": "q"}])))
+    assert (str(error), error.dump) == ("not finite", [{"question_id": "q"}])
