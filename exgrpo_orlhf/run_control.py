@@ -49,8 +49,14 @@ class StopRequest:
         self.signal: signal.Signals | None = None
 
     def __enter__(self) -> StopRequest:
-        self._before = {s: signal.signal(s, self._request) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        self.take_signals()
         return self
+
+    def take_signals(self) -> None:
+        """Once more after a library that takes them for itself."""
+        for number in self._before:
+            signal.signal(number, self._request)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

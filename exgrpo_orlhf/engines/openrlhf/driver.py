@@ -48,6 +48,7 @@ def drive(
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
     args.exgrpo_job = Job(x, run, tracking_uri, tags)
     with _ray(settings, gpus):
+        stop.take_signals()  # Ray has a handler of its own for SIGTERM, which ends the program
         try:
             with _Watch(stop, run, settings.timeout):
                 _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
