@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Under CUDA, in bfloat16, with a vocabulary of 151,936: is it right, how fast, how much memory? For one GPU.
 
-torch and transformers suffice for sections 1 to 3; 4 and 5 say so where OpenRLHF is not installed. Each section is a
-process of its own, for its own memory peaks. Goals:
+torch and transformers suffice for sections 1 to 3; 4 and 5 (gpu_openrlhf.py) say so where OpenRLHF is not installed.
+Each section is a process of its own, for its own memory peaks. Goals:
 
 1  token statistics, 8,192 tokens, hidden size 3,584, against the whole logits (float32 log_softmax and entropy of
    bfloat16 logits): extra memory at most a tenth (the weight's own gradient aside), time at most 1.1 times without
@@ -16,37 +16,36 @@ process of its own, for its own memory peaks. Goals:
    and leaves attention out. No row of a random model ends early: what the engine gains there does not show.
 4  OpenRLHF's actor, DeepSpeed ZeRO-2 on one rank without Ray and vLLM, same model and rows, sdpa: loss and gradient
    norm within 5 % of the local engine's in float32, log-probs and entropies of `measure` within 0.05 nats on average;
-   memory of `measure`, which makes no logits, at most half of the update's, which is OpenRLHF's own.
+   the update against the one with OpenRLHF's own forward pass, which makes logits: memory at most 0.7 times, time 1.2.
 5  the same with packed rows and flash_attention_2.
 
-Takes about five minutes, and more when the chain model has not been warmed up before; DeepSpeed compiles its Adam with
-nvcc. `--device cpu --tiny` tests this script in a minute: goals of time and memory do not count there.
+About five minutes, and more where the chain model has not been warmed up yet; DeepSpeed compiles its Adam with nvcc.
+`--device cpu --tiny` tests this script in two minutes: goals of time and memory do not count there.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local.forward import measure
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
 from exgrpo_orlhf.prompts import Prompts
@@ -55,111 +54,87 @@ from exgrpo_orlhf.settings import Optimizer, Sampling
 from exgrpo_orlhf.tasks.chain_model import ChainModel, chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
-Figures = dict[str, float]
+Figures = dict[str, Any]  # a number, or a number and what it may be at most (None: anything)
 PROMPT, ROW = 32, 512  # tokens at most, of a prompt and of a whole row
-SECTIONS = ("token statistics", "local engine: float32 on the CPU", "local engine: transformers alone")
-SECTIONS += ("OpenRLHF's actor, sdpa", "OpenRLHF's actor, packed rows, flash_attention_2")
-ACTOR = {"loss, off by": 0.05, "grad_norm, off by": 0.05, "log-probs, nats off": 0.05, "entropies, nats off": 0.05}
-ACTOR["measure: memory, of the update's"] = 0.5
-GOALS: list[Figures] = [  # at most
-    {"forward: time, of plain": 1.1, "backward: time, of plain": 1.4, "forward: nats off, at most": 0.01}
-    | {"forward: memory, of plain": 0.1, "backward: memory, of plain": 0.1, "backward: nats off, at most": 0.01},
-    {"log-probs, nats off": 0.05, "log-probs, nats off, at most": 0.5, "1 - cosine of the updates": 0.1}
-    | {"resumed step, off by, of its length": 0.01},
-    {"generation: time, of plain": 1, "scoring: time, of plain": 1, "update: time, of plain": 1}
-    | {"scoring: memory, of plain": 0.5, "update: memory, of plain": 0.7, "grad_norm, off by": 0.02},
-    ACTOR,
-    ACTOR,
-]
 # Dense bfloat16, TFLOP/s, NVIDIA's data sheets; the first name that is part of the GPU's.
 PEAKS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "L40S": 362, "RTX 4090": 165}
+TITLES = ("token statistics", "local engine against float32 on the CPU", "local engine against transformers alone")
+TITLES += ("OpenRLHF's actor, sdpa", "OpenRLHF's actor, packed rows, flash_attention_2")
+
+
+class Work(NamedTuple):
+    """What a section works on. tokens: padded, of a micro-batch; length: of a response, at most; folder: for a model"""
+
+    device: str
+    cuda: bool
+    tiny: bool
+    tokens: int
+    length: int
+    vocabulary: int
+    loss: MixedPolicyLoss
+    folder: Path
+
+    def engine(self, dtype: Any, model: Path | None = None, device: str | None = None, **more: Any) -> LocalEngine:
+        settings = LocalSettings(device=device or self.device, dtype=dtype, micro_batch_tokens=self.tokens)
+        sampling, prompts = Sampling(max_response_tokens=self.length), Prompts(max_tokens=PROMPT)
+        return LocalEngine(settings, Optimizer(), sampling, prompts, model_path=model or self.folder, **more)
+
+    def make_model(self) -> None:
+        """A random Qwen2 whose weights bfloat16 holds exactly: what differs later is the arithmetic."""
+        hidden, layers, heads, inner = (64, 2, 2, 128) if self.tiny else (896, 24, 14, 4864)  # of Qwen2.5-0.5B
+        shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+        shape |= {"num_attention_heads": heads, "num_key_value_heads": 2, "vocab_size": self.vocabulary}
+        special = {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            Qwen2ForCausalLM(Qwen2Config(**shape, **special)).bfloat16().save_pretrained(self.folder)
+        chain_tokenizer().save_pretrained(self.folder)
+
+    def batch(self) -> tuple[MixedBatch, list[ForwardRow]]:
+        """Random tokens and advantages; the second half of the groups ends with a stored trajectory."""
+        rng, k = np.random.default_rng(0), 4 if self.tiny else 8
+        groups, rows = [], []
+        for i, question in enumerate(questions := ModularChains(count=4 if self.tiny else 16).load()):
+            lengths, a = rng.integers(self.length // 2, self.length + 1, k), rng.normal(size=k)
+            responses = [rng.integers(2, self.vocabulary, n).astype(np.int32) for n in lengths]
+            behaviour = rng.normal(-np.log(self.vocabulary), 0.5, lengths[-1]).astype(np.float32)
+            stored = None if i < len(questions) // 2 else Trajectory(responses[-1], behaviour, 1.0, 0)
+            fresh = tuple(Rollout(ids, "length", Grade("wrong", 0.0)) for ids in responses[: k - (stored is not None)])
+            groups.append(RolloutGroup(question, fresh, stored is not None))
+            parts = zip(responses, (a - a.mean()).tolist(), [None] * (k - 1) + [stored], strict=True)
+            rows.append([Row(question, ids, advantage, True, old) for ids, advantage, old in parts])
+        batch, encode = MixedBatch(groups, rows), chain_tokenizer().encode
+        return batch, [ForwardRow(encode(row.question.prompt), row.token_ids) for row in batch.flat_rows()]
 
 
 class Timed(NamedTuple):
     first: Any  # what the first call, which is not timed, returned
     seconds: float  # the least of the others
-    gigabytes: float  # allocated at most; nan on a CPU
+    gigabytes: float  # allocated at most in all of them; 0 on a CPU
 
 
-class Work(NamedTuple):
-    """What a section works on. tokens: padded, of a micro-batch; folder: for a model"""
-
-    device: str
-    tiny: bool
-    tokens: int
-    folder: Path
-
-    @property
-    def length(self) -> int:
-        return 24 if self.tiny else ROW - PROMPT
-
-    @property
-    def vocabulary(self) -> int:
-        return 2048 if self.tiny else 151_936
-
-    def model(self) -> Path:
-        """A random Qwen2 whose weights bfloat16 holds exactly: what differs later is the arithmetic."""
-        shape = (64, 2, 2, 1, 128) if self.tiny else (896, 24, 14, 2, 4864)  # of Qwen2.5-0.5B
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-        sizes = dict(zip(names, shape, strict=True), vocab_size=self.vocabulary, tie_word_embeddings=True)
-        torch.manual_seed(0)
-        with torch.device(self.device):
-            model = Qwen2ForCausalLM(Qwen2Config(**sizes, pad_token_id=0, bos_token_id=None, eos_token_id=1))
-        model.bfloat16().save_pretrained(self.folder)
-        chain_tokenizer().save_pretrained(self.folder)
-        return self.folder
-
-    def batch(self) -> MixedBatch:
-        """Random tokens and advantages; the second half of the groups ends with a stored trajectory."""
-        rng, k = np.random.default_rng(0), 4 if self.tiny else 8
-        groups, rows = [], []
-        for i, question in enumerate(questions := ModularChains(count=4 if self.tiny else 16).load()):
-            lengths = rng.integers(self.length // 2, self.length + 1, k)
-            responses = [rng.integers(2, self.vocabulary, n).astype(np.int32) for n in lengths]
-            advantages, replayed = rng.normal(size=k), i >= len(questions) // 2
-            behaviour = rng.normal(-np.log(self.vocabulary), 0.5, lengths[-1]).astype(np.float32)
-            stored = [None] * (k - 1) + [Trajectory(responses[-1], behaviour, 1.0, 0) if replayed else None]
-            fresh = tuple(Rollout(ids, "length", Grade("wrong", 0.0)) for ids in responses[: k - replayed])
-            groups.append(RolloutGroup(question, fresh, replayed))
-            parts = zip(responses, (advantages - advantages.mean()).tolist(), stored, strict=True)
-            rows.append([Row(question, ids, a, True, old) for ids, a, old in parts])
-        return MixedBatch(groups, rows)
-
-    @property
-    def loss(self) -> MixedPolicyLoss:
-        return MixedPolicyLoss(response_length=self.length)
-
-    def engine(self, model: Path, dtype: Any, device: str | None = None, **more: Any) -> LocalEngine:
-        settings = LocalSettings(device=device or self.device, dtype=dtype, micro_batch_tokens=self.tokens)
-        sampling = Sampling(max_response_tokens=self.length)
-        return LocalEngine(settings, Optimizer(), sampling, Prompts(max_tokens=PROMPT), model_path=model, **more)
-
-    def allocated(self) -> float:
-        """GB; what nobody holds any more is freed first."""
-        gc.collect()
-        return torch.cuda.memory_allocated() / 1e9 if self.device == "cuda" else float("nan")
-
-    def timed(self, function: Callable[[], Any], repeats: int = 3) -> Timed:
-        synchronize = torch.cuda.synchronize if self.device == "cuda" else lambda: None
-        self.allocated()
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        first, seconds = function(), []
-        for _ in range(1 if self.tiny else repeats):
-            synchronize()
-            begin = time.perf_counter()
-            function()
-            synchronize()
-            seconds.append(time.perf_counter() - begin)
-        peak = torch.cuda.max_memory_allocated() / 1e9 if self.device == "cuda" else float("nan")
-        return Timed(first, min(seconds), peak)
+def timed(work: Work, function: Callable[[], Any], repeats: int = 3) -> Timed:
+    gc.collect()
+    synchronize = torch.cuda.synchronize if work.cuda else lambda: None
+    if work.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    first, seconds = function(), []
+    for _ in range(1 if work.tiny else repeats):
+        synchronize()
+        begin = time.perf_counter()
+        function()
+        synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return Timed(first, min(seconds), torch.cuda.max_memory_allocated() / 1e9 if work.cuda else 0.0)
 
 
-def against(what: str, ours: Timed, plain: Timed) -> Figures:
-    figures = {f"{what}: ms": ours.seconds * 1e3, f"{what}: plain, ms": plain.seconds * 1e3}
-    figures |= {f"{what}: time, of plain": ours.seconds / plain.seconds}
-    figures |= {f"{what}: GB": ours.gigabytes, f"{what}: plain, GB": plain.gigabytes}
-    return figures | {f"{what}: memory, of plain": ours.gigabytes / plain.gigabytes}
+def against(what: str, ours: Timed, plain: Timed, time_limit: float, memory_limit: Any) -> Figures:
+    figures: Figures = {f"{what}: ms": ours.seconds * 1e3, f"{what}: plain, ms": plain.seconds * 1e3}
+    figures[f"{what}: time, of plain"] = (ours.seconds / plain.seconds, time_limit)
+    if plain.gigabytes:
+        figures |= {f"{what}: GB": ours.gigabytes, f"{what}: plain, GB": plain.gigabytes}
+        figures[f"{what}: memory, of plain"] = (ours.gigabytes / plain.gigabytes, memory_limit)
+    return figures
 
 
 def whole_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,213 +151,180 @@ def token_statistics(work: Work) -> Figures:
     with torch.device(work.device):
         hidden, weight = torch.randn(n, h).bfloat16(), (torch.randn(work.vocabulary, h) * h**-0.5).bfloat16()
         targets = torch.randint(work.vocabulary, (n,))
+
+    def step(statistics: Any) -> Tensor:
+        hidden.grad = weight.grad = None
+        outputs = statistics(hidden, weight, targets)
+        if weight.requires_grad:
+            outputs[0].mean().backward()
+        return torch.stack([output.detach() for output in outputs]).cpu()
+
+    def measured(statistics: Any) -> Timed:
+        hidden.grad = weight.grad = None
+        before = (torch.cuda.memory_allocated() + weight.requires_grad * weight.nbytes) / 1e9 if work.cuda else 0.0
+        found = timed(work, lambda: step(statistics))
+        return found._replace(gigabytes=found.gigabytes - before)
+
     figures: Figures = {}
-    for case in ("forward", "backward"):
+    for case, limit in (("forward", 1.1), ("backward", 1.4)):
         for tensor in (hidden, weight):
             tensor.requires_grad_(case == "backward")
-
-        def step(statistics: Any) -> Tensor:
-            hidden.grad = weight.grad = None
-            outputs = statistics(hidden, weight, targets)
-            if hidden.requires_grad:
-                outputs[0].mean().backward()
-            return torch.stack([output.detach() for output in outputs]).cpu()
-
-        found = []
-        for statistics in (token_stats, whole_logits):
-            hidden.grad = weight.grad = None
-            before = work.allocated() + (weight.nbytes / 1e9 if case == "backward" else 0.0)
-            one = work.timed(lambda statistics=statistics, step=step: step(statistics))
-            found.append(one._replace(gigabytes=one.gigabytes - before))
-        figures |= against(case, *found)
-        figures[f"{case}: nats off, at most"] = float((found[0].first - found[1].first).abs().max())
+        blocks, plain = measured(token_stats), measured(whole_logits)
+        off = float((blocks.first - plain.first).abs().max())
+        figures |= against(case, blocks, plain, limit, 0.1) | {f"{case}: nats off, at most": (off, 0.01)}
     return figures
 
 
 def local_engine(work: Work) -> Figures:
     shape: Any = {"steps": 1, "width": 32, "cache": work.folder} if work.tiny else {"operands": (3, 4, 5, 6, 7, 8)}
     model = ChainModel(**shape).prepare()
-    exact, tested = work.engine(model, "float32", "cpu"), work.engine(model, "bfloat16")
+    exact, tested = work.engine("float32", model, "cpu"), work.engine("bfloat16", model)
     groups = tested.rollout(Plan(1, ModularChains(count=16).load(), [], {}), 8)
     rows = [[Row(g.question, r.token_ids, (-1.0) ** i, True, None) for i, r in enumerate(g.rollouts)] for g in groups]
-    batch = MixedBatch(groups, rows)
 
-    def weights(engine: LocalEngine) -> Tensor:
-        return torch.cat([p.detach().cpu().flatten().clone() for p in engine.model.parameters()])
+    def weights_after_update(*engines: LocalEngine) -> list[Tensor]:
+        stats.extend(engine.update(MixedBatch(groups, rows), work.loss) for engine in engines)
+        return [torch.cat([p.detach().cpu().flatten() for p in engine.model.parameters()]) for engine in engines]
 
-    begin, stats = weights(tested), [engine.update(batch, work.loss) for engine in (exact, tested)]
+    stats: list[Any] = []
+    begin = torch.cat([p.detach().flatten().clone() for p in exact.model.parameters()])
+    right, after = weights_after_update(exact, tested)
     off = np.abs(np.subtract(*(np.concatenate(one.policy_logprobs) for one in stats)))
-    after = weights(tested)
-    tested.save(work.folder)
-    resumed = work.engine(model, "bfloat16", weights_path=work.folder)
-    resumed.load(work.folder)
-    for engine in (tested, resumed):
-        engine.update(batch, work.loss)
-    straight = weights(tested)
+    tested.save(work.folder / "checkpoint")
+    resumed = work.engine("bfloat16", model, weights_path=work.folder / "checkpoint")
+    resumed.load(work.folder / "checkpoint")
+    straight, continued = weights_after_update(tested, resumed)
+    cosine = torch.cosine_similarity(right - begin, after - begin, dim=0)
     return {
-        "log-probs, nats off": float(off.mean()),
-        "log-probs, nats off, at most": float(off.max()),
-        "1 - cosine of the updates": 1 - float(torch.cosine_similarity(weights(exact) - begin, after - begin, dim=0)),
-        "resumed step, off by, of its length": float((weights(resumed) - straight).norm() / (straight - after).norm()),
+        "log-probs, nats off": (float(off.mean()), 0.05),
+        "log-probs, nats off, at most": (float(off.max()), 0.5),
+        "1 - cosine of the updates": (1 - float(cosine), 0.1),
+        "step after resume, off by": (float((continued - straight).norm() / (straight - after).norm()), 0.01),
     }
 
 
-def rows_of(batch: MixedBatch) -> list[ForwardRow]:
-    return [ForwardRow(chain_tokenizer().encode(row.question.prompt), row.token_ids) for row in batch.flat_rows()]
-
-
-def by_the_engine(work: Work, batch: MixedBatch) -> dict[str, Timed]:
-    engine = work.engine(work.folder, "bfloat16")
-    questions, k = [group.question for group in batch.groups], len(batch.rows[0])
-    zeros = lambda ids: np.zeros(len(ids), np.float32)
-    stored = {r[0].question.id: [Trajectory(x.token_ids, zeros(x.token_ids), 1.0, 0) for x in r] for r in batch.rows}
-    plan = Plan(1, [], questions, stored)
+def by_the_engine(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> dict[str, Timed]:
+    engine, plan = work.engine("bfloat16"), Plan(1, [group.question for group in batch.groups], [], {})
     return {
-        "generation": work.timed(lambda: engine.rollout(Plan(1, questions, [], {}), k), repeats=1),
-        "scoring": work.timed(lambda: engine.score(plan, stored, lambda entropy, _: entropy)),
-        "update": work.timed(lambda: engine.update(batch, work.loss)),
+        "generation": timed(work, lambda: engine.rollout(plan, len(batch.rows[0])), 1),
+        "scoring": timed(work, lambda: measure(engine.forward, rows, work.tokens)),
+        "update": timed(work, lambda: engine.update(batch, work.loss)),
     }
 
 
-def by_transformers(work: Work, batch: MixedBatch) -> dict[str, Timed]:
+def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> dict[str, Timed]:
     model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32).to(work.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-    rows, forward = batch.flat_rows(), rows_of(batch)
-    prompts = chain_tokenizer()([row.question.prompt for row in rows], padding=True, return_tensors="pt")
-    options: Any = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "max_new_tokens": work.length}
+    of_batch = batch.flat_rows()
+    prompts = chain_tokenizer()([row.question.prompt for row in of_batch], padding=True, return_tensors="pt")
 
     def generate() -> None:
+        options: Any = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "max_new_tokens": work.length}
         with torch.autocast(work.device, torch.bfloat16):
             model.generate(**prompts.to(work.device), **options)
 
     def statistics(part: list[int]) -> list[tuple[int, Tensor, Tensor]]:
         """Of each row its number, log-probs and entropies (T,)."""
-        both = [torch.tensor([*forward[i].prompt, *forward[i].response.tolist()]) for i in part]
-        ids = pad_sequence(both, batch_first=True).to(work.device)
+        both = [torch.tensor([*rows[i].prompt, *rows[i].response.tolist()]) for i in part]
+        ids = torch.nn.utils.rnn.pad_sequence(both, batch_first=True).to(work.device)
         with torch.autocast(work.device, torch.bfloat16):
             hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
             logprobs, entropies = whole_logits(hidden[:, :-1], model.lm_head.weight, ids[:, 1:])
-        spans = {i: slice(len(forward[i].prompt) - 1, len(forward[i]) - 1) for i in part}
-        return [(i, logprobs[j, spans[i]], entropies[j, spans[i]]) for j, i in enumerate(part)]
+        spans = [slice(len(rows[i].prompt) - 1, len(rows[i]) - 1) for i in part]
+        return [(i, logprobs[j, span], entropies[j, span]) for j, (i, span) in enumerate(zip(part, spans, strict=True))]
 
     @torch.no_grad()
     def score() -> list[float]:
-        return [float(h.mean()) for part in micro_batches(forward, work.tokens) for _, _, h in statistics(part)]
+        return [float(h.mean()) for part in micro_batches(rows, work.tokens) for _, _, h in statistics(part)]
 
     def update() -> float:
-        for part in micro_batches(forward, work.tokens):
+        for part in micro_batches(rows, work.tokens):
             terms = []
             for i, logprobs, _ in statistics(part):
-                old = rows[i].replayed
+                old = of_batch[i].replayed
                 past = logprobs.detach() if old is None else torch.from_numpy(old.behaviour_logprobs).to(work.device)
                 w = (logprobs - past).exp()
-                terms.append(-rows[i].advantage * (w if old is None else w / (w + work.loss.beta)).sum())
+                terms.append(-of_batch[i].advantage * (w if old is None else w / (w + work.loss.beta)).sum())
             (torch.stack(terms).sum() / (len(rows) * work.length)).backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return norm
 
-    return {"generation": work.timed(generate, repeats=1), "scoring": work.timed(score), "update": work.timed(update)}
+    steps = {"generation": (generate, 1), "scoring": (score, 3), "update": (update, 3)}
+    return {what: timed(work, step, repeats) for what, (step, repeats) in steps.items()}
 
 
 def throughput(work: Work) -> Figures:
-    parameters, batch = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(work.model()).parameters()), None
-    batch = work.batch()
-    ours, plain = by_the_engine(work, batch), by_transformers(work, batch)
-    name = torch.cuda.get_device_name() if work.device == "cuda" else ""
-    peak = next((tflops for part, tflops in PEAKS.items() if part in name), None)
+    work.make_model()
+    batch, rows = work.batch()
+    ours, plain = by_the_engine(work, batch, rows), by_transformers(work, batch, rows)
+    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(work.folder).parameters())
+    peak = next((t for name, t in PEAKS.items() if work.cuda and name in torch.cuda.get_device_name()), None)
     generated = sum(len(r.token_ids) for group in ours["generation"].first for r in group.rollouts)
     figures: Figures = {"parameters, 10^6": parameters / 1e6}
-    for what, operations in (("generation", 0), ("scoring", 2), ("update", 6)):
-        speed = (sum(map(len, rows_of(batch))) if operations else generated) / ours[what].seconds
-        figures |= {f"{what}: tokens/s": speed} | against(what, ours[what], plain[what])
+    for what, operations, memory in (("generation", 0, None), ("scoring", 2, 0.5), ("update", 6, 0.7)):
+        speed = (sum(map(len, rows)) if operations else generated) / ours[what].seconds
+        figures |= {f"{what}: tokens/s": speed} | against(what, ours[what], plain[what], 1.0, memory)
         if operations and peak:
             figures[f"{what}: share of {peak} TFLOP/s"] = operations * parameters * speed / (peak * 1e12)
     off = abs(ours["update"].first.metrics["policy/grad_norm"] / plain["update"].first - 1)
-    return figures | {"grad_norm, off by": off}
+    return figures | {"grad_norm, off by": (off, 0.02)}
 
 
-def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
-    """OpenRLHF's policy actor in this process, as its trainer makes it."""
-    from exgrpo_orlhf.engines.openrlhf import cpu
+def run(section: int, work: Work) -> Figures:
+    """In a process of its own, silent but for its exceptions: OpenRLHF and DeepSpeed print much."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    if section > 3:
+        from gpu_openrlhf import openrlhf_actor  # which imports this file
 
-    if work.device == "cpu":
-        os.environ.update(cpu.environment())
-        cpu.install()
-    from openrlhf.utils import get_strategy
-
-    from exgrpo_orlhf import config
-    from exgrpo_orlhf.engines.openrlhf import actor, flags, launch
-
-    given = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
-    given["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
-    given["train.micro_batch_size"] = 4 if work.tiny else work.tokens // ROW
-    bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
-    bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
-    bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
-    bindings += [f"OpenRLHF.cpu_bench = {work.device == 'cpu'}", f"OpenRLHF.flags = {given!r}"]
-    x = config.load(["base.gin"], bindings)
-    args = launch.parse(x, str(work.folder), Path("nowhere"), resume=False)
-    args.exgrpo = actor.ActorSettings(work.loss, None)
-    made = actor.MixedPolicyActor(1, 0, None, None)
-    made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(x), None)
-    return made
+        return openrlhf_actor(work, packed=section == 5)
+    return (token_statistics, local_engine, throughput)[section - 1](work)
 
 
-def openrlhf_actor(work: Work, packed: bool) -> Figures:
-    model, batch, local = work.model(), work.batch(), {}
-    for dtype in ("float32", "bfloat16"):
-        engine = work.engine(model, dtype)
-        local[dtype] = work.timed(lambda engine=engine: engine.update(batch, work.loss))
-        del engine
-    actor = make_actor(work, batch, packed)
-    from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
-
-    rows, flat = rows_of(batch), batch.flat_rows()
-    parts = list(micro_batches(rows, work.tokens))
-
-    def measure() -> list[tuple[np.ndarray, float]]:
-        found = [one for part in parts for one in zip(*actor.measure([rows[i] for i in part]), strict=True)]
-        return [found[j] for j in np.argsort(np.concatenate(parts))]
-
-    measured = work.timed(measure)
-    logprobs, entropies = zip(*measured.first, strict=True)
-    old = [now if row.replayed is None else row.replayed.behaviour_logprobs
-           for row, now in zip(flat, logprobs, strict=True)]  # fmt: skip
-    maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
-
-    def update() -> Figures:
-        for experience in maker.make_experience_batch(as_experience(batch, rows, old)):
-            actor.append(experience)
-        return actor.fit()
-
-    updated, figures = work.timed(update), {}
-    exact, rounded = local["float32"].first, local["bfloat16"].first
-    for name in ("loss", "grad_norm"):
-        right, near, found = (m[f"policy/{name}"] for m in (exact.metrics, rounded.metrics, updated.first))
-        figures |= {name: found, f"{name}, off by": abs(found / right - 1), f"{name}, local": abs(near / right - 1)}
-    off = lambda a, b: float(np.abs(np.hstack(a) - np.hstack(b)).mean())
-    figures["log-probs, nats off"] = off(logprobs, exact.policy_logprobs)
-    figures["log-probs, nats off, local"] = off(rounded.policy_logprobs, exact.policy_logprobs)
-    figures["entropies, nats off"] = off(entropies, exact.entropies)
-    for name, one in (("measure", measured), ("update", updated), ("update, local", local["bfloat16"])):
-        figures |= {f"{name}: ms": one.seconds * 1e3, f"{name}: GB": one.gigabytes}
-    return figures | {"measure: memory, of the update's": measured.gigabytes / updated.gigabytes}
-
-
-def run(section: int, work: Work) -> bool | None:
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    functions = (token_statistics, local_engine, throughput)
-    with contextlib.redirect_stdout(sys.stderr):
-        figures = functions[section - 1](work) if section <= 3 else openrlhf_actor(work, section == 5)
-    return figures
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, goals beside them")
+    parser.add_argument("--section", type=int, nargs="+", choices=range(1, 6), default=range(1, 6), help="these alone")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="shapes that take seconds on a CPU")
+    many = "padded, of a micro-batch; 8192 (the default) need about 45 GB, reckoned, where the logits are whole"
+    parser.add_argument("--tokens", type=int, choices=(2048, 4096, 8192, 16384), default=8192, help=many)
+    given = parser.parse_args()
+    cuda = given.device == "cuda"
+    if not cuda:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # OpenRLHF would take a GPU that is there
+    elif not torch.cuda.is_available():
+        print("skipped: torch sees no GPU here (--device cpu --tiny tests this script on a CPU)")
+        return 0
+    tokens, length, vocabulary = (256, 24, 2048) if given.tiny else (given.tokens, ROW - PROMPT, 151_936)
+    loss = MixedPolicyLoss(response_length=length)
+    results: Figures = {"device": torch.cuda.get_device_name() if cuda else "cpu", "met": True}
+    for section, title in ((section, TITLES[section - 1]) for section in given.section):
+        print(f"{section}  {title}", flush=True)
+        needed = (("openrlhf", "vllm", "deepspeed", "ray") + ("flash_attn",) * cuda) * (section > 3)
+        if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
+            print(f"   left out, not installed: {', '.join(missing)}")
+            continue
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            work = Work(given.device, cuda, given.tiny, tokens, length, vocabulary, loss, Path(folder))
+            try:
+                results[title] = pool.submit(run, section, work).result()
+            except Exception as error:  # whatever it is, the other sections go on
+                print(f"   FAILED: {error.__cause__ or error!r}")
+                results["met"] = False
+        for name, figure in results.get(title, {}).items():
+            (value, limit), verdict = figure if isinstance(figure, tuple) else (figure, None), ""
+            if limit is not None and (cuda or not any(word in name for word in ("time", "memory"))):
+                met = bool(value <= limit)  # false for nan
+                verdict, results["met"] = f"  {'PASS' if met else 'MISS'} (at most {limit})", results["met"] and met
+            print(f"   {name:40}{value:>14,.4g}{verdict}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("met" if results["met"] else "MISSED")
+    return 0 if results["met"] else 1
 
 
-def report(section: int, figures: Figures, memory: bool) -> bool: ...
-
-
-def missing(section: int, device: str) -> list[str]:
-    packages = ["openrlhf", "vllm", "deepspeed", "ray"] * (section > 3) + ["flash_attn"] * (section > 3 and device == "cuda")
-    return [package for package in packages if importlib.util.find_spec(package) is None]
+if __name__ == "__main__":
+    sys.exit(main())

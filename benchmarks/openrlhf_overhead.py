@@ -1,21 +1,20 @@
 #!/usr/bin/env python
 """What experience replay costs in a step of the OpenRLHF engine, against OpenRLHF's own on-policy step.
 
-`--bench`, on a machine without CUDA that has the stack (make openrlhf-cpu): three runs one after the other, each in a
-process of its own, on the tiny chain model: OpenRLHF's own program, our engine without replay (on_policy.gin), our
-engine with it from the first step (base.gin). The same model, B = 32, K = 8, lengths, learning rate (so small that the
-responses stay as they are), layout (one rank, one vLLM engine) and stand-ins for CUDA. The first 3 steps do not count.
-No goal: a model this small has nothing to hide overheads behind, so this is where to look for them. `forward` measures
-log-probs before the update; `rest` is what no part claims, such as making and sending the experience; `score` includes
-choosing, `assemble` observing. What differs between the last two columns is replay's.
+`--bench`, on a machine without CUDA that has the stack (make openrlhf-cpu): three runs, one after the other, each in a
+process of its own: OpenRLHF's own program, our engine without replay, our engine with it from the first step. The same
+tiny chain model, B = 32, K = 8, lengths, layout (one rank, one vLLM engine), stand-ins for CUDA, and a learning rate so
+small that responses stay as they are. No goal: a model this small has nothing to hide overheads behind. `measure` is of
+log-probs before the update, `rest` what no part claims, such as making and sending the experience; `score` includes
+choosing, `assemble` observing. The last two columns differ by replay. Other work on the cores shows.
 
-`--paper`: the training loop's own step at the paper's shape, with made-up responses, grades and scores in the engine's
-place: B = 128, K = 8, ρ = 0.5, responses of 2,000 tokens in the mean (lognormal, at most 8,192), 46,000 questions, 4
-trajectories stored for 20,000 of them. Goal: plan + choose + assemble + store take less than 1 % of a step of a 7B
-model on 8 GPUs, whose seconds are an argument. `experience` (rows into OpenRLHF's form) and `metrics` are there without
-replay too. Scoring is a forward pass, reckoned in FLOP; against it stand the responses that replay saves.
+`--paper`: the training loop's own step at the paper's shape, with made-up responses, grades, log-probs and scores in
+the engine's place: B = 128, K = 8, ρ = 0.5, responses of 2,000 tokens in the mean (lognormal, at most 8,192), 46,000
+questions, 4 trajectories stored for 20,000 of them. Goal: plan + score + assemble + store take less than 1 % of a step
+of a 7B model on 8 GPUs. `experience` (rows in OpenRLHF's form) and `metrics` are there without replay too. Scoring's
+forward passes are reckoned in FLOP; against them stand the responses that replay saves.
 
-Without either, both, the bench where it can run.
+Without either, both, the bench where it can run. The first 3 steps never count.
 """
 
 from __future__ import annotations
@@ -41,25 +40,23 @@ import torch
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import UpdateStats
+from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.replay import Grade, MixedBatch, Plan, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.tasks.chain_model import ChainModel
 from exgrpo_orlhf.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
-Steps = list[dict[str, float]]  # seconds of each step's parts
-
-# -- the bench --------------------------------------------------------------------------------------------------------
 
 WARM = 3
-PARTS = ("plan", "score", "rollout", "grade", "assemble", "forward", "train", "sync", "store", "rest", "step")
+PARTS = ("plan", "score", "rollout", "grade", "assemble", "measure", "train", "sync", "store")
 # Our name of a part → OpenRLHF's own clock for the same work. It grades while it generates.
-SAME_WORK = {"rollout": "generation", "forward": "make_experience", "train": "ppo_train", "sync": "broadcast"}
+SAME_WORK = {"rollout": "generation", "measure": "make_experience", "train": "ppo_train", "sync": "broadcast"}
+COUNTS = {"response_tokens": "rollout", "actual_share": "replay", "candidates_scored": "replay"}
 LAYOUT = "engines/openrlhf_cpu.gin"
-BENCH = (
-    "Work.model = @PretrainedModel()", "Work.validation = None", "train.eval_every = None", "Tracking.enabled = False",
-    "ReplayMixer.start_at_accuracy = None", "Optimizer.learning_rate = 1e-7",
-)  # fmt: skip
+BOTH = ("train.eval_every = None", "ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False")
+BENCH = ("Work.model = @PretrainedModel()", "Work.validation = None", "Optimizer.learning_rate = 1e-7", *BOTH)
+PAPER = ("ModularChains.count = 46000", "ModularChains.operands = (6, 7)", "train.questions_per_step = 128", *BOTH)
 REWARD = """
 import torch
 def reward_func(queries, prompts, labels):
@@ -70,23 +67,22 @@ def reward_func(queries, prompts, labels):
 
 
 def run_plain(folder: Path, bindings: list[str]) -> None:
-    """OpenRLHF's own training, with the arguments that our engine would run with; its clocks go to metrics.jsonl."""
-    stack()
-    from openrlhf.cli import train_ppo_ray
-    from openrlhf.trainer import ppo_trainer
-    from ray import remote
-
-    from exgrpo_orlhf.engines.openrlhf import driver, launch
+    """OpenRLHF's own training with the arguments that our engine would run with; writes metrics.jsonl as that does."""
+    x = config.load(["baselines/on_policy.gin", LAYOUT], bindings)
+    launch._prepare(x.openrlhf)
+    from exgrpo_orlhf.engines.openrlhf.driver import _ray, ppo_trainer, ray, train_ppo_ray
 
     class Noted(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):
+        ended = math.nan
+
         def save_logs_and_checkpoints(self, step: int, logs: Any = None, states: Any = None) -> None:
-            row = {name.removeprefix("timing/"): seconds for name, seconds in logs.items() if "timing/" in name}
-            row |= {"end": time.perf_counter(), "tokens": logs["rollout/response_length_mean"]}
+            began, self.ended = self.ended, time.perf_counter()
+            row = {f"time/{ours}": logs[f"timing/{theirs}"] for ours, theirs in SAME_WORK.items()}
+            row |= {"time/step": self.ended - began, "rollout/response_tokens": logs["rollout/response_length_mean"]}
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             super().save_logs_and_checkpoints(step, logs, states)
 
-    x = config.load(["baselines/on_policy.gin", LAYOUT], bindings)
     args = launch.parse(x, x.model.prepare(), folder / "checkpoints", resume=False)
     lines = [json.dumps({"input": question.prompt, "label": question.answer}) for question in x.questions.load()]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
@@ -94,49 +90,30 @@ def run_plain(folder: Path, bindings: list[str]) -> None:
     args.data.prompt_dataset, args.data.input_key, args.data.label_key = f"{folder}/prompts.jsonl", "input", "label"
     args.reward.remote_url, args.ckpt.output_dir = f"{folder}/reward.py", f"{folder}/model"
     args.train.num_episodes = 1
-    ppo_trainer.PPOTrainer = remote(Noted)
-    with driver._ray(x.openrlhf, launch.needed_gpus(args)):
+    ppo_trainer.PPOTrainer = ray.remote(Noted)
+    with _ray(x.openrlhf, launch.needed_gpus(args)):
         train_ppo_ray.train(args)
 
 
-def stack() -> None:
-    """Makes this process able to import OpenRLHF without CUDA."""
-    from exgrpo_orlhf.engines.openrlhf import cpu
-
-    os.environ.update(cpu.environment())
-    cpu.install()
-
-
-def rows_of(folder: Path, arguments: list[str]) -> list[dict[str, float]]:
-    """The metrics.jsonl that a process writes in `folder`. Raises RuntimeError with the process's last words."""
+def call(folder: Path, *arguments: str) -> list[dict[str, float]]:
+    """Seconds and counts of the steps that a process notes in `folder`. Raises RuntimeError with its last words."""
     folder.mkdir()
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = []
+    for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        if "time/step" in row:  # row 0 is the policy as it came
+            parts = {part: row.get(f"time/{part}", 0.0) for part in PARTS}
+            parts["rest"], parts["step"] = row["time/step"] - sum(parts.values()), row["time/step"]
+            steps.append({**parts, **{name: row.get(f"{group}/{name}", 0.0) for name, group in COUNTS.items()}})
+    return steps
 
 
-def plain(folder: Path, given: list[str]) -> Steps:
-    rows: Steps = []
-    ended = math.nan
-    for row in rows_of(folder, [__file__, "--plain", str(folder), *given]):
-        parts = {part: row[theirs] for part, theirs in SAME_WORK.items()}
-        step, ended = row["end"] - ended, row["end"]
-        rows.append({**parts, "rest": step - sum(parts.values()), "step": step, "tokens": row["tokens"]})
-    return rows
-
-
-def ours(folder: Path, gin: str, given: list[str]) -> Steps:
-    rows: Steps = []
-    script = [str(ROOT / "scripts/train.py"), "--out", str(folder), "--gin", gin, "--gin", LAYOUT]
-    for row in rows_of(folder, [*script, *given])[1:]:  # row 0 is the policy as it came
-        row["time/forward"], step = row["time/measure"], row["time/step"]
-        parts = {part: row[f"time/{part}"] for part in PARTS if part not in ("rest", "step")}
-        replay = {"tokens": row["rollout/response_tokens"], "scored": row.get("replay/candidates_scored", 0.0)}
-        rows.append({**parts, "rest": step - sum(parts.values()), "step": step, **replay})
-    return rows
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows[WARM:]) for name in rows[0]}
 
 
 def bench(steps: int) -> dict[str, Any]:
@@ -144,37 +121,23 @@ def bench(steps: int) -> dict[str, Any]:
     more = f"PretrainedModel.path = '{model}'", f"train.steps = {steps}", f"ModularChains.count = {32 * steps}"
     given = [part for binding in (*BENCH, *more) for part in ("--set", binding)]
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as temporary:
-        folder = Path(temporary)
-        runs = {
-            "OpenRLHF": plain(folder / "plain", given),
-            "ours, on-policy": ours(folder / "on-policy", "baselines/on_policy.gin", given),
-            "ours, replay": ours(folder / "replay", "base.gin", given),
-        }
-    median = {name: medians(rows) for name, rows in runs.items()}
-    step = median["OpenRLHF"]["step"]
+        runs = {"OpenRLHF": call(plain := Path(temporary) / "plain", __file__, "--plain", str(plain), *given)}
+        for name, gin in (("on-policy", "baselines/on_policy.gin"), ("replay", "base.gin")):
+            program = (f"{ROOT}/scripts/train.py", "--gin", gin, "--gin", LAYOUT, "--out", f"{temporary}/{name}")
+            runs[f"ours, {name}"] = call(Path(temporary) / name, *program, *given)
+    columns = {name: medians(rows) for name, rows in runs.items()}
+    step = columns["OpenRLHF"]["step"]
     print(f"milliseconds, medians of {steps - WARM} steps, and times OpenRLHF's step")
-    print(f"{'':20}" + "".join(f"{name:>24}" for name in median))
-    for part in PARTS:
-        cells = [column.get(part, 0.0) for column in median.values()]
-        print(f"{part:20}" + "".join(f"{seconds * 1000:15.1f}{seconds / step:9.3f}" for seconds in cells))
-    for what, name in (("tokens a response", "tokens"), ("trajectories scored", "scored")):
-        print(f"{what:20}" + "".join(f"{column.get(name, 0.0):15.1f}{'':9}" for column in median.values()))
-    return {"steps": steps, "medians": median}
+    print(f"{'':18}" + "".join(f"{name:>24}" for name in columns))
+    for part in (*PARTS, "rest", "step"):
+        print(f"{part:18}" + "".join(f"{c[part] * 1000:15.1f}{c[part] / step:9.3f}" for c in columns.values()))
+    for count in COUNTS:
+        print(f"{count:18}" + "".join(f"{c[count]:15.2f}{'':9}" for c in columns.values()))
+    return {"medians": columns, "steps": runs}
 
-
-def medians(rows: Steps) -> dict[str, float]:
-    return {name: statistics.median(row[name] for row in rows[WARM:]) for name in rows[0]}
-
-
-# -- the paper's shape ------------------------------------------------------------------------------------------------
 
 STORED_QUESTIONS, STORED, MEAN_LENGTH, SIGMA, MAX_LENGTH, PROMPT_TOKENS = 20_000, 4, 2000, 0.7, 8192, 300
-BINDINGS = (
-    "ModularChains.count = 46000", "ModularChains.operands = (6, 7)", "train.questions_per_step = 128",
-    "train.eval_every = None", "ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False",
-)  # fmt: skip
-GOAL = 0.01
-OWN = ("plan", "choose", "assemble", "store")
+GOAL, OWN = 0.01, ("plan", "score", "assemble", "store")
 # docs/cluster.md reckons 210 GPU-hours on H100 for 700 steps on 8 GPUs: 210 / 700 / 8 · 3600 s. On A100, with 550
 # hours, a step has 354 s: the easier goal. Parameters, peak, share and generated tokens a second are from there too.
 STEP_SECONDS, STEP_GPUS, PARAMETERS, PEAK, SHARE, GENERATED = 135.0, 8, 7.62e9, 989e12, 0.3, 4000
@@ -185,6 +148,7 @@ class MadeUp:
     """Stands in the engine's and the verifier's place: random tokens, log-probs, scores and grades."""
 
     prompts = SimpleNamespace(check=lambda questions: None, fingerprint=lambda: "benchmark")
+    whole_batches, decode = True, None
 
     def __init__(self, as_experience: Any) -> None:
         self.as_experience, self.rng, self.made, self.scored = as_experience, np.random.default_rng(0), 0, 0
@@ -203,87 +167,66 @@ class MadeUp:
         return self.logprobs[int(ids[1]) % 64, : len(ids)].copy()
 
     def score(self, plan: Plan, to_score: Any, score: Any) -> dict[str, list[float]]:
-        began = time.perf_counter()
         self.scored = sum(PROMPT_TOKENS + len(t) for stored in to_score.values() for t in stored)
-        scores = {question_id: self.rng.random(len(stored)).tolist() for question_id, stored in to_score.items()}
-        self.scoring = time.perf_counter() - began
-        return scores
+        return {question_id: self.rng.random(len(stored)).tolist() for question_id, stored in to_score.items()}
 
     def rollout(self, plan: Plan, k: int) -> list[RolloutGroup]:
-        fresh = [RolloutGroup(question, self.group(k), False) for question in plan.fresh]
-        return fresh + [RolloutGroup(question, self.group(k - 1), True) for question in plan.replayed]
+        one = lambda: Rollout(self.tokens(), "stop", (RIGHT, WRONG)[self.rng.integers(2)])
+        of = [*((question, k) for question in plan.fresh), *((question, k - 1) for question in plan.replayed)]
+        return [RolloutGroup(question, tuple(one() for _ in range(n)), n < k) for question, n in of]
 
-    def group(self, n: int) -> tuple[Rollout, ...]:
-        return tuple(Rollout(self.tokens(), "stop", (RIGHT, WRONG)[self.rng.integers(2)]) for _ in range(n))
-
-    def decode(self, ids: np.ndarray) -> str:
-        return ""
-
-    def grade_groups(self, groups: list[RolloutGroup], decode: Any) -> list[RolloutGroup]:
+    def grade_groups(self, groups: list[RolloutGroup], decode: None) -> list[RolloutGroup]:
         return groups
 
     def update(self, batch: MixedBatch, loss: Any) -> UpdateStats:
         flat = batch.flat_rows()
         policy = [self.measure(row.token_ids) for row in flat]
-        stored = [None if row.replayed is None else row.replayed.behaviour_logprobs for row in flat]
-        behaviour = [now if old is None else old for now, old in zip(policy, stored, strict=True)]
+        behaviour = [r.replayed.behaviour_logprobs if r.replayed else p for r, p in zip(flat, policy, strict=True)]
         rows = [ForwardRow(range(PROMPT_TOKENS), row.token_ids) for row in flat]
         began = time.perf_counter()
         if self.as_experience:
             self.as_experience(batch, rows, behaviour)
-        seconds = {"time/experience": time.perf_counter() - began}
-        return UpdateStats(policy, behaviour, self.rng.random(len(flat)).tolist(), seconds)
+        taken = time.perf_counter() - began if self.as_experience else 0.0
+        return UpdateStats(policy, behaviour, self.rng.random(len(flat)).tolist(), {"time/experience": taken})
 
 
 def paper(steps: int, step_seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
-    as_experience = None
+    x, as_experience = config.load(["base.gin", LAYOUT], PAPER), None
     if importlib.util.find_spec("openrlhf"):
-        stack()
+        launch._prepare(x.openrlhf)
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
-    engine = MadeUp(as_experience)
-    x = replace(config.load(["base.gin"], BINDINGS), verifier=engine)
-    b, k = x.settings.questions_per_step, x.settings.group_size
+    b, k, engine = x.settings.questions_per_step, x.settings.group_size, MadeUp(as_experience)
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as folder:
-        run = TrainingRun(x, lambda checkpoint: engine, Path(folder), "", {})
+        run = TrainingRun(replace(x, verifier=engine), lambda checkpoint: engine, Path(folder), "", {})
         for i, question in enumerate(x.questions.load()[:STORED_QUESTIONS]):
             seen = k - i % 2  # rollouts: fresh K, replayed K − 1; else the few that are replayed first would come again
             run.buffer.record(question.id, Fraction(1 + i // 2 % (seen - 1), seen), 0)
             stored = [engine.tokens() for _ in range(STORED)]
             run.buffer.store([(question.id, Trajectory(ids, engine.measure(ids), 1.0, 0)) for ids in stored])
-        tokens = run.buffer.n_tokens
         rows = []
         for step in range(1, WARM + steps + 1):
             row = {name.removeprefix("time/"): value for name, value in run._step(step).items() if "time/" in name}
-            row["choose"] = row["score"] - engine.scoring
-            laps = ("plan", "score", "rollout", "grade", "assemble", "update", "store")
-            row |= {"metrics": row["step"] - sum(row[lap] for lap in laps), "scored_tokens": engine.scored}
-            rows.append({**row, "own": sum(row[part] for part in OWN)})
+            row["metrics"] = row["step"] - sum(row[lap] for lap in (*OWN, "rollout", "grade", "update"))
+            rows.append({**row, "own": sum(row[part] for part in OWN), "scored_tokens": engine.scored})
         run.tracker.close("FINISHED")
     median = medians(rows)
     scoring = median["scored_tokens"] * 2 * PARAMETERS / (STEP_GPUS * PEAK * SHARE)
-    saved = x.mixer.rho * b * MEAN_LENGTH / (STEP_GPUS * GENERATED)
+    spared = float(x.mixer.rho * b)
+    saved = spared * MEAN_LENGTH / (STEP_GPUS * GENERATED)
     share = median["own"] / step_seconds
     met = bool(share < GOAL)
-    print(
-        f"\nB = {b}, K = {k}, {STORED_QUESTIONS * STORED:,} trajectories of {tokens / 1e6:.0f} M tokens stored: ",
-        end="",
-    )
-    print(f"milliseconds, medians of {steps} steps")
+    print(f"milliseconds, medians of {steps} steps; {run.buffer.n_tokens / 1e6:.0f} M tokens stored")
     for part in (*OWN, "experience", "metrics"):
-        absent = part == "experience" and as_experience is None
-        print(f"{part:12}{'  OpenRLHF is not installed' if absent else f'{median[part] * 1000:10.1f}'}")
+        print(f"{part:12}{median[part] * 1000:10.1f}" if median[part] else f"{part:12}  OpenRLHF is not installed")
     print(
-        f"reckoned: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP, {STEP_GPUS} GPUs at "
-        f"{SHARE:.0%} of {PEAK:g} FLOP/s: {scoring:.1f} s, {scoring / step_seconds:.1%} of a step of {step_seconds:g} s; "
-        f"{float(x.mixer.rho * b):g} of {b * k} responses less to generate: {float(saved):.1f} s"
-    )
-    print(
+        f"reckoned for {STEP_GPUS} GPUs: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP at "
+        f"{SHARE:.0%} of {PEAK:g} FLOP/s takes {scoring:.1f} s, {scoring / step_seconds:.1%} of a step of "
+        f"{step_seconds:g} s; {spared:g} of {b * k} responses less to generate save {saved:.1f} s\n"
         f"{'met' if met else 'MISSED'}: {' + '.join(OWN)} take {median['own'] * 1000:.1f} ms, {share:.3%} of a step "
         f"(goal {GOAL:.0%})"
     )
-    reckoned = {"scoring": scoring, "saved": float(saved)}
-    return {"steps": steps, "step_seconds": step_seconds, "medians": median, **reckoned, "share": share, "met": met}
+    return {"medians": median, "scoring": scoring, "saved": saved, "share": share, "met": met, "steps": rows}
 
 
 def main() -> int:
@@ -293,11 +236,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="counted steps of each (default 20)")
     parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS, help="of a 7B step (default: 8 H100)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # what --bench starts
-    parser.add_argument("--set", action="append", help=argparse.SUPPRESS)
+    for internal in ("--plain", "--set"):  # what --bench starts
+        parser.add_argument(internal, action="append", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
-        run_plain(arguments.plain, arguments.set)
+        run_plain(Path(arguments.plain[0]), arguments.set)
         return 0
     neither = not (arguments.bench or arguments.paper)
     can = not torch.cuda.is_available() and importlib.util.find_spec("openrlhf") is not None

@@ -43,7 +43,7 @@ def log_of(run: Path) -> str:
 def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
     """Waits for the end, and for what it started in Ray to be gone."""
     try:
-        assert process.wait(timeout=400) == status, log_of(run)[-6000:]
+        assert process.wait(timeout=240) == status, log_of(run)[-6000:]
     finally:
         left = of_session(process.pid)
         end = time.monotonic() + 20

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -30,6 +29,7 @@ from .waiting import EngineLost
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
+_PATIENCE = 30.0  # seconds for an end in good order
 
 
 def drive(
@@ -49,13 +49,16 @@ def drive(
     args.exgrpo_job = Job(x, run, tracking_uri, tags)
     with _ray(settings, gpus):
         stop.take_signals()  # Ray has a handler of its own for SIGTERM, which ends the program
+        watch = _Watch(stop, run, settings.timeout)
         try:
-            with _Watch(stop, run, settings.timeout):
+            with watch:
                 _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
                 train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1)(MixedPolicyActor)
                 ppo_trainer.PPOTrainer = trainer_class()
                 train_ppo_ray.train(args)
         except RayTaskError as error:
+            if watch.reason:
+                raise EngineLost(watch.reason) from error
             cause = error.cause
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
@@ -64,7 +67,7 @@ def drive(
             log.error("%s", error)
             raise cause from None
         except RayError as error:
-            raise EngineLost(_with_logs(str(error).strip())) from error
+            raise EngineLost(watch.reason or _with_logs(str(error).strip())) from error
 
 
 @contextlib.contextmanager
@@ -104,7 +107,7 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        _shut_down()
 
 
 def _address(settings: OpenRLHFSettings) -> str:
@@ -125,11 +128,27 @@ def _await_gpus(gpus: int, patience: float) -> None:
         time.sleep(5)
 
 
+def _shut_down() -> None:
+    """Ray's shutdown can wait for tasks that never end, or for a wait that was interrupted: it is not waited for."""
+    _kill_actors()
+    shutdown = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    shutdown.start()
+    shutdown.join(_PATIENCE)
+    if shutdown.is_alive() and (node := ray_worker._global_node):
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def _kill_actors() -> None:
+    for actor in _actors():
+        if actor["State"] != "DEAD":
+            ray_worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
+
+
 class _Watch:
     """Beside the program: hands a signal on to the trainer, and ends the wait for an actor that is dead.
 
-    OpenRLHF waits without limits, and an actor that waits for a dead one in a collective never says so. The watch
-    raises EngineLost in the main thread, wherever that is waiting.
+    OpenRLHF waits without limits, and an actor that waits for a dead one in a collective never says so. The watch then
+    kills all of them: whatever the program waits for fails, and `reason` says why.
     """
 
     def __init__(self, stop: StopRequest, run: Path, timeout: float) -> None:
@@ -139,16 +158,12 @@ class _Watch:
         self._thread = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGUSR1, self._raise)
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
-        signal.signal(signal.SIGUSR1, self._before)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        raise EngineLost(self.reason)
+        if self.reason is None:
+            self._thread.join()
 
     def _watch(self) -> None:
         told = False
@@ -159,23 +174,30 @@ class _Watch:
                 told = True
             dead = _dead_actors()
             last = max(begun, seen.stat().st_mtime if seen.exists() else 0.0)
-            if dead:
-                self._done.wait(5 * _POLL_SECONDS)  # the program may be about to say it itself, and better
-                self.reason = _with_logs(f"{dead[0][0]} died")
-            elif time.time() - last > 2 * self.timeout:
-                self.reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
-            if self.reason and not self._done.is_set():
-                os.kill(os.getpid(), signal.SIGUSR1)
+            reason = None
+            if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may be about to say it itself, and better
+                reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died")
+            elif not dead and time.time() - last > 2 * self.timeout:
+                reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
+            if reason and not self._done.is_set():
+                self.reason = reason
+                _kill_actors()
+                if not self._done.wait(_PATIENCE):
+                    print(f"error: {reason}", file=sys.stderr, flush=True)
+                    os._exit(1)  # nothing can be lost any more, and nothing else would end the wait
                 return
 
 
 def _dead_actors() -> list[tuple[str, int]]:
     """Names and process ids of this job's actors that died, the first to die first."""
-    job = ray.get_runtime_context().get_job_id()
-    table = ray_state.actors()
-    dead = [actor for actor in table.values() if actor["State"] == "DEAD" and actor["JobID"] == job]
-    dead.sort(key=lambda actor: actor["EndTime"])
+    dead = sorted((actor for actor in _actors() if actor["State"] == "DEAD"), key=lambda actor: actor["EndTime"])
     return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
+
+
+def _actors() -> list[dict[str, Any]]:
+    """This job's actors, dead ones too."""
+    job = ray.get_runtime_context().get_job_id()
+    return [actor for actor in ray_state.actors().values() if actor["JobID"] == job]
 
 
 def _with_logs(message: str) -> str:

@@ -1,0 +1,85 @@
+"""Sections 4 and 5 of gpu.py: OpenRLHF's actor with DeepSpeed on one rank, in one process, against the local engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from gpu import ROW, Figures, Timed, Work, against, timed
+
+from exgrpo_orlhf.engines.rows import micro_batches
+from exgrpo_orlhf.replay import MixedBatch
+
+
+def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
+    """OpenRLHF's policy actor in this process, as its trainer makes it."""
+    from exgrpo_orlhf.engines.openrlhf import cpu
+
+    if not work.cuda:
+        os.environ.update(cpu.environment())
+        cpu.install()
+    from openrlhf.utils import get_strategy
+
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.engines.openrlhf import actor, flags, launch
+
+    given = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
+    given["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
+    given["train.micro_batch_size"] = 4 if work.tiny else work.tokens // ROW
+    bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
+    bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
+    bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
+    x = config.load(["base.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {given!r}"])
+    args = launch.parse(x, str(work.folder), work.folder, resume=False)
+    args.exgrpo = actor.ActorSettings(work.loss, None)
+    made = actor.MixedPolicyActor(1, 0, None, None)
+    made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(x), None)
+    return made
+
+
+def openrlhf_actor(work: Work, packed: bool) -> Figures:
+    work.make_model()
+    batch, rows = work.batch()
+
+    def by_the_engine(dtype: str) -> Timed:  # its memory is free again when it is done
+        engine = work.engine(dtype)
+        return timed(work, lambda: engine.update(batch, work.loss))
+
+    exact, rounded = by_the_engine("float32"), by_the_engine("bfloat16")
+    actor, parts = make_actor(work, batch, packed), list(micro_batches(rows, work.tokens))
+    from openrlhf.models import Actor
+
+    from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
+    from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
+
+    def measure_all() -> list[tuple[np.ndarray, float]]:
+        found = [one for part in parts for one in zip(*actor.measure([rows[i] for i in part]), strict=True)]
+        return [found[j] for j in np.argsort(np.concatenate(parts))]
+
+    measured = timed(work, measure_all)
+    logprobs, entropies = zip(*measured.first, strict=True)
+    pairs = zip(batch.flat_rows(), logprobs, strict=True)
+    old = [now if row.replayed is None else row.replayed.behaviour_logprobs for row, now in pairs]
+    maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
+
+    def update() -> Figures:
+        for experience in maker.make_experience_batch(as_experience(batch, rows, old)):
+            actor.append(experience)
+        return actor.fit()
+
+    updated = timed(work, update)
+    MixedActor.forward = Actor.forward
+    with_logits, figures = timed(work, update), {}
+    for name in ("loss", "grad_norm"):
+        right, near = (one.first.metrics[f"policy/{name}"] for one in (exact, rounded))
+        figures[name] = found = updated.first[f"policy/{name}"]
+        figures |= {f"{name}, off by": (abs(found / right - 1), 0.05), f"{name}, local: off by": abs(near / right - 1)}
+    off = lambda a, b: float(np.abs(np.hstack(a) - np.hstack(b)).mean())
+    figures["log-probs, nats off"] = (off(logprobs, exact.first.policy_logprobs), 0.05)
+    figures["log-probs, local: nats off"] = off(rounded.first.policy_logprobs, exact.first.policy_logprobs)
+    figures["entropies, nats off"] = (off(entropies, exact.first.entropies), 0.05)
+    figures |= against("update", updated, with_logits, 1.2, 0.7)
+    for name, one in (("update, local", rounded), ("measure", measured)):
+        figures |= {f"{name}: ms": one.seconds * 1e3} | ({f"{name}: GB": one.gigabytes} if work.cuda else {})
+    return figures
