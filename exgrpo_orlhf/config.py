@@ -30,10 +30,10 @@ from gin import config_parser
 
 from .engines.local import LocalSettings
 from .engines.openrlhf.settings import OpenRLHFSettings
-from .experiment import Experiment
+from .experiment import Experiment, Sources
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
-from .questions import QuestionFile
+from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .replay import (
     BufferLimits,
     DifficultyBuckets,
@@ -56,6 +56,9 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "train": (TrainSettings, ()),
     "ModularChains": (ModularChains, ()),
     "QuestionFile": (QuestionFile, ()),
+    "QuestionHub": (QuestionHub, ()),
+    "QuestionMix": (QuestionMix, ()),
+    "LengthFilter": (LengthFilter, ()),
     "ChainModel": (ChainModel, ()),
     "PretrainedModel": (PretrainedModel, ()),
     "Prompts": (Prompts, ()),
@@ -77,25 +80,6 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
-
-    validation: None for no evaluation during training
-    experience: the replay/ folder of another run's checkpoint to start from, or None for an empty buffer
-    """
-
-    questions: Any
-    model: Any
-    validation: Any = None
-    experience: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
-            if getattr(self, name) is None:
-                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
-
-
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
     for name, (target, denied) in {**_CONFIGURABLES, "Work": (Sources, ())}.items()
@@ -106,7 +90,6 @@ FREE_TO_CHANGE = re.compile(
     r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|Tracking\.\w+"
     r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout))$"
 )
-
 
 _HOW_TO_BIND = "add it to a gin file, or give it with --set"
 

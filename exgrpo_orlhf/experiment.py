@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,25 @@ class QuestionSource(Protocol):
 
 class ModelSource(Protocol):
     def prepare(self) -> str | Path: ...
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
+
+    validation: None for no evaluation during training
+    experience: the replay/ folder of another run's checkpoint to start from, or None for an empty buffer
+    """
+
+    questions: Any
+    model: Any
+    validation: Any = None
+    experience: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
+            if getattr(self, name) is None:
+                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
 
 
 @dataclass(frozen=True)

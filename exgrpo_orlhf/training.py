@@ -26,6 +26,8 @@ from .evaluation.greedy import greedy_accuracy
 from .experiment import Experiment, Outcome
 from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
+from .questions.overlap import same_questions
+from .questions.text import plain_text
 from .replay import Question, ReplayBuffer, snapshot
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
 from .run_control import Clock, Progress, Stop, StopRequest, claim
@@ -316,11 +318,15 @@ def _set_aside(run: Path, config_text: str) -> str | None:
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
     """Choosing a checkpoint by questions it was trained on would choose the one that remembers best.
 
-    Prompts are compared as they are written: a question in other words is another question here.
+    The same text in another setting is the same question; other words are another question here
+    (scripts/prepare_data.py --check-overlap finds those that share a run of words).
     """
-    shared = {question.prompt for question in questions} & {question.prompt for question in validation}
+    shared = same_questions(questions, validation)
     if shared:
+        mine, theirs = shared[0]
         raise ValueError(
             f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
-            f"{str(next(iter(shared)))[:80]!r}); bind another set to Work.validation"
+            f"{plain_text(theirs.prompt)[:80]!r} of {theirs.source}, in training from {mine.source}); bind another set "
+            "to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
+            "--write-clean FILE writes"
         )

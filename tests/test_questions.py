@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions import QuestionFile, fingerprint
+from exgrpo_orlhf.questions.files import read_rows
 
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -58,7 +59,7 @@ def test_parquet_and_jsonl_of_the_same_rows_are_the_same_questions(tmp_path):
 
 def test_only_the_needed_columns_are_read(tmp_path):
     config = parquet(tmp_path / "q.parquet", [{**verl_row(), "images": "x" * 1000}])
-    (row,) = config._parquet_rows(Path(config.path))
+    (row,) = read_rows(Path(config.path), lambda present: None, ("data_source", "prompt", "reward_model.ground_truth"))
     assert set(row) == {"data_source", "prompt", "reward_model"}
     assert set(row["reward_model"]) == {"ground_truth"}
 
@@ -109,8 +110,8 @@ def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
 def test_missing_files_and_unknown_suffixes_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl: no such file"):
         QuestionFile(str(tmp_path / "nowhere.jsonl")).load()
-    with pytest.raises(ValueError, match=r"ends in \.parquet or \.jsonl, not '\.csv'"):
-        jsonl(tmp_path / "q.csv").load()
+    with pytest.raises(ValueError, match=r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"):
+        jsonl(tmp_path / "q.txt").load()
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):
@@ -129,7 +130,7 @@ def test_a_missing_column_is_named_with_those_present(tmp_path):
         QuestionFile(path, answer="gold").load()
     with pytest.raises(ValueError, match=r"no column 'reward_model\.gold'"):
         QuestionFile(path, answer="reward_model.gold").load()
-    with pytest.raises(ValueError, match=r"no column 'set'.*QuestionFile\.source \(None: the file's name\)"):
+    with pytest.raises(ValueError, match=r"no column 'set'.*QuestionFile\.source \(None: the set's own name\)"):
         QuestionFile(path, source="set").load()
 
 

@@ -1,0 +1,143 @@
+"""Question sets from files: parquet, JSONL or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..replay.trajectory import Question
+from .records import Fields, Place, distinct_questions, require_limit
+
+Rows = Iterator[Mapping[str, Any]]
+
+
+class _Number(str):
+    """A JSON number as it is written: 27.0 stays "27.0"."""
+
+    __repr__ = str.__str__
+
+
+@dataclass(frozen=True)
+class QuestionFile:
+    """A file of questions with verifiable answers.
+
+    path: .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8)
+    prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
+    answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
+    source: field of the data set's name; None, or a JSONL row without that field: the file's name without its suffix
+    limit: load the first so many distinct questions; what comes after is not looked at
+
+    A field is a name or a dotted path into nested records ("reward_model.ground_truth").
+    """
+
+    path: str
+    prompt: str = "prompt"
+    answer: str = "reward_model.ground_truth"
+    source: str | None = "data_source"
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        require_limit("QuestionFile", self.limit)
+
+    def load(self) -> list[Question]:
+        """The distinct questions in the file's order; meta["row"] is the first row (from 0) that asks each.
+
+        FileNotFoundError, or ValueError that names the file, the row or line, and the field.
+        """
+        path = Path(self.path)
+        fields = Fields("QuestionFile", self.prompt, self.answer, self.source)
+        rows = read_rows(path, lambda present: fields.check(present, str(path)), tuple(fields.needed.values()))
+        return distinct_questions(rows, fields, place_of(path), path.stem, self.limit)
+
+
+def place_of(path: Path) -> Place:
+    """Lines of a JSONL file are counted from 1, as editors do; rows of a table from 0."""
+    return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
+
+
+def read_rows(path: Path, check: Any, columns: Sequence[str]) -> Rows:
+    """The rows of a file, of a parquet file only the columns asked for.
+
+    check: called with the columns of a parquet or CSV file; raises what is wrong with them
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.absolute()}: no such file of questions (QuestionFile.path)")
+    if path.suffix == ".parquet":
+        return _parquet_rows(path, check, columns)
+    if path.suffix == ".jsonl":
+        return _jsonl_rows(path)
+    if path.suffix == ".csv":
+        return _csv_rows(path, check)
+    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}")
+
+
+def column_paths(fields: Iterable[Any]) -> Iterator[str]:
+    """The dotted paths of arrow fields, nested records included."""
+    for field in fields:
+        yield field.name
+        if str(field.type).startswith("struct<"):
+            yield from (f"{field.name}.{path}" for path in column_paths(field.type))
+
+
+def _parquet_rows(path: Path, check: Any, columns: Sequence[str]) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            check(list(column_paths(file.schema_arrow)))
+            for batch in file.iter_batches(columns=list(columns), batch_size=1024):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({' '.join(str(error).split())}); copy or make it again"
+        ) from error
+
+
+def _jsonl_rows(path: Path) -> Rows:
+    with path.open("rb") as file:  # bytes: lines end at "\n" alone, not at the U+2028 inside a question
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(
+                    line.decode(), parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant
+                )
+            except ValueError as error:
+                torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
+                raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: a row is an object {{…}}, not {record!r:.80}")
+            yield record
+
+
+def _csv_rows(path: Path, check: Any) -> Rows:
+    """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
+    csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        row = -1
+        try:
+            header = next(reader, [])
+            if len(set(header)) < len(header):
+                raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
+            check(header)
+            for row, values in enumerate(reader):
+                if len(values) != len(header):
+                    raise ValueError(
+                        f"{path}, row {row} (ends in line {reader.line_num}): {len(values)} values for the "
+                        f'{len(header)} columns {", ".join(header)}; a value with a comma stands in "quotes"'
+                    )
+                yield dict(zip(header, values, strict=True))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, after row {row}: not UTF-8 ({error}); save it as UTF-8") from error
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, row {row + 1} (line {reader.line_num}): not CSV: {error}; was it written to the end?"
+            ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

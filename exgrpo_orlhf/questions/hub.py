@@ -1,0 +1,98 @@
+"""Question sets of the Hugging Face hub, through its `datasets` library."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..replay.trajectory import Question
+from .files import column_paths
+from .records import Fields, Place, distinct_questions, require_limit
+
+logger = logging.getLogger(__name__)
+
+
+class HubError(ValueError):
+    """A set that cannot be had: says why and what to do."""
+
+
+@dataclass(frozen=True)
+class QuestionHub:
+    """A set of questions from the hub, or a local folder that `datasets.load_dataset` can open.
+
+    id: owner/name, or a folder
+    subset: one of the set's configurations ('main', 'ARC-Challenge', …); None where it has only one
+    split: 'train', 'test', …, or a part of one ('train[:1000]')
+    revision: commit, tag or branch; None: the newest. Pin it: a set that changes is another experiment
+    prompt, answer, source, limit: as in QuestionFile; the source is by default the id's name
+    """
+
+    id: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    prompt: str = "prompt"
+    answer: str = "reward_model.ground_truth"
+    source: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        require_limit("QuestionHub", self.limit)
+
+    def load(self) -> list[Question]:
+        """The distinct questions in the set's order; meta["row"] is the first row (from 0) that asks each.
+
+        HubError if the set cannot be had, ValueError that names the row and the field.
+        """
+        place = Place(f"{self.id}, split {self.split!r}", "row", 0)
+        fields = Fields("QuestionHub", self.prompt, self.answer, self.source)
+        table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
+        fields.check(list(column_paths(table.features.arrow_schema)), place.name)
+        rows = table_rows(table, tuple(fields.needed.values()))
+        return distinct_questions(rows, fields, place, Path(self.id).name, self.limit)
+
+
+def load_table(set_id: str, subset: str | None, split: str, revision: str | None, binding: str) -> Any:
+    """A `datasets.Dataset`. binding: what the user sets to mend an error, such as QuestionHub. Raises HubError."""
+    import datasets  # half a second, and only where a set comes from the hub
+    from huggingface_hub import errors
+
+    try:
+        table = datasets.load_dataset(set_id, subset, split=split, revision=revision)
+    except (datasets.exceptions.DatasetNotFoundError, errors.RepositoryNotFoundError) as error:
+        raise HubError(explain(error, set_id, f"{binding}.id")) from error
+    except ValueError as error:  # an unknown subset or split: the message lists those there are
+        said = " ".join(str(error).split())
+        raise HubError(f"{set_id}: {said}; set {binding}.subset and {binding}.split") from error
+    except (OSError, datasets.exceptions.DatasetsError, errors.HfHubHTTPError) as error:
+        raise HubError(explain(error, set_id, f"{binding}.id")) from error
+    logger.info("%s, split %r: %d rows, %s", set_id, split, len(table), table.version or "no version")
+    return table
+
+
+def table_rows(table: Any, needed: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
+    """The rows of a `datasets.Dataset`, read in batches, only the columns that hold the needed fields."""
+    columns = [column for column in table.column_names if any(f"{name}.".startswith(f"{column}.") for name in needed)]
+    for batch in table.select_columns(columns).with_format("arrow").iter(batch_size=1024):
+        yield from batch.to_pylist()
+
+
+def explain(error: Exception, set_id: str, binding: str) -> str:
+    """Why a set of the hub cannot be had, and what to do about it."""
+    said = " ".join(str(error).split())[:300]
+    lower = f"{type(error).__name__} {said}".lower()
+    if lower.startswith("gated") or "is a gated" in lower:  # an unknown set's error mentions gated ones too
+        return (
+            f"{set_id} is gated: accept its terms at https://huggingface.co/datasets/{set_id}, then log in on this "
+            f"machine with `hf auth login` ({said})"
+        )
+    if any(sign in lower for sign in ("connect", "reach", "offline", "timed out", "timeout", "name resolution")):
+        return (
+            f"{set_id}: the hub cannot be reached from here, and the set is in no local cache; run this where there "
+            f"is a network, or copy the set (`hf download --repo-type dataset {set_id} --local-dir FOLDER`) and give "
+            f"the folder instead ({said})"
+        )
+    return f"{set_id}: no such set on the hub, no folder of that name, or no access to it; check {binding} ({said})"

@@ -1,0 +1,118 @@
+"""Several question sets as one, by weight."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..replay.trajectory import Question
+from .text import normalised, normalised_answer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuestionMix:
+    """A set drawn once from several sources; training then goes through it epoch by epoch like any other set.
+
+    So an epoch sees each of the mix's questions once, its shares are the weights' to the question, and a batch has
+    them on average. Nothing is drawn twice: a source gives at most what it has. A question that an earlier source has
+    too (in the same words, text.py) is left out of the later one.
+
+    sources: references such as (@a/QuestionFile(), @b/QuestionHub())
+    weights: one number for each source, its share of the mix; None: every question of every source
+    size: questions in the mix; None: as many as the weights allow before a source runs out
+    seed: which questions of a source are drawn; its own, so that a repetition of a run (train.seed) keeps the set
+    """
+
+    sources: tuple[Any, ...]
+    weights: tuple[float, ...] | None = None
+    size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ValueError("QuestionMix.sources is empty; bind it to references such as (@a/QuestionFile(),)")
+        if self.weights is None:
+            if self.size is not None:
+                raise ValueError(f"QuestionMix.size = {self.size} needs QuestionMix.weights")
+            return
+        if len(self.weights) != len(self.sources):
+            raise ValueError(
+                f"QuestionMix.weights has {len(self.weights)} numbers for {len(self.sources)} QuestionMix.sources"
+            )
+        if not all(0 < weight < float("inf") for weight in self.weights):
+            raise ValueError(f"QuestionMix.weights must be positive numbers, got {self.weights!r}")
+        if self.size is not None and self.size < len(self.sources):
+            raise ValueError(f"QuestionMix.size must be at least 1 for each source, got {self.size!r}")
+
+    def load(self) -> list[Question]:
+        """Source by source, each in its own order. ValueError if a source has fewer questions than its share."""
+        sets = _without_repetitions([source.load() for source in self.sources])
+        counts = [len(questions) for questions in sets]
+        if self.weights is not None:
+            counts = _shares(self.weights, counts, self.size)
+        mix: list[Question] = []
+        for i, (questions, count) in enumerate(zip(sets, counts, strict=True)):
+            order = np.random.default_rng([self.seed, i]).permutation(len(questions))
+            mix += [questions[position] for position in sorted(order[:count].tolist())]
+            logger.info(
+                "QuestionMix: %d of %d questions of source %d (%s), %.1f %% of the mix",
+                *(count, len(questions), i, ", ".join(sorted({q.source for q in questions})[:3])),
+                100 * count / sum(counts),
+            )
+        return mix
+
+
+def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:
+    """Each set without the questions that an earlier one has."""
+    known: dict[str, Question] = {}
+    distinct = []
+    for i, questions in enumerate(sets):
+        new = [question for question in questions if normalised(question.prompt) not in known]
+        old = [(question, known[key]) for question in questions if (key := normalised(question.prompt)) in known]
+        other = [pair for pair in old if normalised_answer(pair[0].answer) != normalised_answer(pair[1].answer)]
+        if old:
+            logger.info("QuestionMix: source %d repeats %d questions of earlier sources: left out", i, len(old))
+        if other:
+            logger.warning(
+                "QuestionMix: %d of them have an answer that is written differently there, such as %r and %r",
+                *(len(other), other[0][0].answer, other[0][1].answer),
+            )
+        if not new:
+            raise ValueError(
+                f"QuestionMix: source {i} holds no question that the sources before it do not hold; take it out"
+            )
+        known |= {normalised(question.prompt): question for question in new}
+        distinct.append(new)
+    return distinct
+
+
+def _shares(weights: tuple[float, ...], available: list[int], size: int | None) -> list[int]:
+    """How many questions of each source: the weights' shares of the size, rounded by largest remainder."""
+    total = sum(weights)
+    most = min(int(n * total / weight + 1e-9) for n, weight in zip(available, weights, strict=True))
+    exact = [weight / total * (most if size is None else size) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: (most if size is None else size) - sum(counts)]:
+        counts[i] += 1
+    short = [i for i, (count, n) in enumerate(zip(counts, available, strict=True)) if count > n]
+    if short and size is None:  # rounding alone: one question less
+        return _shares(weights, available, most - 1)
+    if short:
+        i = short[0]
+        raise ValueError(
+            f"QuestionMix.size = {size} asks source {i} for {counts[i]} questions by its weight, and it has "
+            f"{available[i]}; with these QuestionMix.weights the size can be {most} at most"
+        )
+    if 0 in counts:
+        raise ValueError(
+            f"QuestionMix: source {counts.index(0)} would give no question: its share of {sum(counts)} is below one; "
+            "raise its number in QuestionMix.weights, or QuestionMix.size"
+        )
+    return counts

@@ -1,0 +1,146 @@
+"""A training file against test files: the table, the JSON, and the training file without what they share."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import place_of, read_rows
+from .overlap import COMMON, WORDS, Overlap, Prompt, TrainingTexts
+from .records import read_prompt
+from .text import plain_text
+
+
+@dataclass(frozen=True)
+class PromptColumn:
+    """A file and the field of its questions."""
+
+    path: Path
+    field: str
+
+    def read(self) -> list[Prompt]:
+        """Every row's prompt, repetitions too. FileNotFoundError, ValueError with place and field."""
+        place = place_of(self.path)
+        mend = f"{self.path}:FIELD on the command line"
+
+        def check(present: list[str]) -> None:
+            if self.field not in present:
+                raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(present)}; give {mend}")
+
+        prompts = [
+            read_prompt(row, place.of(i), mend, self.field)
+            for i, row in enumerate(read_rows(self.path, check, (self.field,)))
+        ]
+        if not prompts:
+            raise ValueError(f"{self.path} holds no questions; was it written to the end?")
+        return prompts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a training file shares with each test file. train_rows: of the training file, by any of them."""
+
+    train: PromptColumn
+    rows: int
+    tests: tuple[tuple[PromptColumn, Overlap, Sequence[Prompt]], ...]
+    train_rows: frozenset[int]
+    common: int
+    seconds: float
+
+    def table(self) -> str:
+        names = [str(column.path) for column, _, _ in self.tests]
+        width = max(len("test set"), *map(len, names))
+        lines = [
+            f"{self.train.path}: {self.rows:,} rows; {WORDS}-gram: a run of {WORDS} words in common that at most "
+            f"{COMMON} training questions have",
+            "",
+            f"{'test set':{width}}  questions   exact  {WORDS}-gram  together  under {WORDS} words  training rows",
+        ]
+        for name, (_, overlap, _) in zip(names, self.tests, strict=True):
+            exact, runs = overlap.count("exact"), overlap.count("13-gram")
+            share = f"{100 * (exact + runs) / overlap.questions:.1f} %"
+            lines.append(
+                f"{name:{width}}  {overlap.questions:9,}  {exact:6,}  {runs:7,}  {share:>8}  {overlap.short:14,}  "
+                f"{len(overlap.train_rows):13,}"
+            )
+        lines += [
+            "",
+            f"{len(self.train_rows):,} of {self.rows:,} training rows overlap, {self.rows - len(self.train_rows):,} "
+            f"are clean ({self.common:,} runs left aside as phrases, {self.seconds:.1f} s)",
+        ]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "train": str(self.train.path),
+            "train_rows": self.rows,
+            "train_rows_overlapping": len(self.train_rows),
+            "words_of_a_run": WORDS,
+            "common_above": COMMON,
+            "common_runs": self.common,
+            "seconds": round(self.seconds, 2),
+            "tests": [
+                {
+                    "test": str(column.path),
+                    "questions": overlap.questions,
+                    "exact": overlap.count("exact"),
+                    "ngram": overlap.count("13-gram"),
+                    "short": overlap.short,
+                    "train_rows_overlapping": len(overlap.train_rows),
+                    "hits": [
+                        {**asdict(hit), "question": plain_text(prompts[hit.test_row])[:160]} for hit in overlap.hits
+                    ],
+                }
+                for column, overlap, prompts in self.tests
+            ],
+        }
+
+
+def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
+    """seconds: reading included."""
+    began = time.monotonic()
+    prompts = train.read()
+    index = TrainingTexts(prompts)
+    done = []
+    for column in tests:
+        asked = column.read()
+        done.append((column, index.overlap(asked), asked))
+    touched = frozenset(row for _, overlap, _ in done for row in overlap.train_rows)
+    return Report(train, len(prompts), tuple(done), touched, index.common, time.monotonic() - began)
+
+
+def check_clean_path(train: Path, clean: Path) -> None:
+    """Raises ValueError for a file that the clean subset cannot be written to."""
+    if clean.suffix != train.suffix:
+        raise ValueError(f"{clean}: the clean subset keeps the form of {train}; its name ends in {train.suffix}")
+    if clean.exists() and clean.resolve() == train.resolve():
+        raise ValueError(f"{clean} is the training file itself; give another name")
+
+
+def write_without(train: Path, rows: Collection[int], clean: Path) -> None:
+    """The training file without these rows, all its columns kept; it appears whole or not at all."""
+    clean.parent.mkdir(parents=True, exist_ok=True)
+    partial = clean.with_name(f".unfinished-{clean.name}")
+    if train.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(train)
+        pq.write_table(table.take([row for row in range(table.num_rows) if row not in rows]), partial)
+    elif train.suffix == ".jsonl":
+        with train.open("rb") as file, partial.open("wb") as kept:
+            kept.writelines(line for row, line in enumerate(file) if row not in rows)
+    else:
+        with (
+            train.open(encoding="utf-8-sig", newline="") as file,
+            partial.open("w", encoding="utf-8", newline="") as to,
+        ):
+            reader = csv.reader(file, strict=True)
+            writer = csv.writer(to)
+            writer.writerow(next(reader))
+            writer.writerows(values for row, values in enumerate(reader) if row not in rows)
+    os.replace(partial, clean)

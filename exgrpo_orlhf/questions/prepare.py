@@ -1,0 +1,211 @@
+"""Public sets from the hub into one folder: verl's parquet layout, and a manifest that says what each file is.
+
+A file appears whole or not at all, and its manifest entry after it: an interrupted preparation is simply done again. A
+set whose file is as the manifest says is left alone, without asking the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .catalogue import PublicSet
+from .files import QuestionFile
+from .hub import HubError, explain, load_table
+from .records import fingerprint
+
+MANIFEST = "manifest.json"
+LAYOUT = 1  # raise it when the same rows would be written differently
+_DROPPED_AT_MOST = 0.01  # of the rows: more than that is no blemish of the set, but a wrong column
+
+
+class PrepareError(ValueError):
+    """A set that cannot be prepared: says which, why, and how to mend it."""
+
+
+def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: bool = False) -> tuple[str, bool]:
+    """Make <out>/<name>.parquet, unless it is there as the manifest says. Returns a line for the user, and if made.
+
+    copies: a folder that holds the sets as <owner>/<name>, in place of the hub
+    any_rows: take the set also with another number of rows than the catalogue says
+    Raises PrepareError, HubError.
+    """
+    manifest = read_manifest(out)
+    known = manifest.get(public.name)
+    path = out / f"{public.name}.parquet"
+    if known and _is_as_said(known, path, public):
+        return f"{known['rows']:,} rows, as in {MANIFEST}: nothing to do", False
+
+    wanted = public.revision or (known or {}).get("revision")
+    if copies:
+        folder = copies / public.id
+        if not folder.is_dir():
+            raise PrepareError(
+                f"{folder}: no such folder; copy the set there: hf download --repo-type dataset {public.id} "
+                f"--local-dir {folder}" + (f" --revision {wanted}" if wanted else "")
+            )
+        where, revision = str(folder), None
+        table = load_table(where, public.subset, public.split, None, "the entry in exgrpo_orlhf/questions/catalogue.py")
+    else:
+        where, revision = public.id, _revision(public.id, wanted)
+        table = load_table(public.id, public.subset, public.split, revision, "exgrpo_orlhf/questions/catalogue.py")
+    _check_columns(public, list(table.column_names))
+    low, high = public.rows
+    if not low <= len(table) <= high and not any_rows:
+        raise PrepareError(
+            f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
+            f"set has changed, or the copy is not whole; look at it, then take it as it is with --any-rows"
+        )
+    rows, dropped = convert(public, table.select_columns(list(public.columns)))
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / f".unfinished-{public.name}.parquet"
+    _write_parquet(rows, partial)
+    questions = QuestionFile(str(partial)).load()  # what was written is a question set, or it stays unfinished
+    digest = _sha256(partial)
+    os.replace(partial, path)
+    entry = {
+        "file": path.name,
+        "role": public.role,
+        "source": public.id,
+        "subset": public.subset,
+        "split": public.split,
+        "revision": revision,
+        "copied_from": where if copies else None,
+        "rows": len(table),
+        "dropped": dict(dropped),
+        "distinct_questions": len(questions),
+        "licence": public.licence,
+        "layout": LAYOUT,
+        "sha256": digest,
+        "fingerprint": fingerprint(questions),
+    }
+    _write_manifest(out, {**read_manifest(out), public.name: entry})
+    lost = "".join(f", {count} {why}" for why, count in dropped.items())
+    return f"{len(table):,} rows, {len(questions):,} distinct questions{lost} → {path} ({public.licence})", True
+
+
+def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Rows in verl's layout, and how many were left out and why: without an answer, or contradicting another row.
+
+    Raises PrepareError where a row is not of the form the conversion expects, or where too many are left out.
+    """
+    found: list[tuple[int, str, str]] = []
+    answers: dict[str, set[str]] = {}
+    dropped: Counter[str] = Counter()
+    count = 0
+    for index, row in enumerate(table):
+        count += 1
+        try:
+            question, answer = public.convert(row)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise PrepareError(
+                f"{public.id}, row {index}: not of the form expected of {', '.join(public.columns)} "
+                f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
+            ) from error
+        if not question.strip() or not answer.strip():
+            dropped["without question or answer"] += 1
+            continue
+        found.append((index, question, answer))
+        answers.setdefault(question, set()).add(answer)
+    kept = [item for item in found if len(answers[item[1]]) == 1]
+    if len(kept) < len(found):
+        dropped["contradicting each other"] = len(found) - len(kept)
+    if sum(dropped.values()) > max(_DROPPED_AT_MOST * count, 1) or not kept:
+        left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
+        raise PrepareError(
+            f"{public.id}: of {count:,} rows {left_out or 'none is there'}; are {', '.join(public.columns)} still what "
+            "they were? See exgrpo_orlhf/questions/catalogue.py"
+        )
+    rows = [
+        {
+            "data_source": public.name,
+            "prompt": [{"role": "user", "content": question}],
+            "ability": public.ability,
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"index": index, "split": public.split},
+        }
+        for index, question, answer in kept
+    ]
+    return rows, dropped
+
+
+def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
+    """name → what the file is. Raises PrepareError if it cannot be read."""
+    path = out / MANIFEST
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise PrepareError(f"{path}: not JSON ({error}); remove it, and the sets are prepared again") from error
+
+
+def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool:
+    same = (known["source"], known["subset"], known["split"], known["layout"]) == (
+        *(public.id, public.subset, public.split),
+        LAYOUT,
+    )
+    same_revision = public.revision is None or known["revision"] in (None, public.revision)
+    return same and same_revision and path.is_file() and _sha256(path) == known["sha256"]
+
+
+def _revision(set_id: str, wanted: str | None) -> str:
+    """The full commit. One short question to the hub, so that what is wrong is said at once. Raises HubError."""
+    import httpx
+    from huggingface_hub import HfApi, errors
+
+    try:
+        return str(HfApi().dataset_info(set_id, revision=wanted, timeout=30).sha)
+    except (httpx.HTTPError, OSError, errors.HfHubHTTPError) as error:
+        raise HubError(explain(error, set_id, "exgrpo_orlhf/questions/catalogue.py")) from error
+
+
+def _check_columns(public: PublicSet, present: list[str]) -> None:
+    missing = [column for column in public.columns if column not in present]
+    if missing:
+        raise PrepareError(
+            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}: it has "
+            f"changed since its entry {public.name!r} in exgrpo_orlhf/questions/catalogue.py was written; mend the "
+            "entry, or pin an earlier revision there"
+        )
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.string()
+    message = pa.struct([("role", text), ("content", text)])
+    schema = pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(message)),
+            ("ability", text),
+            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
+            ("extra_info", pa.struct([("index", pa.int64()), ("split", text)])),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    _sync(path)
+
+
+def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
+    partial = out / f".unfinished-{MANIFEST}"
+    partial.write_text(json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    _sync(partial)
+    os.replace(partial, out / MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

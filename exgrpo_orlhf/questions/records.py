@@ -1,0 +1,182 @@
+"""From records of any source to distinct questions. What is wrong is said at once, with the place and the gin binding.
+
+A question that occurs again with the same answer is merged into the first, also where it is set differently
+(text.py). The very same prompt with another answer is an error, since one of the two is wrong and training on it
+would teach that. Prompts that only look alike and have different answers both stay: "reverse Ab" is not "reverse aB".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..replay.trajectory import Message, Question
+from .text import normalised, normalised_answer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where a record has its question, gold answer and source: names, or dotted paths into nested records.
+
+    owner: the class whose gin bindings these are
+    """
+
+    owner: str
+    prompt: str
+    answer: str
+    source: str | None
+
+    @property
+    def needed(self) -> dict[str, str]:
+        """binding → field, of those that are bound"""
+        given = {"prompt": self.prompt, "answer": self.answer, "source": self.source}
+        return {binding: name for binding, name in given.items() if name is not None}
+
+    def check(self, present: list[str], where: str) -> None:
+        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
+        for binding, name in self.needed.items():
+            if name not in present:
+                raise ValueError(
+                    f"{where}: no column {name!r}, there are {', '.join(present)}; set {self.owner}.{binding}"
+                    + (" (None: the set's own name)" if binding == "source" else "")
+                )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where records stand: of what, what one is called, the number of the first one."""
+
+    name: str
+    unit: str
+    first: int
+
+    def of(self, row: int) -> str:
+        return f"{self.name}, {self.unit} {row + self.first}"
+
+
+class _Missing:
+    """What a field without a value gives, told from null. names: the fields that are there."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = ", ".join(names)
+
+
+def distinct_questions(
+    records: Iterable[Mapping[str, Any]], fields: Fields, place: Place, default_source: str, limit: int | None
+) -> list[Question]:
+    """The distinct questions in the records' order; meta["row"] is the first row (from 0) that asks each.
+
+    limit: the first so many; what comes after is not looked at
+    Raises ValueError that names the place and the field.
+    """
+    questions: list[Question] = []
+    alike: dict[str, list[Question]] = {}
+    repeated = respelled = 0
+    for row, record in enumerate(records):
+        question = _question(record, row, place.of(row), fields, default_source)
+        group = alike.setdefault(normalised(question.prompt), [])
+        known = _known(question, group, place)
+        if known:
+            repeated += 1
+            respelled += known.prompt != question.prompt
+        else:
+            group.append(question)
+            questions.append(question)
+        if len(questions) == limit:
+            break
+    if not questions:
+        raise ValueError(f"{place.name} holds no questions; was it written to the end?")
+    if repeated:
+        told = f" ({respelled} of them set differently)" if respelled else ""
+        logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, told)
+    return questions
+
+
+def fingerprint(questions: Iterable[Question]) -> str:
+    """Hash of the questions' ids in their order, 32 hexadecimal digits: equal for equal sets in equal order."""
+    return hashlib.blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
+
+
+def require_limit(owner: str, limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"{owner}.limit = {limit}; allowed: at least 1, or None for all")
+
+
+def field_value(record: Mapping[str, Any], name: str) -> Any:
+    """The value at a dotted path, `_Missing` where the path ends early."""
+    if name in record:  # a dot may be part of a plain name
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _Missing(value if isinstance(value, dict) else record)
+        value = value[part]
+    return value
+
+
+def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) -> str | tuple[Message, ...]:
+    """The prompt as a question keeps it: its text, or (role, content) pairs.
+
+    binding: what the user sets to name another field
+    Raises ValueError that begins with `where`.
+    """
+    value = field_value(record, name)
+    if isinstance(value, _Missing):
+        raise ValueError(f"{where}: no field {name!r}, there are {value.names}; set {binding}")
+    return _prompt(value, f"{where}: field {name!r}")
+
+
+def _known(question: Question, group: list[Question], place: Place) -> Question | None:
+    """The question of the group that this one repeats."""
+    for known in group:
+        if known.prompt == question.prompt and known.answer != question.answer:
+            rows = " and ".join(str(q.meta["row"] + place.first) for q in (known, question))
+            raise ValueError(
+                f"{place.name}: {place.unit}s {rows} ask the same question with the answers {known.answer!r} and "
+                f"{question.answer!r}; remove the wrong one: {question.prompt!r:.300}"
+            )
+    answer = normalised_answer(question.answer)
+    return next((known for known in group if normalised_answer(known.answer) == answer), None)
+
+
+def _question(record: Mapping[str, Any], row: int, where: str, fields: Fields, default_source: str) -> Question:
+    prompt = read_prompt(record, where, f"{fields.owner}.prompt", fields.prompt)
+    answer = field_value(record, fields.answer)
+    if isinstance(answer, _Missing):
+        raise ValueError(f"{where}: no field {fields.answer!r}, there are {answer.names}; set {fields.owner}.answer")
+    if type(answer) is int:
+        answer = str(answer)
+    if not isinstance(answer, str) or not answer.strip():
+        raise ValueError(
+            f"{where}: field {fields.answer!r} is {answer!r:.80}; a gold answer is text that is not empty (a decimal "
+            "number in parquet too: write it as text, as a grader should read it)"
+        )
+    source = default_source if fields.source is None else field_value(record, fields.source)
+    if isinstance(source, _Missing):
+        source = default_source
+    if type(source) is not str or not source:
+        raise ValueError(f"{where}: field {fields.source!r} is {source!r:.80}; a source is the data set's name")
+    return Question.make(source, prompt, str(answer), {"row": row})
+
+
+def _prompt(value: Any, where: str) -> str | tuple[Message, ...]:
+    if type(value) is str:  # and no number
+        if not value.strip():
+            raise ValueError(f"{where} is empty; remove the row")
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError(f'{where} is {value!r:.80}; a prompt is text or a list of {{"role": …, "content": …}}')
+    messages = []
+    for message in value:
+        given = {name: part for name, part in message.items() if part is not None} if isinstance(message, dict) else {}
+        if set(given) != {"role", "content"} or not all(type(part) is str for part in given.values()):
+            raise ValueError(f'{where} has the message {message!r:.80}; a message is {{"role": text, "content": text}}')
+        messages.append((given["role"], given["content"]))
+    if not messages[-1][1].strip():
+        raise ValueError(f"{where} ends in an empty message; remove the row")
+    return tuple(messages)
