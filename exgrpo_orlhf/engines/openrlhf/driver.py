@@ -95,6 +95,8 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     started: dict[str, Any] = {"address": address}
     if address == "local":
         started |= {"include_dashboard": False}
+        # A vLLM engine's worker is a process of its own: it would outlive an engine that was killed, with its memory.
+        os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
     try:
