@@ -40,7 +40,7 @@ def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequ
 
         experiences.append(
             Experience(
-                sequences=torch.tensor([[*forward.prompt, *forward.response.tolist()]]),
+                sequences=torch.from_numpy(np.concatenate([forward.prompt, forward.response]).astype(np.int64))[None],
                 attention_mask=torch.ones(1, length, dtype=torch.long),
                 action_mask=spread(1).long(),
                 action_log_probs=spread(logprobs),
