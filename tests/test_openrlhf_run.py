@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import openrlhf_bench  # noqa: F401
@@ -22,6 +23,7 @@ from exgrpo_orlhf import checkpoints
 pytestmark = pytest.mark.openrlhf
 
 CHECKED = ROOT / "tests" / "openrlhf_checked.py"
+MARK = "EXGRPO_TEST_RUN"  # in the environment of all that a run starts
 
 
 def bindings(model: Path, *more: str, **flags) -> list[str]:
@@ -32,8 +34,11 @@ def start(run: Path, resume: bool, *arguments: str) -> subprocess.Popen:
     run.parent.mkdir(parents=True, exist_ok=True)
     log = (run.parent / f"{run.name}.log").open("a")
     command = [sys.executable, str(CHECKED), str(run), str(int(resume)), *arguments]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKED.parent}"}
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKED.parent}", MARK: mark}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    process.mark = mark
+    return process
 
 
 def log_of(run: Path) -> str:
@@ -45,27 +50,32 @@ def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
     try:
         assert process.wait(timeout=240) == status, log_of(run)[-6000:]
     finally:
-        left = of_session(process.pid)
         end = time.monotonic() + 20
-        while left and time.monotonic() < end:
+        while (left := of_session(process)) and time.monotonic() < end:
             time.sleep(0.5)
-            left = [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        for p in left:
-            p.kill()
+        for one in left:
+            one.kill()
     assert not left, left
     return log_of(run)
 
 
-def of_session(pid: int) -> list[psutil.Process]:
-    """Processes that a driver started, alive or not, by the mark that it leaves in their environment."""
+def of_session(process: subprocess.Popen) -> list[psutil.Process]:
+    """What a driver started, however far down and whoever is its parent now: all of it has the driver's environment."""
     found = []
-    for process in psutil.process_iter():
+    for one in psutil.process_iter():
         try:
-            if os.getpgid(process.pid) == pid or pid in [parent.pid for parent in process.parents()]:
-                found.append(process)
-        except (psutil.Error, ProcessLookupError):
+            if one.pid != process.pid and one.environ().get(MARK) == process.mark and alive(one):
+                found.append(one)
+        except psutil.Error:  # ended meanwhile, or somebody else's
             continue
-    return [process for process in found if process.pid != pid]
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def rows(run: Path) -> list[dict]:
@@ -101,7 +111,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     arguments = bindings(warm_model, **{"algo.advantage.is_correction_level": "token"})
     process = start(run, False, *arguments)
     wait_for(lambda: 2 in checkpoints.find(run) and rows(run)[-1]["step"] >= 3, process, run)
-    started = of_session(process.pid)
+    started = of_session(process)
     os.killpg(process.pid, signal.SIGKILL)
     psutil.wait_procs(started, timeout=30)
     saved = max(checkpoints.find(run))
@@ -159,7 +169,7 @@ def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_la
     run = tmp_path / "run"
     process = start(run, False, *bindings(warm_model, "train.steps = 1000", "train.save_every = 1", "train.keep = 1"))
     wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
-    engines = [p for p in of_session(process.pid) if any("CpuRolloutRayActor" in part for part in p.cmdline())]
+    engines = [p for p in of_session(process) if any("CpuRolloutRayActor" in part for part in p.cmdline())]
     assert engines
     for engine in engines:
         engine.kill()

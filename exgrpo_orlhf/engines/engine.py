@@ -43,6 +43,10 @@ class NonFiniteUpdate(ArithmeticError):
         return type(self), (str(self), self.dump)  # an exception comes back from another process by its arguments
 
 
+class EngineLost(RuntimeError):
+    """An actor or engine of another process that died, failed or does not answer."""
+
+
 class Engine(Protocol):
     """whole_batches: it cannot make an optimiser step of fewer questions than train.questions_per_step"""
 

@@ -15,7 +15,6 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
-from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from ...objective import MixedPolicyLoss, token_stats
 from ..rows import ForwardRow
@@ -55,19 +54,13 @@ class MixedActorTrainer(ActorPPOTrainer):
         )
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
-        if loss_batch_info is None:  # dynamic batches; before the mask changes, for every response token counts
-            loss_batch_info = get_loss_batch_info(
-                self.strategy,
-                experience.action_mask,
-                replay_buffer=self.replay_buffer,
-                step=step,
-                dynamic_batch=self.args.train.dynamic_batch_enable,
-            )
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
         # A row that could not be graded: none of its tokens is in the loss, though the normaliser has counted them.
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)
         experience.action_mask = experience.action_mask * in_loss[:, None].to(experience.action_mask.dtype)
-        return super().training_step(experience, kl_ctl, step, loss_batch_info)
+        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row.
+        return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
 
 
 def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
@@ -165,7 +158,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         norms = self.guard.norms
         return {
             **status,
-            **update_metrics(totals, self.strategy.world_size, loss.correction.level != "off"),
+            **update_metrics(totals, self.strategy.world_size, len(norms), loss.correction.level != "off"),
             "policy/grad_norm": float(np.mean(norms)),
             "policy/skipped_updates": float(self.guard.skipped),
             "policy/learning_rate": self.guard.rate,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from openrlhf.cli import train_ppo_ray
 from openrlhf.trainer import ppo_trainer
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from ...experiment import Experiment
 from ...run_control import StopRequest
@@ -62,8 +63,10 @@ def drive(
             cause = error.cause
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
-            if isinstance(cause, RayActorError | EngineLost) or not isinstance(cause, Exception):
-                raise EngineLost(_with_logs(str(cause).strip())) from error
+            if isinstance(cause, EngineLost):
+                raise EngineLost(_with_logs(str(cause))) from error
+            if isinstance(cause, RayError) or not isinstance(cause, Exception):  # a dead actor, a full object store
+                raise EngineLost(_with_logs(f"{type(cause).__name__}: {str(cause).strip()}")) from error
             log.error("%s", error)
             raise cause from None
         except RayError as error:
@@ -96,9 +99,15 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     if address == "local":
         started |= {"include_dashboard": False}
         # A vLLM engine's worker is a process of its own: it would outlive an engine that was killed, with its memory.
-        os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
+        os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address:  # Ray itself would try for twelve minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, ValueError) as error:
+            raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
     except (ConnectionError, RayError, RuntimeError, TimeoutError) as error:

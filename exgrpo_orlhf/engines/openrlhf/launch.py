@@ -101,6 +101,8 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
         from . import cpu
 
         given |= cpu.FLAGS
+    if given.get("vllm.num_engines") is None:  # its default, which OpenRLHF's check of packing cannot compare with 0
+        raise LaunchError("OpenRLHF.flags: vllm.num_engines must be given: responses come from vLLM engines")
     wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
     said = io.StringIO()
     try:
@@ -167,6 +169,14 @@ def needed_gpus(args: Any) -> int:
             "vLLM engines"
         )
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
+    shared = args.train.colocate_all or args.train.colocate_actor_ref
+    layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]
+    if args.algo.kl.init_coef > 0 and shared and layouts[0] != layouts[1]:
+        raise LaunchError(
+            "OpenRLHF.flags: train.colocate_all and train.colocate_actor_ref put the reference model on the actors' "
+            f"GPUs, but ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, "
+            f"actor.num_gpus_per_node = {layouts[0]}"
+        )
     if args.train.colocate_all:
         if actor != engines:
             raise LaunchError(
@@ -177,11 +187,6 @@ def needed_gpus(args: Any) -> int:
     if args.algo.kl.init_coef <= 0:
         return actor + engines
     reference = args.ref.num_nodes * args.ref.num_gpus_per_node
-    if args.train.colocate_actor_ref and reference != actor:
-        raise LaunchError(
-            f"OpenRLHF.flags: train.colocate_actor_ref needs as many reference GPUs as actor GPUs, got {reference} "
-            f"(ref.num_nodes · ref.num_gpus_per_node) and {actor}"
-        )
     return actor + engines + (0 if args.train.colocate_actor_ref else reference)
 
 
@@ -205,6 +210,20 @@ def _check_shapes(x: Experiment, args: Any) -> None:
             )
     if args.ds.zero_stage not in (2, 3):
         raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 2 or 3, got {args.ds.zero_stage}")
+    if given.get("ds.param_dtype", "bf16") != "bf16":
+        raise LaunchError(f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {given['ds.param_dtype']!r}")
+    from openrlhf.models import PolicyLoss  # says which of the correction's flags go together
+
+    advantage = args.algo.advantage
+    try:
+        PolicyLoss(
+            is_correction_level=advantage.is_correction_level,
+            is_correction_mode=advantage.is_correction_mode,
+            is_correction_gating=advantage.is_correction_gating,
+            is_correction_threshold=advantage.is_correction_threshold,
+        )
+    except ValueError as error:
+        raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
     if args.train.enable_ema and args.ds.zero_stage == 3:
         raise LaunchError(
             "OpenRLHF.flags: train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because "

@@ -156,7 +156,7 @@ class MixedLoss(nn.Module):
         return loss, clip_ratio, kl, vllm_kl, filtered
 
 
-def update_metrics(totals: dict[str, float], ranks: int, corrected: bool) -> dict[str, float]:
+def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: bool) -> dict[str, float]:
     """From `MixedLoss.totals` summed over all ranks to the metrics of an update.
 
     corrected: with a train/rollout correction also the mean distance of the engines' log-probs from the trainer's,
@@ -165,7 +165,7 @@ def update_metrics(totals: dict[str, float], ranks: int, corrected: bool) -> dic
     tokens = max(totals["fresh_tokens"], 1)
     filtered = totals["corrected"] / tokens
     return {
-        "policy/loss": totals["loss"] / ranks,  # every rank's share was multiplied by their number
+        "policy/loss": totals["loss"] / ranks / steps,  # every rank's share was multiplied by their number
         "policy/clip_share": totals["clipped"] / tokens,
         "policy/approx_kl": totals["kl"] / tokens,
         **({"rollout/logprob_gap": totals["gap"] / tokens, "rollout/filtered_share": filtered} if corrected else {}),

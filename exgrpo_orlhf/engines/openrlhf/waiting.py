@@ -7,9 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-
-class EngineLost(RuntimeError):
-    """An actor or engine that died, failed or does not answer."""
+from ..engine import EngineLost
 
 
 def answer(references: Any, who: str, timeout: float) -> Any:
