@@ -63,10 +63,11 @@ def drive(
             cause = error.cause
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
-            if isinstance(cause, EngineLost):
-                raise EngineLost(_with_logs(str(cause))) from error
-            if isinstance(cause, RayError) or not isinstance(cause, Exception):  # a dead actor, a full object store
-                raise EngineLost(_with_logs(f"{type(cause).__name__}: {str(cause).strip()}")) from error
+            said = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
+            if dead := _dead_soon():  # what failed elsewhere, such as a broken connection, came of that
+                raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}")) from error
+            if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):  # a full object store, say
+                raise EngineLost(said) from error
             log.error("%s", error)
             raise cause from None
         except RayError as error:
@@ -203,6 +204,14 @@ def _dead_actors() -> list[tuple[str, int]]:
     """Names and process ids of this job's actors that died, the first to die first."""
     dead = sorted((actor for actor in _actors() if actor["State"] == "DEAD"), key=lambda actor: actor["EndTime"])
     return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
+
+
+def _dead_soon() -> list[tuple[str, int]]:
+    """The same after a failure: Ray may hear of the death a moment later than those who talked to the dead one."""
+    end = time.monotonic() + 3 * _POLL_SECONDS
+    while not (dead := _dead_actors()) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS / 10)
+    return dead
 
 
 def _actors() -> list[dict[str, Any]]:
