@@ -118,6 +118,9 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
         ) from error
     try:
         yield
+    except BaseException:
+        _kill_actors()  # or Ray's shutdown would wait for their tasks, which may never end
+        raise
     finally:
         _shut_down()
 
@@ -141,8 +144,7 @@ def _await_gpus(gpus: int, patience: float) -> None:
 
 
 def _shut_down() -> None:
-    """Ray's shutdown can wait for tasks that never end, or for a wait that was interrupted: it is not waited for."""
-    _kill_actors()
+    """Ray's shutdown can hang after a wait that was interrupted: it is not waited for."""
     shutdown = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     shutdown.start()
     shutdown.join(_PATIENCE)
