@@ -48,10 +48,10 @@ from trl import GRPOConfig, GRPOTrainer
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import LocalEngine
 from exgrpo_orlhf.engines.local.forward import ForwardRow
+from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
 from exgrpo_orlhf.replay import MixedBatch, Plan
 from exgrpo_orlhf.tasks.modular_chains import grade
-from exgrpo_orlhf.experiment import Experiment
 
 B, K = 32, 8
 TRL_ROWS = 64  # in one forward and backward pass

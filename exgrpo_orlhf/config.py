@@ -88,7 +88,7 @@ _GIN: dict[str, Callable[..., Any]] = {
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
 FREE_TO_CHANGE = re.compile(
     r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|Tracking\.\w+"
-    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout))$"
+    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout)|Verifier\.(workers|max_failed_share))$"
 )
 
 _HOW_TO_BIND = "add it to a gin file, or give it with --set"

@@ -154,7 +154,13 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     """Bindings reach the Ray workers: the trainer scores no candidate, the actor skips every update."""
     run = tmp_path / "run"
     flags = {"train.colocate_all": True, "ds.zero_stage": 3}
-    more = ("TrajectorySelector.by = 'random'", "Optimizer.skip_above_grad_norm = 1e-9", "train.steps = 1000")
+    more = ["TrajectorySelector.by = 'random'", "Optimizer.skip_above_grad_norm = 1e-9", "train.steps = 1000"]
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': [float(q.endswith('#' + gold)) for q, gold in zip(queries, labels)]}\n"
+    )
+    more += ["Verifier.kind = 'function'", f"Verifier.function = {str(reward)!r}"]
     process = start(run, False, *bindings(warm_model, *more, **flags))
     wait_for(lambda: (run / "metrics.jsonl").exists() and rows(run)[-1]["step"] >= 3, process, run)
     process.send_signal(signal.SIGTERM)
@@ -162,12 +168,15 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     done = rows(run)
     assert done[-1]["step"] == max(checkpoints.find(run)) < 1000
     assert all(row["policy/skipped_updates"] == 1 and row["replay/candidates_scored"] == 0 for row in done[1:])
+    assert sum(row["reward/mean"] for row in done[1:]) > 0
+    assert all(row["reward/ungradable"] == 0 for row in done[1:])
     assert_every_sync_arrived(run, 3)
 
 
 def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_last_checkpoint(warm_model, tmp_path):
     run = tmp_path / "run"
-    process = start(run, False, *bindings(warm_model, "train.steps = 1000", "train.save_every = 1", "train.keep = 1"))
+    more = ("train.steps = 1000", "train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
+    process = start(run, False, *bindings(warm_model, *more))
     wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
     engines = [p for p in of_session(process) if any("RolloutRayActor" in part for part in p.cmdline())]
     assert engines
@@ -187,7 +196,7 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
     (run / "fill-the-store").touch()
     monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
     monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.001")  # Ray takes the disk for full, and has no way out
-    process = start(run, False, *bindings(warm_model))
+    process = start(run, False, *bindings(warm_model, "Verifier.kind = 'choice'"))
     log = finish(process, run, 1)
     error = log[log.rindex("error: ") :]
     assert "OutOfDiskError" in error or "ObjectStoreFullError" in error

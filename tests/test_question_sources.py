@@ -21,6 +21,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.fresh import FreshQuestions
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
 from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.training import train
 
 
@@ -336,3 +337,23 @@ def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(
     again = config.load([run / "config.gin"])
     assert again.config_hash == experiment.config_hash
     assert fingerprint(again.questions.load()) == fingerprint(experiment.questions.load())
+
+
+# -- what a verifier wants besides the answer ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
+    """Options by their texts: without them 'Paris' is no letter."""
+    path = tmp_path / f"cities.{suffix}"
+    row = {"question": "Capital of France?", "answer": "B", "extra": {"options": ["Rome", "Paris"]}}
+    if suffix == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    fields = {"prompt": "question", "answer": "answer", "source": None}
+    (question,) = QuestionFile(str(path), **fields, meta=("extra.options",)).load()
+    assert question.meta["options"] == ["Rome", "Paris"]
+    assert Verifier("choice").grade(question, "The answer is \\boxed{Paris}.").correct
+    with pytest.raises(ValueError, match=r"no (field|column) 'extra\.tests'.*QuestionFile\.meta"):
+        QuestionFile(str(path), **fields, meta=("extra.tests",)).load()

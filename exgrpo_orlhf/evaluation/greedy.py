@@ -23,8 +23,9 @@ def greedy_accuracy(
     """
     correct: dict[str, list[bool]] = defaultdict(list)
     sound: list[bool] = []
-    for question, rollout in zip(questions, answer(questions), strict=True):
-        grade = verifier.grade(question, decode(rollout.token_ids))
+    responses = [decode(rollout.token_ids) for rollout in answer(questions)]
+    grades = verifier.grade_all(list(zip(questions, responses, strict=True)))
+    for question, grade in zip(questions, grades, strict=True):
         correct["eval/greedy_accuracy"].append(grade.correct)
         if "operands" in question.meta:
             correct[f"eval/greedy_accuracy_{question.meta['operands']}_operands"].append(grade.correct)

@@ -30,6 +30,7 @@ class QuestionFile:
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
     source: field of the data set's name; None, or a JSONL row without that field: the file's name without its suffix
     limit: load the first so many distinct questions; what comes after is not looked at
+    meta: further fields that a verifier wants, such as ('options',) for 'choice' or ('tests',) for 'code'
 
     A field is a name or a dotted path into nested records ("reward_model.ground_truth").
     """
@@ -39,6 +40,7 @@ class QuestionFile:
     answer: str = "reward_model.ground_truth"
     source: str | None = "data_source"
     limit: int | None = None
+    meta: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_limit("QuestionFile", self.limit)
@@ -49,8 +51,8 @@ class QuestionFile:
         FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
-        fields = Fields("QuestionFile", self.prompt, self.answer, self.source)
-        rows = read_rows(path, lambda present: fields.check(present, str(path)), tuple(fields.needed.values()))
+        fields = Fields("QuestionFile", self.prompt, self.answer, self.source, tuple(self.meta))
+        rows = read_rows(path, lambda present: fields.check(present, str(path)), fields.columns)
         return distinct_questions(rows, fields, place_of(path), path.stem, self.limit)
 
 

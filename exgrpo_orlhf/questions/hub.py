@@ -27,7 +27,7 @@ class QuestionHub:
     subset: one of the set's configurations ('main', 'ARC-Challenge', …); None where it has only one
     split: 'train', 'test', …, or a part of one ('train[:1000]')
     revision: commit, tag or branch; None: the newest. Pin it: a set that changes is another experiment
-    prompt, answer, source, limit: as in QuestionFile; the source is by default the id's name
+    prompt, answer, source, limit, meta: as in QuestionFile; the source is by default the id's name
     """
 
     id: str
@@ -38,6 +38,7 @@ class QuestionHub:
     answer: str = "reward_model.ground_truth"
     source: str | None = None
     limit: int | None = None
+    meta: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_limit("QuestionHub", self.limit)
@@ -48,10 +49,10 @@ class QuestionHub:
         HubError if the set cannot be had, ValueError that names the row and the field.
         """
         place = Place(f"{self.id}, split {self.split!r}", "row", 0)
-        fields = Fields("QuestionHub", self.prompt, self.answer, self.source)
+        fields = Fields("QuestionHub", self.prompt, self.answer, self.source, tuple(self.meta))
         table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
         fields.check(list(column_paths(table.features.arrow_schema)), place.name)
-        rows = table_rows(table, tuple(fields.needed.values()))
+        rows = table_rows(table, fields.columns)
         return distinct_questions(rows, fields, place, Path(self.id).name, self.limit)
 
 

@@ -23,23 +23,28 @@ logger = logging.getLogger(__name__)
 class Fields:
     """Where a record has its question, gold answer and source: names, or dotted paths into nested records.
 
-    owner: the class whose gin bindings these are
+    owner: the class whose gin bindings these are; meta: fields kept in Question.meta, under the last part of their path
     """
 
     owner: str
     prompt: str
     answer: str
     source: str | None
+    meta: tuple[str, ...] = ()
 
     @property
-    def needed(self) -> dict[str, str]:
-        """binding → field, of those that are bound"""
-        given = {"prompt": self.prompt, "answer": self.answer, "source": self.source}
-        return {binding: name for binding, name in given.items() if name is not None}
+    def needed(self) -> list[tuple[str, str]]:
+        """(binding, field) of those that are bound"""
+        given = [("prompt", self.prompt), ("answer", self.answer), ("source", self.source)]
+        return [(binding, name) for binding, name in given if name is not None] + [("meta", name) for name in self.meta]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for _, name in self.needed)
 
     def check(self, present: list[str], where: str) -> None:
         """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
-        for binding, name in self.needed.items():
+        for binding, name in self.needed:
             if name not in present:
                 raise ValueError(
                     f"{where}: no column {name!r}, there are {', '.join(present)}; set {self.owner}.{binding}"
@@ -161,7 +166,13 @@ def _question(record: Mapping[str, Any], row: int, where: str, fields: Fields, d
         source = default_source
     if type(source) is not str or not source:
         raise ValueError(f"{where}: field {fields.source!r} is {source!r:.80}; a source is the data set's name")
-    return Question.make(source, prompt, str(answer), {"row": row})
+    meta: dict[str, Any] = {"row": row}
+    for name in fields.meta:
+        value = field_value(record, name)
+        if isinstance(value, _Missing):
+            raise ValueError(f"{where}: no field {name!r}, there are {value.names}; set {fields.owner}.meta")
+        meta[name.rpartition(".")[2]] = value
+    return Question.make(source, prompt, str(answer), meta)
 
 
 def _prompt(value: Any, where: str) -> str | tuple[Message, ...]:

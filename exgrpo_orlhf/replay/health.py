@@ -39,6 +39,8 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/pass_at_1": _share(len(correct), len(rewards)),
         "reward/lucky_guess_rate": _share(checked.count(False), len(checked)),
         "reward/no_answer_share": _share(sum(grade.verdict == "no_answer" for grade in grades), len(grades)),
+        "reward/timeout_share": _share(sum(grade.verdict == "timeout" for grade in grades), len(grades)),
+        "reward/error_share": _share(sum(grade.verdict == "error" for grade in grades), len(grades)),
         "reward/ungradable": float(len(grades) - len(rewards)),
         "rollout/response_tokens": _mean([len(rollout.token_ids) for rollout in rollouts]),
         "rollout/truncated_share": _share(sum(rollout.finish == "length" for rollout in rollouts), len(rollouts)),

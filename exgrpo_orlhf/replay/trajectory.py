@@ -53,11 +53,13 @@ class Grade:
     reward: None where it could not be graded (timeout, error); never confused with a wrong answer's 0
     sound: whether the reasoning holds, where a checker of reasoning exists (a correct answer with `sound=False` is a
         lucky guess); None where nobody can tell
+    extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
     """
 
     verdict: Verdict
     reward: float | None
     sound: bool | None = None
+    extracted: str | None = None
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):

@@ -1,0 +1,155 @@
+"""Multiple choice: an option's letter or digit, boxed or stated; or its text, where the question has its options.
+
+meta["options"]: the options' texts in order, or {label: text}. Without them the options are A to J, or digits where the
+gold is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .extraction import last_box, tagged, visible
+from .latex import clean, plain_text, words
+from .worker import Answer, Graded
+
+_LETTERS = "ABCDEFGHIJ"
+_BARE = re.compile(r"[\s({\[*]*([A-Za-z]|\d{1,2})[\s)}\].:,*]*")
+_WITH_TEXT = re.compile(r"(?:\(\s*([A-Za-z]|\d{1,2})\s*\)|([A-Za-z]|\d{1,2})\s*[.):])[\s*]*(\S.*)", re.DOTALL)
+_FILLER = (
+    r"(?:[\s:*=$({\[\"'-]|\\text|\\mathrm|\\textbf|\\mathbf|\\\("
+    r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one)\b)*"
+)
+_SAID = re.compile(
+    rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
+    r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?P<after>[^\n]{0,12})",
+    re.IGNORECASE,
+)
+_IS_RIGHT = re.compile(
+    r"(?:\(([A-J]|\d)\)|\b([B-J]|\d))\s*(?:\*\*\s*)?(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|best|true|answer)",
+    re.IGNORECASE,
+)
+_LEADING = re.compile(r"^[\s*]*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[.):])(?=[\s*]|$)")
+_IN_BRACKETS = re.compile(r"\(\s*([A-Z]|\d)\s*\)")
+_TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
+
+
+def gold_option(gold: str) -> tuple[str, str] | None:
+    """(label, text) of a gold that is an option: C, (C), \\text{(C)}, C., (C) its text. None for any other gold."""
+    plain = plain_text(clean(gold)).strip()
+    if match := re.fullmatch(r"\(?\s*([A-J])\s*[).:]*", plain):
+        return match[1], ""
+    match = re.fullmatch(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[.)])\s*(\S.*)", plain, re.DOTALL)
+    if match and re.search(r"[A-Za-z]{2}", match[3]):
+        return match[1] or match[2], match[3]
+    return None
+
+
+def grade(answer: Answer) -> Graded:
+    """An option outside the question's own counts only where it stands in the answer's place: then it is wrong."""
+    options = _options(answer.meta.get("options"))
+    gold = str(answer.gold).strip()
+    label, text = gold_option(gold) or (plain_text(clean(gold)).strip().upper(), "")
+    if options and label not in options:
+        label = next((key for key, option in options.items() if words(option) == words(gold)), label)
+    if options and label not in options:
+        return Graded("error", None, reason=f"the gold {gold!r:.60} is none of the options {', '.join(options)}")
+    if not re.fullmatch(r"[A-Z]|\d{1,2}", label):
+        return Graded(
+            "error", None, reason=f"the gold {gold!r:.60} is no option: a letter, a digit, or an option's text"
+        )
+    if not options:
+        labels = [str(i) for i in range(10)] if label.isdigit() else list(_LETTERS)
+        options = dict.fromkeys(labels, "")
+        options[label] = text
+    given, shown = stated(answer.response, options)
+    if given is None:
+        return Graded("no_answer" if not shown else "wrong", 0.0, shown)
+    return Graded("correct", 1.0, given) if given == label else Graded("wrong", 0.0, given)
+
+
+def _options(given: Any) -> dict[str, str]:
+    if isinstance(given, Mapping):
+        return {str(label).strip().upper(): str(text) for label, text in given.items() if text is not None}
+    if isinstance(given, list | tuple):
+        return {_LETTERS[i] if i < len(_LETTERS) else chr(65 + i): str(text) for i, text in enumerate(given[:26])}
+    return {}
+
+
+def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """(the option that a response gives, or None; what stood in the answer's place, or None)."""
+    text = visible(response)
+    inside = tagged(text)
+    if inside is not None:
+        text = inside
+    box = last_box(text)
+    if box is not None:
+        return _label(box, options), box
+    if inside and (found := _label(inside, options)):
+        return found, found
+    found = _label(text, options) if len(text) <= 300 and "\n" not in text.strip() else None
+    if found is not None and (_BARE.fullmatch(plain_text(text)) or _by_text(text, options)):
+        return found, found
+    said = [*_said(text, options)]
+    if said:
+        return said[-1], said[-1]
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        return None, None
+    last = lines[-1][-400:]
+    if (found := _label(last, options)) and (_BARE.fullmatch(plain_text(last).strip()) or _by_text(last, options)):
+        return found, found
+    # What is left is weaker: where it stands decides.
+    if (match := _LEADING.match(text)) and len(lines) <= 2 and (match[1] or match[2]) in options:
+        return match[1] or match[2], match[0].strip()
+    for label in [m[1] for m in _IN_BRACKETS.finditer(text[-2000:])][::-1]:
+        if label in options:
+            return label, f"({label})"
+    if (match := _TRAILING.search(last)) and match[1] in options:
+        return match[1], match[1]
+    return None, None
+
+
+def _said(text: str, options: Mapping[str, str]) -> list[str]:
+    """The labels of all statements, in their order."""
+    found = []
+    for match in _SAID.finditer(text):
+        label = match[1].upper()
+        after = match["after"]
+        # "The answer is a matter of …": a lower-case letter, or an A, is a label only where no word goes on.
+        word_follows = re.match(r"\s+[a-z]+", after) and not re.match(
+            r"\s+(?:because|since|as|due|and|or|so|is|with|for|which|that|in|by|but|given|where|if|would|from|here)\b",
+            after,
+        )
+        if label in options and not (word_follows and (match[1].islower() or label in "AI")):
+            found.append((match.start(1), label))
+    for match in _IS_RIGHT.finditer(text):
+        label = (match[1] or match[2]).upper()
+        if label in options:
+            found.append((match.start(), label))
+    return [label for _, label in sorted(found)]
+
+
+def _label(text: str, options: Mapping[str, str]) -> str | None:
+    """The option that a short text is: its label, label and text, or text alone."""
+    plain = plain_text(clean(text)).strip()
+    plain = re.sub(r"^(?:option|choice|answer)\s*[:=]?\s*", "", plain, flags=re.IGNORECASE)
+    if (match := _BARE.fullmatch(plain)) and match[1].upper() in options:
+        return match[1].upper()
+    if by_text := _by_text(plain, options):
+        return by_text
+    if match := _WITH_TEXT.fullmatch(plain):
+        label = (match[1] or match[2]).upper()
+        if label in options and (
+            not options[label] or words(options[label]) == words(match[3]) or not _by_text(match[3], options)
+        ):
+            return label
+    return None
+
+
+def _by_text(text: str, options: Mapping[str, str]) -> str | None:
+    """The one option of this text."""
+    said = words(text)
+    found = [label for label, option in options.items() if option and words(option) == said]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,271 @@
+"""Whether two answers are the same: letters first, then numbers, then parts, and mathematics last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from . import symbolic
+from .latex import canonical, clean, number, plain_text, same_number, words
+from .structure import alternatives, enclosed, interval, is_name, items, matrix, relation, split
+from .units import without_unit
+
+_BASE = re.compile(
+    r"\(?\s*(?P<digits>[0-9A-Fa-f]+)\s*\)?\s*_\s*\{?\s*(?P<base>\d{1,2}|[a-z]{3,7}|\\?(?:text|mathrm)\s*\{[^{}]*\})\s*\}?"
+)
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11,
+    "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "decimal": 10, "hex": 16,
+}  # fmt: skip
+_NOTHING = {
+    "nosolution",
+    "nosolutions",
+    "norealsolution",
+    "norealsolutions",
+    "none",
+    "\\emptyset",
+    "\\{\\}",
+    "emptyset",
+    "dne",
+    "doesnotexist",
+    "{}",
+}
+_REALS = {
+    "\\mathbb{R}",
+    "allrealnumbers",
+    "(-\\infty,\\infty)",
+    "(-\\infty,+\\infty)",
+    "x\\in\\mathbb{R}",
+    "R",
+    "allreals",
+    "\\mathbbR",
+}
+_MOST_PARTS = 40
+_DEEPEST = 40
+
+
+def same(gold: str, given: str) -> bool:
+    """Both as written. Not symmetric: "x = 5" asks for 5, but an equation that is asked for is not its right side."""
+    gold, given = clean(gold), clean(given)
+    if not gold or not given:
+        return False
+    if canonical(gold) == canonical(given):
+        return True
+    if len(given) > 300 + 4 * len(gold) or symbolic.depth(given) > _DEEPEST or symbolic.depth(gold) > _DEEPEST:
+        return False
+    return _same(gold, given, 0)
+
+
+def is_words(text: str) -> bool:
+    r"""An answer in words (Evelyn, \text{east}, no solution), not in symbols."""
+    plain = re.sub(r"\\[ ,;]", " ", plain_text(text)).strip()
+    return bool(re.fullmatch(r"[A-Za-z][A-Za-z'’.\- ]*", plain)) and bool(
+        re.search(r"[A-Za-z]{3}", plain) or "\\text" in text or re.fullmatch(r"[Nn]o|NO", plain)
+    )
+
+
+def _same(gold: str, given: str, level: int) -> bool:
+    a, b = canonical(gold), canonical(given)
+    if a == b:
+        return True
+    if level > 4 or not gold or not given:
+        return False
+    decided = _same_numbers(gold, given)
+    if decided is not None:
+        return decided
+    for names in (_NOTHING, _REALS):
+        keys = [re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text for text in (a, b)]
+        if keys[0] in names and keys[1] in names:
+            return True
+    if is_words(gold):
+        return words(gold) == words(_value(given)) or words(gold) == words(given)
+    decided = _same_structure(gold, given, level)
+    if decided is not None:
+        return decided
+    decided = _same_relation(gold, given, level)
+    if decided is not None:
+        return decided
+    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
+    if unit_x or unit_y:
+        # A unit may be left out; another unit is another answer.
+        if unit_x and unit_y and unit_x != unit_y:
+            return False
+        if x and y and (x, y) != (gold, given):
+            return _same(x, y, level + 1)
+    return symbolic.equal(gold, given)
+
+
+def _same_numbers(gold: str, given: str) -> bool | None:
+    """None where they are not both numbers."""
+    based = _based(gold), _based(given)
+    if based[0] or based[1]:
+        (digits_a, base_a), (digits_b, base_b) = (
+            pair or (re.sub(r"\s", "", text), None) for pair, text in zip(based, (gold, given), strict=True)
+        )
+        if base_a and base_b:
+            return digits_a == digits_b and base_a == base_b
+        return digits_a == digits_b  # the question has named the base
+    a, b = number(gold), number(given)
+    if a and b:
+        return same_number(a, b)
+    if a is None and b is None:
+        return None
+    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
+    if unit_x and unit_y and unit_x != unit_y:
+        return None
+    a, b = a or number(x), b or number(y)
+    return same_number(a, b) if a and b else None
+
+
+def _based(text: str) -> tuple[str, int] | None:
+    match = _BASE.fullmatch(text.strip().strip("{}") if text.startswith("{") else text.strip())
+    if match is None:
+        return None
+    base = re.sub(r"\\?(?:text|mathrm)|[{}\s\\]", "", match["base"])
+    value = int(base) if base.isdigit() else _BASES.get(base.lower())
+    if value is None or not re.search(r"\d", match["digits"]):
+        return None
+    return match["digits"].upper(), value
+
+
+def _same_structure(gold: str, given: str, level: int) -> bool | None:
+    """Enumerations, tuples, sets, intervals, unions, matrices. None where neither has parts."""
+    cells = matrix(gold), matrix(given)
+    if cells[0] and cells[1]:
+        a, b = cells
+        return len(a) == len(b) and all(_in_order(row_a, row_b, level) for row_a, row_b in zip(a, b, strict=True))
+    if cells[0] or cells[1]:
+        return _vector(cells[0] or cells[1] or [], given if cells[0] else gold, bool(cells[0]), level)
+    unions = [[part for _, part in split(text, ("\\cup",))] for text in (gold, given)]
+    if len(unions[0]) > 1 or len(unions[1]) > 1:
+        parts = [u if len(u) > 1 else items(_value(text)) for u, text in zip(unions, (gold, given), strict=True)]
+        parts = [[re.sub(r"^\\?[A-Za-z]+ ?\\in ?", "", part) for part in side] for side in parts]
+        return _any_order(parts[0], parts[1], level) or symbolic.equal(gold, given)
+    a, b = interval(gold), interval(given)
+    if a and b:
+        kinds = a.left == b.left and a.right == b.right
+        return kinds and _in_order([a.low, a.high], [b.low, b.high], level)
+    lists = [items(alternatives(text)) for text in (gold, given)]
+    if len(lists[0]) == 1 and len(lists[1]) == 1:
+        return _same_brackets(gold, given, level)
+    if len(lists[0]) > 1 and len(lists[1]) > 1:
+        return _any_order(lists[0], lists[1], level) or _named_values(lists[0], lists[1], level)
+    # One enumerates and the other encloses: 1, 2 and {1, 2}; x=1, y=2 and (1, 2).
+    single, several = (given, lists[0]) if len(lists[0]) > 1 else (gold, lists[1])
+    found = enclosed(_value(single))
+    if found is None:
+        return False
+    parts = items(alternatives(found[1]))
+    gold_parts, given_parts = (several, parts) if len(lists[0]) > 1 else (parts, several)
+    if found[0] == "{":
+        return _any_order(gold_parts, given_parts, level)
+    return _in_order([_value(p) for p in gold_parts], [_value(p) for p in given_parts], level)
+
+
+def _same_brackets(gold: str, given: str, level: int) -> bool | None:
+    a, b = enclosed(_value(gold)), enclosed(_value(given))
+    if a and b:
+        parts_a, parts_b = items(alternatives(a[1])), items(alternatives(b[1]))
+        if len(parts_a) == 1 and len(parts_b) == 1 and a[0] != "{" and b[0] != "{":
+            return _same(parts_a[0], parts_b[0], level + 1)
+        if a[0] == "{" or b[0] == "{":
+            return a[0] == b[0] and _any_order(parts_a, parts_b, level)
+        if len(parts_a) != len(parts_b):
+            return False
+        if len(parts_a) == 2 and (a[0], a[2]) != (b[0], b[2]) and {a[0], b[0]} <= {"(", "["}:
+            return False  # (1, 2) and [1, 2) are different intervals
+        return _in_order(parts_a, parts_b, level)
+    found = a or b
+    if found and found[0] in ("{", "{}") and len(items(alternatives(found[1]))) == 1:
+        return _same(found[1] if a else gold, found[1] if b else given, level + 1)
+    if found and len(items(found[1])) > 1:
+        return False if found[0] in "([{<" else None
+    return None
+
+
+def _vector(cells: list[list[str]], other: str, gold_is_matrix: bool, level: int) -> bool | None:
+    """A row or a column of a matrix may be written as a tuple."""
+    found = enclosed(_value(other))
+    if found is None or found[0] not in "([<" or (len(cells) > 1 and len(cells[0]) > 1):
+        return None
+    flat, parts = [cell for row in cells for cell in row], items(found[1])
+    return _in_order(flat, parts, level) if gold_is_matrix else _in_order(parts, flat, level)
+
+
+def _in_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
+    if len(gold) != len(given) or len(gold) > _MOST_PARTS:
+        return False
+    return all(_same(a, b, level + 1) for a, b in zip(gold, given, strict=True))
+
+
+def _any_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
+    """As sets: each part has its counterpart."""
+    gold, given = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, given))
+    if len(gold) != len(given) or len(gold) > _MOST_PARTS:
+        return False
+    left = list(given)
+    for part in gold:
+        found = next((other for other in left if canonical(part) == canonical(other)), None)
+        found = found if found is not None else next((other for other in left if _same(part, other, level + 1)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _named_values(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
+    """x = 1, y = 2 beside 1, 2."""
+    named = [[len(relation(part)) > 1 for part in side] for side in (gold, given)]
+    if all(named[0]) == all(named[1]):
+        return False
+    return _in_order([_value(part) for part in gold], [_value(part) for part in given], level)
+
+
+def _value(text: str) -> str:
+    r"""The right side of "name = value" or "x \in value"; the text itself if it is none."""
+    sides = relation(text)
+    if len(sides) > 1 and is_name(sides[0][1]) and all(sign in ("=", "\\in", "\\to") for sign, _ in sides[1:]):
+        return sides[-1][1]
+    return text
+
+
+def _same_relation(gold: str, given: str, level: int) -> bool | None:
+    """Equations, assignments, approximations, inequalities. None where neither is one."""
+    a, b = relation(gold), relation(given)
+    if len(a) == 1 and len(b) == 1:
+        return None
+    if any(sign == "\\approx" for sign, _ in b):
+        return _same_approximation(gold, b, level)
+    if any(sign == "\\approx" for sign, _ in a):
+        exact = [side for i, (_, side) in enumerate(a) if i == 0 or a[i][0] == "\\approx"]
+        return any(_same(side, given, level + 1) for side in exact)
+    if len(a) == 1:
+        if all(sign == "=" for sign, _ in b[1:]) or (b[1][0] == "\\in" and len(b) == 2):
+            if len(b) == 2 and is_name(b[1][1]) and not is_name(b[0][1]) and not is_name(gold):
+                return _same(gold, b[0][1], level + 1)  # 5 = x
+            return _same(gold, b[-1][1], level + 1)
+        return symbolic.equal(gold, given)
+    if len(b) == 1:
+        return _same(_value(gold), given, level + 1) if _value(gold) != gold else symbolic.equal(gold, given)
+    if all(sign == "=" for sign, _ in a[1:] + b[1:]):
+        left_a, left_b = a[0][1], b[0][1]
+        if canonical(left_a) == canonical(left_b) or (len(a) > 2 and is_name(left_a)):
+            return _same(a[-1][1], b[-1][1], level + 1)
+        names = [left for left in (left_a, left_b) if is_name(left)]
+        if len(names) == 2 and _same(a[-1][1], b[-1][1], level + 1):
+            # y = 2x is f(x) = 2x, but x = 1 is not y = 1.
+            return number(a[-1][1]) is None and any(re.fullmatch(r"y|.*\(.*", name) for name in names)
+    return symbolic.equal(gold, given)
+
+
+def _same_approximation(gold: str, sides: list[tuple[str, str]], level: int) -> bool:
+    r"""Given "exact \approx rounded": either, if they are near each other: two answers are none."""
+    exact, rounded = sides[0][1], sides[-1][1]
+    if len(sides) > 2:
+        exact = next(sides[i - 1][1] for i, (sign, _) in enumerate(sides) if sign == "\\approx")
+    a, b = number(without_unit(exact)[0]), number(without_unit(rounded)[0])
+    if a and b and abs(a.value - b.value) * 50 > max(abs(a.value), abs(b.value)):
+        return False
+    if _same(gold, exact, level + 1):
+        return True
+    return (bool(a) or is_name(exact)) and _same(gold, rounded, level + 1)

@@ -1,0 +1,199 @@
+"""Where in a response the answer stands: the last box, what an <answer> holds, a statement, or the bare response.
+
+Everything is one pass or a plain search: a response of 100,000 characters or 5,000 open brackets costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LONGEST = 5_000  # characters of an answer; what is longer was never one
+
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
+)
+_CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
+_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_ANSWER = re.compile(r"<answer>", re.IGNORECASE)
+_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
+_STATEMENT = re.compile(
+    r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
+    r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?)"
+    r"[\s:*=]*",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"[,.;]?\s+(?:because|since|which|where|when|as\s+(?:required|desired|requested|shown)|so\s+that|I\s+hope)\b|,\s+(?:so|as|and\s+so)\s",
+    re.IGNORECASE,
+)
+_SPAN = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\\\n])+)\$", re.DOTALL)
+_JOIN = re.compile(r"\s*(?:,|;|and|or|,\s*and|,\s*or|&)\s*", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-−+]?\$?(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?(?:\s*\\?%)?|(?<![\w.])[-−+]?\.\d+"
+)
+_SENTENCE_END = re.compile(r"(?<!\\)[.!?。](?:\s|$)|\n")
+
+
+class Extracted(NamedTuple):
+    """text: what stands for the answer
+    marked: it was boxed, tagged or stated; otherwise it was found where an answer would be
+    prose: words may surround it
+    """
+
+    text: str
+    marked: bool
+    prose: bool
+
+
+def visible(response: str) -> str:
+    """The response without its thoughts, chat tokens and characters that nobody sees.
+
+    What is thought ends with the last </think>, whether or not a <think> is there to open it (it may be part of the
+    prompt); a <think> that is never closed hides the rest. An answer given before a thought counts if none follows.
+    """
+    text = _INVISIBLE.sub("", response)
+    tags = list(_THINK.finditer(text))
+    closing = [tag for tag in tags if tag[1]]
+    if closing:
+        rest = _before_thought(text[closing[-1].end() :])
+        if not _CHAT_TOKEN.sub("", rest).strip() and tags[0] is not closing[0]:
+            rest = text[: tags[0].start()]
+        text = rest
+    else:
+        text = _before_thought(text)
+    return _CHAT_TOKEN.sub(" ", text).strip()
+
+
+def tagged(text: str) -> str | None:
+    """What the last <answer> holds, to its end tag or the end of the text; None without one."""
+    found = [*_ANSWER.finditer(text)]
+    if not found:
+        return None
+    return re.split(r"</answer>", text[found[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last box that is closed and not empty; the innermost where boxes are nested."""
+    starts = {match.end(): match for match in _BOX.finditer(text)}
+    if not starts:
+        return None
+    opened: list[int] = []
+    found: tuple[int, int] | None = None
+    bare: str | None = None
+    for match in re.finditer(r"\\?[{}]|\\\\", text):  # an escaped brace is a character, not a bracket
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            start = opened.pop()
+            # A box that holds the one found before is only its frame, whose content counts where it is more.
+            if start in starts and text[start + 1 : match.start()].strip():
+                inner = found is not None and found[0] > start
+                frame = inner and _is_frame(text[start + 1 : match.start()])
+                if not frame:
+                    found = (start + 1, match.start())
+    for end, match in starts.items():  # \boxed 5 and \boxed5
+        if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (found[0] if found else -1):
+            bare = short[0]
+    return bare if bare is not None else text[found[0] : found[1]].strip() if found else None
+
+
+def _is_frame(content: str) -> bool:
+    """Whether a box holds nothing but another box."""
+    content = content.strip().strip("$").strip()
+    return bool(_BOX.match(content)) and content.endswith("}")
+
+
+def answer_in(response: str) -> list[Extracted]:
+    """What may be the answer, best first; more than one only where none is stated plainly. Empty: no answer."""
+    text = visible(response)
+    inside = tagged(text)
+    if inside is not None:
+        text = inside
+    box = last_box(text)
+    if box is not None:
+        return [Extracted(box, True, False)] if len(box) <= LONGEST else []
+    text = _without_open_box(text)
+    if inside is not None and "\n" not in inside and inside:
+        return [Extracted(inside[:LONGEST], True, True)]
+    stated = _last_statement(text)
+    if stated:
+        return [Extracted(stated, True, True)]
+    return _unmarked(text)
+
+
+def _before_thought(text: str) -> str:
+    opening = _THINK.search(text)
+    return text[: opening.start()] if opening else text
+
+
+def _without_open_box(text: str) -> str:
+    """A box that was never closed is an answer cut off: half a number is not taken for one. An empty one is none."""
+    text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)
+    for match in _BOX.finditer(text):
+        if text[match.end() : match.end() + 1] == "{":
+            depth = 0
+            for brace in re.finditer(r"(?<!\\)[{}]", text[match.end() :]):
+                depth += 1 if brace[0] == "{" else -1
+                if not depth:
+                    break
+            if depth:
+                return text[: match.start()]
+    return text
+
+
+def _last_statement(text: str) -> str | None:
+    """What follows the last "the answer is": mathematics if there is some, else the words up to the sentence's end."""
+    matches = [each for each in _STATEMENT.finditer(text) if text[each.end() : each.end() + 500].strip(" \n.*")]
+    if not matches:
+        return None
+    match = matches[-1]
+    rest = text[match.end() :][: 2 * LONGEST].lstrip()
+    rest = rest.removeprefix("**").lstrip()
+    first_line = rest.split("\n", 1)[0]
+    span = _SPAN.search(rest)
+    if span and (span.start() < len(first_line) or not first_line.strip(" :*$\\[(")):
+        before = rest[: span.start()]
+        if not re.search(r"\d", before) and not _SENTENCE_END.search(before.strip() + "x"):
+            return _joined_spans(rest, span)
+    phrase = first_line
+    if remark := _REMARK.search(phrase, 1):
+        phrase = phrase[: remark.start()]
+    end = next((m for m in _SENTENCE_END.finditer(phrase) if not re.match(r"\b[A-J]$", phrase[: m.start()][-2:])), None)
+    if end and phrase[: end.start()].strip():
+        phrase = phrase[: end.start()]
+    return phrase.strip(" *_`") or None
+
+
+def _joined_spans(text: str, span: re.Match[str]) -> str:
+    """Spans that an enumeration joins ("$3$ and $5$") are one answer."""
+    parts = [_content(span)]
+    while join := _JOIN.match(text, span.end()):
+        following = _SPAN.match(text, join.end())
+        if following is None:
+            break
+        parts.append(_content(following))
+        span = following
+    return ", ".join(parts)
+
+
+def _content(span: re.Match[str]) -> str:
+    return next(group for group in span.groups() if group is not None).strip()
+
+
+def _unmarked(text: str) -> list[Extracted]:
+    """The whole of a short response, and the last formula or number of any."""
+    found = []
+    lines = [line.strip() for line in text.strip().split("\n") if line.strip()]
+    if not lines:
+        return []
+    if len(text.strip()) <= 200 and len(lines) == 1:
+        found.append(Extracted(lines[0], False, True))
+    tail = text[-2 * LONGEST :]
+    spans, numbers = [*_SPAN.finditer(tail)], [*_NUMBER.finditer(tail)]
+    span, number = spans[-1] if spans else None, numbers[-1] if numbers else None
+    if span is not None and (number is None or number.start() < span.end() or not _content(span)):
+        found.append(Extracted(_content(span), False, False))
+    elif number is not None:
+        found.append(Extracted(number[0], False, False))
+    return found

@@ -1,0 +1,244 @@
+"""An answer's notation, made plain: what different writers write for the same thing becomes the same text."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+_UNICODE = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "﹣": "-", "＋": "+", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+        "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^{\circ}",
+        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
+        "∩": r"\cap ", "∈": r"\in ",
+        "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "（": "(",
+        "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "²": "^{2}", "³": "^{3}", "⁴": "^{4}",
+        "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+        "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ",
+    }
+)  # fmt: skip
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_SPACES = re.compile(
+    r"(?<!\\)\\[!,;: >]|~|\\q?quad\b|\\h?space\*?\{[^{}]*\}|\\(?:display|text|script)style\b|\\limits\b"
+)
+_SIZES = re.compile(r"\\(?:left|right|middle|[bB]ig+[lrm]?)(?![A-Za-z])\s*(\.(?!\d))?")
+_NAMES = {
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\geq": r"\ge",
+    r"\leqslant": r"\le", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\ast": "*", r"\div": "/",
+    r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\lvert": "|", r"\rvert": "|",
+    r"\vert": "|", r"\mid": "|", r"\tbinom": r"\binom", r"\dbinom": r"\binom", r"\colon": ":", r"\thinspace": " ",
+    r"\varnothing": r"\emptyset", r"\degree": r"^{\circ}", r"\degrees": r"^{\circ}", r"\simeq": r"\approx",
+    r"\infin": r"\infty", r"\R": r"\mathbb{R}", r"\reals": r"\mathbb{R}", r"\iff": r"\Leftrightarrow", r"\prime": "'",
+    r"\cdotp": r"\cdot", r"\percent": r"\%", r"\mathbf": r"\mathrm", r"\bold": r"\mathrm", r"\boldsymbol": r"\mathrm",
+    r"\bm": r"\mathrm", r"\mathit": r"\mathrm", r"\textbf": r"\text", r"\textit": r"\text", r"\textrm": r"\text",
+    r"\textup": r"\text", r"\mbox": r"\text", r"\textsf": r"\text", r"\emph": r"\text", r"\underline": r"\text",
+    r"\hbox": r"\text", r"\texttt": r"\text",
+}  # fmt: skip
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
+_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
+_TEXT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\*?\s*\{([^{}]*)\}")
+
+
+class Number(NamedTuple):
+    """value: exact; percent: as written, not divided by 100
+    digits: significant digits of a decimal or of e-notation, 0 for integers and fractions
+    scientific: e-notation or a power of ten
+    """
+
+    value: Fraction
+    digits: int
+    percent: bool
+    scientific: bool
+
+
+def clean(text: str) -> str:
+    """The same mathematics in one notation: no delimiters, sizes, spacing commands; one name for each command."""
+    text = text.strip()
+    if not re.search(r"\\begin", text):
+        text = re.sub(r"\\\\(?=[A-Za-z%$])", r"\\", text)  # escaped once too often
+    text = text.translate(_UNICODE)
+    text = _undelimited(text)
+    if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
+        text = re.sub(r"(?<!\\)\$", "", text)
+    text = re.sub(r",\s*\\!\s*|\{,\}", ",", text)
+    text = _SPACES.sub(" ", text)
+    text = _SIZES.sub("", text)
+    text = _COMMAND.sub(lambda match: _NAMES.get(match[0], match[0]), text)
+    text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)
+    text = re.sub(r"\^\s*\{\s*('+)\s*\}|\^\s*('+)", lambda match: match[1] or match[2], text)
+    text = text.replace("**", "^")
+    text = re.sub(
+        r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}|\\(?:text|mathrm)\s*\{([^{}]*)\})", _subscript, text
+    )
+    text = _fractions(text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = re.sub(r"\\[$]", "$", text).replace(r"\%", "%")
+    text = re.sub(r"\s+", " ", text)
+    return text.strip()
+
+
+def _undelimited(text: str) -> str:
+    """Without the marks around it, however many, and without what ends a sentence."""
+    while True:
+        before = text
+        text = text.strip().rstrip(".,;:!?" if not re.search(r"\d!$|[)}A-Za-z]!$", text) else ".,;:?").strip()
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : -len(closing)]
+            surrounded = text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening + closing)
+            if surrounded and opening not in inner and not (opening == "$" and inner.endswith("\\")):
+                text = inner
+        if text == before:
+            return text
+
+
+def _fractions(text: str) -> str:
+    r"""\frac12, \frac1{72}, \frac{1}2, \frac ab as \frac{1}{2}, …; arguments with braces of their own stay."""
+
+    def braced(match: re.Match[str]) -> str:
+        above, below = (match[i] if match[i] is not None else match[i + 1] for i in (1, 3))
+        return f"\\frac{{{above}}}{{{below}}}"
+
+    text = re.sub(r"\\frac" + _ARGUMENT + _ARGUMENT, braced, text)
+    text = re.sub(r"\\frac\s*(\d)(?=\{|\s*\\)", r"\\frac{\1}", text)
+    return text
+
+
+def _subscript(match: re.Match[str]) -> str:
+    """A word at the foot of a symbol is part of its name."""
+    return f"_{{{(match[1] or match[2] or '').strip()}}}"
+
+
+def canonical(text: str) -> str:
+    """For comparing letter by letter: cleaned text without spaces, and without braces that change nothing."""
+    text = _TEXT.sub(lambda match: match[1], text)
+    text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\x00", text)  # the space that ends a command
+    text = re.sub(r"(?<=\d) +(?=\d)", "\x00", text)  # 1 2 is not 12
+    text = re.sub(r"\s+", "", text)
+    text = re.sub(r"([\^_])\{([^{}\\])\}", r"\1\2", text)
+    return text.replace(r"\cdot", "*").replace(r"\times", "*")
+
+
+def words(text: str) -> str:
+    """For comparing answers in words: lower case, single spaces, no articles, no punctuation."""
+    text = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    text = re.sub(r"[\"'`.,;:!?$*_\\{}-]+", " ", text).lower()
+    return " ".join(word for word in text.split() if word not in ("the", "a", "an"))
+
+
+def plain_text(text: str) -> str:
+    r"""\text{…} and its like replaced by what they hold."""
+    return _TEXT.sub(lambda match: f" {match[1]} ", text)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+_INTEGER = r"\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+"
+_DECIMAL = re.compile(
+    rf"(?P<sign>[-+]*)\$?(?P<whole>{_INTEGER})?(?P<point>\.(?P<part>\d*))?"
+    r"(?:\s?[eE]\s?\{?(?P<e>[-+]?\d+)\}?|\s?(?:\\times|\\cdot|\*|x|X)\s?10\s?\^\s?(?:\{\s?(?P<b>[-+]?\s?\d+)\s?\}|(?P<c>[-+]?\d+)))?"
+    r"\s?\$?(?P<percent>%)?"
+)
+_POWER_OF_TEN = re.compile(r"(?P<sign>[-+]?)10\s?\^\s?(?:\{\s?(?P<b>[-+]?\s?\d+)\s?\}|(?P<c>\d+))")
+_FRACTION = re.compile(
+    rf"(?P<sign>[-+]?)\s?(?:(?P<mixed>\d+)\s?)?(?:\\frac\s?\{{\s?(?P<inner>-?)\s?(?P<a>{_INTEGER})\s?\}}\s?\{{\s?(?P<b>-?(?:{_INTEGER}))\s?\}})(?P<percent>%)?"
+)
+_SLASH = re.compile(
+    rf"\(?(?P<sign>[-+]?)\s?(?:(?P<mixed>\d+)(?: |\s?\+\s?))?"
+    rf"\(?(?P<a>-?(?:{_INTEGER}))\)?\s?/\s?\(?(?P<b>-?(?:{_INTEGER}))\)?\)?(?P<percent>%)?"
+)
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE = re.compile(rf"([-+$\d.,]*\d)\s*({'|'.join(_POWERS)})", re.IGNORECASE)
+_MOST_DIGITS = 3000
+
+
+def number(text: str) -> Number | None:
+    """A cleaned text that is one number: 1,234.5  -3.2e-5  4.5 \\times 10^{33}  1\\frac{4}{5}  28%  $5."""
+    text = text.strip().strip("{}") if re.fullmatch(r"\{[^{}]*\}", text.strip()) else text.strip()
+    if not text or len(text) > _MOST_DIGITS or not re.search(r"\d", text):
+        return None
+    if match := _LARGE.fullmatch(plain_text(text).strip()):
+        found = number(match[1])
+        return found and found._replace(value=found.value * 10 ** _POWERS[match[2].lower()])
+    if re.fullmatch(r"\(.*\)", text) and re.fullmatch(r"[^()]*", text[1:-1]) and "," not in text:
+        text = text[1:-1].strip()
+    text = re.sub(r"^([-+])\s+", r"\1", text)
+    text = re.sub(r"^([-+]?)\$\s?", r"\1", text)
+    if match := _DECIMAL.fullmatch(text):
+        return _decimal(match)
+    if match := _POWER_OF_TEN.fullmatch(text):
+        power = int((match["b"] or match["c"]).replace(" ", ""))
+        return Number(_signed(match["sign"], Fraction(10) ** power), 0, False, False) if abs(power) < 5000 else None
+    match = _FRACTION.fullmatch(text) or _SLASH.fullmatch(text)
+    if match is None:
+        return None
+    below = _whole(match["b"])
+    if not below:
+        return None
+    inner = -1 if match.groupdict().get("inner") else 1
+    value = Fraction(inner * _whole(match["a"]), below) + (int(match["mixed"]) if match["mixed"] else 0)
+    return Number(_signed(match["sign"], value), 0, bool(match["percent"]), False)
+
+
+def _decimal(match: re.Match[str]) -> Number | None:
+    whole, part = match["whole"], match["part"] or ""
+    if whole is None and not part:
+        return None
+    exponent = match["e"] or match["b"] or match["c"]
+    power = int(exponent.replace(" ", "")) if exponent else 0
+    if abs(power) > 5000:
+        return None
+    mantissa = _whole(whole or "0") * 10 ** len(part) + int(part or 0)
+    value = Fraction(mantissa) * Fraction(10) ** (power - len(part))
+    significant = len(str(mantissa)) if part or exponent else 0
+    return Number(_signed(match["sign"], value), significant, bool(match["percent"]), bool(exponent))
+
+
+def _whole(text: str) -> int:
+    return int(re.sub(r"[, ]", "", text))
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign.count("-") % 2 else value
+
+
+def same_number(gold: Number, given: Number) -> bool:
+    """Exact where both are; otherwise to 6 significant digits, or to as many as a rounded gold has.
+
+    A gold in e-notation, or of at least four digits beside an exact answer, is a rounded value: what rounds to it is
+    right. A percent sign may be missing on one side, and then the value may be the hundredth.
+    """
+    if gold.percent != given.percent:
+        other = gold if given.percent else given
+        share = (given if given.percent else gold).value / 100
+        if _close(share, other.value, gold, given):
+            return True
+    return _close(gold.value, given.value, gold, given)
+
+
+def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
+    if a == b:
+        return True
+    if not gold.digits and not given.digits:
+        return False
+    if not a or not b:
+        return abs(a - b) < Fraction(1, 10**9) and bool(gold.digits and given.digits)
+    if abs(a - b) <= max(abs(a), abs(b)) / 10**6:
+        return True
+    rounded = gold.scientific or (gold.digits >= 4 and not given.digits)
+    if not rounded or (given.digits and given.digits < gold.digits):
+        return False
+    return _rounded(gold.value, gold.digits) == _rounded(given.value, gold.digits)
+
+
+def _rounded(value: Fraction, digits: int) -> str:
+    """To so many significant digits, halves up."""
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    power = len(str(value.numerator)) - len(str(value.denominator))
+    if value < Fraction(10) ** power:
+        power -= 1
+    scaled = value / Fraction(10) ** (power - digits + 1)
+    mantissa = (scaled.numerator * 2 + scaled.denominator) // (2 * scaled.denominator)
+    return f"{sign}{Fraction(mantissa) * Fraction(10) ** (power - digits + 1)}"

@@ -1,0 +1,109 @@
+"""Mathematical answers: what the response gives as its answer, against the gold answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from . import choice
+from .equality import is_words, same
+from .extraction import Extracted, answer_in, last_box, visible
+from .latex import clean
+from .worker import Answer, Graded, Grader
+
+_PROSE_NUMBER = re.compile(
+    r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
+)
+_WARM = (
+    (r"\frac{x+1}{2}", r"\frac{1}{2} + \frac{x}{2}"),
+    (r"\sin^2 x + \sqrt{2}", r"\sqrt{2} + 1 - \cos^2 x"),
+    (r"n(n+1)/2", r"\frac{n^2+n}{3}"),
+    (r"2x + y = 1", r"4x + 2y = 3"),
+    (r"e^{2x} \ln 3", r"\pi y"),
+    (r"\frac{\sqrt{2}}{4} \cos(t-\pi/4)", r"\frac{1}{2} \sin^{2}(2t) + \tan \alpha"),
+    (r"\sqrt[3]{a^{2}} + |b_{1}| - 3!", r"x_{0} e^{-\zeta \omega t} \left[1 - \lambda \right]"),
+    (r"\binom{5}{2} \cdot 3^{n+1}", r"\log_{2}(x) \times 10^{-4}"),
+    (r"a < 3 x^{2}", r"\frac{d y}{d x} = 3 y \ge 1"),
+    (r"\begin{pmatrix} 1 & x \\ y & 2 \end{pmatrix} \cdot 2", r"3 + 5 i + (4 - i)^{2}"),
+    (r"3 + 4 - 5", r"-2 \cdot 7 / 5"),
+)
+
+
+def grader() -> Grader:
+    """Warms what the first answer would otherwise wait for: sympy makes much at its first use."""
+    for gold, given in _WARM:
+        grade(Answer(gold, f"\\boxed{{{given}}}"))
+    return grade
+
+
+def grade(answer: Answer) -> Graded:
+    """A gold that is a single option letter is graded as a choice. A list of golds: any of them."""
+    golds = gold_texts(answer.gold)
+    if not golds:
+        return Graded("error", None, reason=f"the gold answer {answer.gold!r} says nothing")
+    graded = [_grade(gold, answer) for gold in golds]
+    return next((g for g in graded if g.verdict == "correct"), graded[0])
+
+
+def gold_texts(gold: Any) -> list[str]:
+    """What a gold says: text, a number, or a list of alternatives. Empty where it says nothing."""
+    if isinstance(gold, list | tuple):
+        return [text for each in gold for text in gold_texts(each)]
+    if isinstance(gold, bool):
+        return [str(gold)]
+    if isinstance(gold, int | float):
+        if isinstance(gold, float) and not math.isfinite(gold):
+            return []
+        return [str(int(gold)) if gold == int(gold) and abs(gold) < 1e15 else repr(gold)]
+    if not isinstance(gold, str):
+        return []
+    text = visible(gold)
+    if "####" in text:  # GSM8K: the solution, then the answer
+        text = text.rpartition("####")[2]
+    box = last_box(text)
+    if box is not None:
+        text = box
+    elif "\\boxed" in text:
+        return []
+    return [text.strip()] if clean(text) else []
+
+
+def _grade(gold: str, answer: Answer) -> Graded:
+    option = choice.gold_option(gold)
+    if option is not None:
+        return choice.grade(answer._replace(gold=gold))
+    found = answer_in(answer.response)
+    found = [each for each in found if _says_something(each, gold)]
+    if not found:
+        return Graded("no_answer", 0.0)
+    for each in found:
+        for text in _readings(each, gold):
+            if same(gold, text):
+                return Graded("correct", 1.0, text)
+    return Graded("wrong", 0.0, found[0].text)
+
+
+def _says_something(found: Extracted, gold: str) -> bool:
+    """A sentence is an answer to a question whose answer is words, or if there is a number or symbols in it."""
+    if not re.search(r"\w|\\[A-Za-z{]|∅|∞", found.text):
+        return False
+    if not found.prose or found.marked or is_words(clean(gold)):
+        return True
+    return bool(re.search(r"[\d\\^=<>$]", found.text)) or len(re.findall(r"[^\W\d_]{2,}", found.text)) < 2
+
+
+def _readings(found: Extracted, gold: str) -> list[str]:
+    """The text itself, and where a statement has words around its number, the number: "42 apples, by the way"."""
+    text = found.text
+    if (
+        not (found.prose and found.marked)
+        or "\\" in text
+        or is_words(clean(gold))
+        or not re.search(r"[A-Za-z]{2}", text)
+    ):
+        return [text]
+    numbers = [match for match in _PROSE_NUMBER.finditer(text) if match[0].strip()]
+    if not numbers or re.match(r"\s*(?:,|or\b|and\b|to\b|/)\s*[-\d]", text[numbers[0].end() :]):
+        return [text]  # several answers are none
+    return [text, numbers[0][0]]

@@ -1,0 +1,103 @@
+"""Runs a Python program that nobody has read: without network, without files but its own, within limits, with no trace.
+
+Linux namespaces do it, for root and for others, without any program to be installed (`sandbox_inside.py`). Needs Linux
+5.14 on x86-64 or ARM64, and a machine that lets its users make user namespaces; containers often do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+_INSIDE = Path(__file__).with_name("sandbox_inside.py")
+_PROCESSES = 8  # of a program, threads included
+_SCRATCH = 64  # MiB of files
+_MOST_OUTPUT = 4 * 2**20  # bytes
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
+_GRACE = 1.5  # seconds for making and unmaking the namespaces
+
+
+class NoSandbox(RuntimeError):
+    """There is no sandbox on this machine, and so nothing is run."""
+
+
+class Run(NamedTuple):
+    """how: 'exit 0', 'exit <status>', 'signal <number>', 'timeout', 'memory' or 'output' (too much of it)"""
+
+    how: str
+    output: str
+
+
+def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: int) -> list[Run]:
+    """Run `python -I <program…>` on each input, in order, up to the first run that does not exit with 0.
+
+    timeout: seconds for all of them; memory: MiB, of each process and of all together
+    The interpreter is this one's base, with its standard library; no virtual environment. Raises NoSandbox.
+    """
+    interpreter = _interpreter()
+    orders = {
+        "command": [interpreter, "-I", "-B", *program],
+        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+        "folders": _folders(interpreter),
+        "inputs": list(inputs),
+        "timeout": timeout,
+        "memory": memory,
+        "processes": _PROCESSES,
+        "scratch": _SCRATCH,
+        "most_output": _MOST_OUTPUT,
+    }
+    command = [interpreter, "-I", "-S", "-B", str(_INSIDE), str(os.getpid())]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        out, complaint = process.communicate(json.dumps(orders).encode(), timeout + _GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return [Run("timeout", "")]
+    if not out:
+        raise NoSandbox(
+            f"the sandbox failed: {complaint.decode(errors='replace').strip()[-300:] or process.returncode}"
+        )
+    answer = json.loads(out)
+    if "unavailable" in answer:
+        raise NoSandbox(
+            f"no sandbox can be had on this machine ({answer['unavailable']}): kind 'code' runs nothing without one. "
+            f"It needs Linux 5.14 or newer and user namespaces (sysctl user.max_user_namespaces; in a container, a "
+            f"seccomp and AppArmor profile that allows them)"
+        )
+    return [Run(**each) for each in answer["results"]]
+
+
+def check() -> None:
+    """Raises NoSandbox if programs cannot be run here."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise NoSandbox(
+            f"no sandbox for {sys.platform} on {platform.machine()}: kind 'code' needs Linux on x86-64 or ARM64"
+        )
+    done = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
+    if done != [Run("exit 0", "42\n")]:
+        raise NoSandbox(f"the sandbox does not run a simple program: {done}")
+
+
+@lru_cache(maxsize=1)
+def _interpreter() -> str:
+    """Outside any virtual environment, whose folder may lie beside what must not be seen."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    found = Path(sys.base_prefix, "bin", version)
+    return str(found if found.exists() else Path(sys.executable).resolve())
+
+
+def _folders(interpreter: str) -> list[str]:
+    """What is seen inside: the system's programs and libraries, and the interpreter's if that lives elsewhere."""
+    folders = list(_SYSTEM)
+    for folder in {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}:
+        if not any(Path(folder).is_relative_to(system) for system in _SYSTEM):
+            folders.append(folder)
+    return folders

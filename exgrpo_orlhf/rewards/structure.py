@@ -1,0 +1,153 @@
+"""How an answer is put together: lists, tuples, sets, intervals, matrices, equations, inequalities."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_OPEN, _CLOSE = "([{", ")]}"
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+_RELATIONS = (
+    "\\le",
+    "\\ge",
+    "<",
+    ">",
+    "=",
+    "\\in",
+    "\\approx",
+    "\\ne",
+    "\\to",
+    "\\Leftrightarrow",
+    "\\Rightarrow",
+    "\\equiv",
+)
+_MATRIX = re.compile(r"\\begin\s*\{([pbB]|small)?(matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*?)\\end\s*\{\1\2\}", re.DOTALL)
+_NAME = re.compile(
+    r"\\?[A-Za-z]+'*(?:_(?:\{[^{}]*\}|\w))?(?:\s?\([^()]*\))?|\|\s?[A-Z]{1,3}\s?\||\\(?:angle|overline|triangle)\s?\{?[A-Z]{1,4}\}?"
+    r"|[A-Za-z][A-Za-z ]*|[mP]\s?\\angle\s?[A-Z]{1,3}|\([A-Za-z](?:_\{?\w\}?)?(?:\s?,\s?[A-Za-z](?:_\{?\w\}?)?)*\)"
+    r"|\\(?:frac|d)\s?\{d[A-Za-z]?\}\{d[A-Za-z]\}"
+)
+
+
+class Interval(NamedTuple):
+    """left, right: '[' or '(' and ']' or ')'"""
+
+    left: str
+    low: str
+    high: str
+    right: str
+
+
+def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
+    r"""(separator before, part) at the top level, outside all brackets. `\{` and `\}` are brackets, `]` closes `(`."""
+    parts: list[tuple[str, str]] = []
+    level, before, start = 0, "", 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in _OPEN or token in ("\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"):
+            level += 1
+        elif token in _CLOSE or token in ("\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"):
+            level -= 1
+        elif level <= 0 and token in separators:
+            parts.append((before, text[start : match.start()].strip()))
+            before, start = token, match.end()
+    parts.append((before, text[start:].strip()))
+    return parts
+
+
+def items(text: str) -> list[str]:
+    """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part if it is none."""
+    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}", ",", text)
+    text = re.sub(r"\\(?:lor|vee|wedge|land)\b", ",", text)
+    text = re.sub(
+        r"(?<![A-Za-z\\])\s*,?\s*\b(?:and|or)\b\s*(?![A-Za-z]{3})|(?<=\d|[)\]}])\s*,?\s*\b(?:and|or)\b\s*", ",", text
+    )
+    return [part for _, part in split(text, (",", ";")) if part]
+
+
+def alternatives(text: str) -> str:
+    r"""a \pm b as "a + b, a - b"; with several signs, all of them together."""
+    if len(split(text, ("\\pm", "\\mp"))) == 1:
+        return text  # none, or inside brackets
+    plus = text.replace("\\pm", "+").replace("\\mp", "-")
+    minus = text.replace("\\pm", "-").replace("\\mp", "+")
+    return f"{plus}, {minus}"
+
+
+def enclosed(text: str) -> tuple[str, str, str] | None:
+    r"""(opening, inside, closing) if a pair of brackets, alike or not, encloses all: ( [ \{ \langle."""
+    tokens = list(_TOKEN.finditer(text))
+    if len(tokens) < 2:
+        return None
+    first, last = tokens[0][0], tokens[-1][0]
+    opening = {"(": "(", "[": "[", "]": "(", "\\{": "{", "\\langle": "<", "{": "{}"}.get(first)
+    closing = {")": ")", "]": "]", "[": ")", "\\}": "}", "\\rangle": ">", "}": "{}"}.get(last)
+    if opening is None or closing is None:
+        return None
+    inside = text[tokens[0].end() : tokens[-1].start()]
+    level = 1
+    for match in tokens[1:-1]:
+        if match[0] in _OPEN or match[0] in ("\\{", "\\langle"):
+            level += 1
+        elif match[0] in _CLOSE or match[0] in ("\\}", "\\rangle"):
+            level -= 1
+        if level <= 0:
+            return None
+    return opening, inside.strip(), closing
+
+
+def matrix(text: str) -> list[list[str]] | None:
+    """Rows of cells, if the whole text is one matrix."""
+    match = _MATRIX.fullmatch(text.strip())
+    if match is None or "\\begin" in match[3]:
+        return None
+    rows = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
+    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row.replace("\\hline", "").strip()]
+    return cells if cells and len({len(row) for row in cells}) == 1 else None
+
+
+def relation(text: str) -> list[tuple[str, str]]:
+    """(relation before, side) of a chain of equations or inequalities; one pair if it is none."""
+    return split(text, _RELATIONS)
+
+
+def is_name(text: str) -> bool:
+    r"""What an answer may be given a name by: x, f(x), |AB|, \angle ABC, x_1, (x, y), Area."""
+    text = re.sub(r"\\(?:text|mathrm|operatorname)\s*\{([^{}]*)\}", r"\1", text).strip()
+    return bool(text) and len(text) <= 40 and _NAME.fullmatch(text) is not None
+
+
+def interval(text: str) -> Interval | None:
+    """[a, b), also written as an inequality: a < x <= b, x > a."""
+    sides = relation(text)
+    if len(sides) == 2 and sides[1][0] == "\\in" and is_name(sides[0][1]):
+        return interval(sides[1][1])
+    if len(sides) == 1:
+        found = enclosed(text)
+        if found is None or found[0] not in "([" or found[2] not in ")]":
+            return None
+        ends = [part for _, part in split(found[1], (",", ";"))]
+        return Interval(found[0], ends[0], ends[1], found[2]) if len(ends) == 2 and all(ends) else None
+    if any(sign not in ("<", ">", "\\le", "\\ge") for sign, _ in sides[1:]):
+        return None
+    if len(sides) == 3 and is_name(sides[1][1]):
+        (_, low), (first, _), (second, high) = sides
+        if first in (">", "\\ge"):
+            low, high, first, second = high, low, _turned(second), _turned(first)
+        if second in (">", "\\ge"):
+            return None
+        return Interval("(" if first == "<" else "[", low, high, ")" if second == "<" else "]")
+    if len(sides) == 2:
+        (_, left), (sign, right) = sides
+        if not is_name(left):
+            left, right, sign = right, left, _turned(sign)
+        if not is_name(left):
+            return None
+        if sign in ("<", "\\le"):
+            return Interval("(", "-\\infty", right, ")" if sign == "<" else "]")
+        return Interval("(" if sign == ">" else "[", right, "\\infty", ")")
+    return None
+
+
+def _turned(sign: str) -> str:
+    return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}[sign]

@@ -1,0 +1,174 @@
+"""The mathematics of two expressions: math-verify's, behind a look at whether it could ever come to an end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+from sympy import Basic, Derivative, Expr, Float, Integral, Limit, MatrixBase, MatrixExpr, Product, Sum, Symbol
+
+from .latex import number
+
+for _name in ("math_verify", "latex2sympy2_extended"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+_LONGEST = 1_500  # characters
+_DEEPEST = 25  # brackets inside each other
+_POWER = 20_000  # largest exponent that is computed with
+_ARGUMENT = 2_000  # largest argument of a factorial, a binomial, or limit of a sum or product
+_COUNTING = r"binom|\\prod|\\sum|\\choose|Gamma|zeta|\\dots|\\cdots|\\ldots"
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[abcdfghj-zA-DF-HJ-Z](?![A-Za-z(])")
+_ALLOWED = re.compile(r"[0-9A-Za-z\\{}()\[\]^_+\-*/=<>,.!|&:;'%\s]+")
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_NUMERIC_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*(\d+)\s*\}|(\d+))")
+
+
+def equal(gold: str, given: str) -> bool:
+    """Whether math-verify finds two cleaned expressions equal. What it cannot read, or what would be too large to
+    compute, is equal to nothing."""
+    # math-verify sees no primes, and some capitals as small letters.
+    if gold.count("'") != given.count("'") or _differ_in_case(gold, given):
+        return False
+    if _number_against_variable(gold, given) or not (computable(gold) and computable(given)):
+        return False
+    a, b = _parsed(gold), _parsed(given)
+    if a is None or b is None or _surely_different(a, b):
+        return False
+    return bool(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _surely_different(a: Any, b: Any) -> bool:
+    """Whether two expressions have different values somewhere: no simplification will make them equal then."""
+    for each in (a, b):
+        # A lone symbol may be a word; an integral, a sum or a limit may take longer to evaluate than to compare.
+        if (
+            not isinstance(each, Expr)
+            or isinstance(each, Symbol | MatrixExpr)
+            or each.has(Integral, Sum, Product, Limit, Derivative)
+        ):
+            return False
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    point = {symbol: Float(1.1 + 0.37 * i) for i, symbol in enumerate(symbols)}  # positive, where roots are real
+    try:
+        x, y = (complex(each.subs(point).evalf(15)) for each in (a, b))
+        return abs(x - y) > 1e-4 * max(1.0, abs(x), abs(y))
+    except MemoryError:
+        raise
+    except Exception:  # no number, or sympy at its end: math-verify shall say
+        return False
+
+
+def _number_against_variable(gold: str, given: str) -> bool:
+    """Whether one is a plain number and the other a rational expression in x: no need to read them."""
+    if re.search(r"\\(?:sin|cos|tan|sec|csc|cot|log|ln|exp|sum|prod|int|lim|binom|math)", gold + given):
+        return False
+    variable = [
+        bool(_VARIABLE.search(text)) and not re.search(r"[=<>]|\\(?:le|ge|in|ne)\b", text) for text in (gold, given)
+    ]
+    return (variable[1] and number(gold) is not None) or (variable[0] and number(given) is not None)
+
+
+def _differ_in_case(gold: str, given: str) -> bool:
+    """Whether one writes R where the other writes r."""
+    a, b = (set(re.sub(r"\\[A-Za-z]+", " ", text)) for text in (gold, given))
+    return any(letter.isalpha() and letter.swapcase() in b - a for letter in a - b)
+
+
+@lru_cache(maxsize=512)  # a question's gold comes with each of its responses
+def _parsed(text: str) -> Any:
+    """A sympy expression, or None."""
+    try:
+        normal = normalize_latex(text, _NORMALIZATION)
+        parsed = latex2sympy(
+            normal, is_real=not should_treat_as_complex(normal), convert_degrees=False, normalization_config=None
+        )
+    except MemoryError:
+        raise
+    except Exception:  # it is a parser of anything: what it raises on nonsense is not documented
+        return None
+    return parsed if isinstance(parsed, Basic | MatrixBase) else None
+
+
+def computable(text: str) -> bool:
+    """Whether evaluating it is sure to be small: no power towers, huge factorials, sums over millions, deep nesting.
+
+    What slips through is the pool's business, which kills it at the limit; that costs seconds, this microseconds.
+    """
+    if len(text) > _LONGEST or not _ALLOWED.fullmatch(text) or depth(text) > _DEEPEST or re.search(r"\d{400}", text):
+        return False
+    if re.search(r"__|[A-Za-z]{3,}\(.*\bimport\b", text):
+        return False
+    text = _collapsed(text.replace("**", "^"))
+    numbers = [int(digits) for digits in re.findall(r"\d+", text)]
+    largest = max(numbers, default=0)
+    if "!" in text and (largest > _ARGUMENT or "!!!" in text or (text.count("!") > 1 and re.search(r"[)}]\s*!", text))):
+        return False
+    if re.search(_COUNTING, text) and largest > _ARGUMENT:
+        return False
+    inner = outer = 1
+    for sign in re.finditer(r"\^\s*", text):
+        match = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)").match(text, sign.end())
+        if match[2]:  # a power in the exponent that is no plain number
+            inside = _group(text, match.start(2))
+            if "^" in inside and any(int(digits) > 20 for digits in re.findall(r"\d+", inside)):
+                return False
+            powers = [int(digits) for digits in re.findall(r"\d+", inside)]
+        else:
+            powers = [int(digits) for digits in re.findall(r"\d+", match[1] or match[3] or "")]
+        highest = max(powers, default=0)
+        if highest > _POWER:
+            return False
+        if not text[: sign.start()].rstrip().endswith((")", "}", "]")):
+            inner = max(inner, highest)
+        else:
+            outer *= max(1, highest)
+            if highest > 200 and re.search(r"(?<!\\)\b[a-z]\b", text):
+                return False
+    return inner * outer <= _POWER
+
+
+def depth(text: str) -> int:
+    """How many brackets of any kind are open at once."""
+    deepest = now = 0
+    for bracket in re.findall(r"[{}()\[\]]", text):
+        now += 1 if bracket in "{([" else -1
+        deepest = max(deepest, now)
+    return deepest
+
+
+def _collapsed(text: str) -> str:
+    """Powers of plain numbers in exponents and arguments written out, from the inside; a tower becomes a number no
+    limit allows."""
+    for _ in range(6):
+        # From the right: 9^9^9 is 9^(9^9).
+        matches = [m for m in _NUMERIC_POWER.finditer(text) if _is_argument(text, m.start())]
+        if not matches:
+            return text
+        match = matches[-1]
+        base, power = int(match[1]), int(match[2] or match[3])
+        value = base**power if base < 2 or power * base.bit_length() < 64 else 10**18
+        text = f"{text[: match.start()]}{value}{text[match.end() :]}"
+    return text + f"^{{{10**18}}}"
+
+
+def _is_argument(text: str, start: int) -> bool:
+    """Whether what begins here stands in an exponent, or in something whose size counts."""
+    before = text[:start].rstrip("{( ")
+    return before.endswith("^") or bool(re.search("!|" + _COUNTING, text))
+
+
+def _group(text: str, start: int) -> str:
+    """What the brace at `start` encloses."""
+    open_braces = 0
+    for i in range(start, len(text)):
+        open_braces += {"{": 1, "}": -1}.get(text[i], 0)
+        if not open_braces:
+            return text[start + 1 : i]
+    return text[start + 1 :]

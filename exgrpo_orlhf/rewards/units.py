@@ -1,0 +1,103 @@
+"""Units at the end of an answer: taken off, and known by one name each."""
+
+from __future__ import annotations
+
+import re
+
+# Names of one unit, the first as it is compared. Words that merely say what is counted (apples) are units of no name.
+_NAMES = """
+cm centimeter centimeters centimetre centimetres
+mm millimeter millimeters millimetre millimetres
+m meter meters metre metres
+km kilometer kilometers kilometre kilometres
+in inch inches
+ft foot feet
+yd yard yards
+mi mile miles
+s sec secs second seconds
+ms millisecond milliseconds
+min mins minute minutes
+h hr hrs hour hours
+day days
+week weeks
+month months
+year years yr yrs
+g gram grams
+kg kilogram kilograms
+mg milligram milligrams
+lb lbs pound pounds
+oz ounce ounces
+l liter liters litre litres
+ml milliliter milliliters
+deg degree degrees °
+rad radian radians
+$ dollar dollars usd
+cent cents ¢
+j joule joules
+n newton newtons
+w watt watts
+v volt volts
+a ampere amperes amp amps
+hz hertz
+k kelvin kelvins
+pa pascal pascals
+mph
+erg ergs
+ev
+"""
+_KNOWN = {name: line.split()[0] for line in _NAMES.split("\n") for name in line.split()}
+_TEXT_END = re.compile(
+    r"^(.*?\S)\s*(\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}(?:\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}"
+    r"|\^\s*\{?\s*-?\d\s*\}?|/|\\cdot|\*|\s|(?<=[\s}/*])[A-Za-zµ]{1,3}(?=[\s/^{]|$))*)$",
+    re.DOTALL,
+)
+_WORDS_END = re.compile(
+    r"^([-+]?[\d.,/]*\d(?:\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{[-+\d ]+\}|\d+)|[eE][-+]?\d+)?%?|.*\})"
+    r"\s*([A-Za-zµ][A-Za-zµ./^{}\-\d ]*)$"
+)
+_DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])?\s*\}?$")
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """(the answer without its unit, the unit's name): '' if there is none, or one that nobody here knows."""
+    text = text.strip()
+    if re.fullmatch(r"[-+]?\$\s?\S.*", text):
+        return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
+    if match := _DEGREES.match(text):
+        return match[1], f"deg{match[2] or ''}"
+    match = _TEXT_END.match(text)
+    if match and re.search(r"\\(?:text|mathrm|operatorname)", match[2]) and not re.search(r"[_^({+\-*/=,]$", match[1]):
+        return match[1].strip().rstrip("\\").strip(), _name(match[2])
+    if re.search(r"\bpercent\b", text, re.IGNORECASE):
+        return re.sub(r"\s*\bpercent\b", "%", text, flags=re.IGNORECASE), ""
+    match = _WORDS_END.match(text)
+    if (
+        match
+        and match[1]
+        and (re.search(r"[A-Za-z]{2}", match[2]) or match[2].strip().lower() in _KNOWN)
+        and not match[1].endswith("\\")
+    ):
+        if match[1].endswith("}") and not re.search(r"^\\frac|^\\sqrt|\^\{", match[1]):
+            return text, ""
+        return match[1].strip(), _name(match[2])
+    return text, ""
+
+
+def _name(unit: str) -> str:
+    """Units the same but for how they are written get the same name; '' for what is no known unit."""
+    unit = re.sub(r"\\(?:text|mathrm|operatorname)|[{}\\~]", " ", unit).lower()
+    unit = unit.replace("per", "/")
+    power = 1
+    for word, number in (("square", 2), ("sq", 2), ("cubic", 3)):
+        if re.search(rf"\b{word}\b\.?", unit):
+            unit, power = re.sub(rf"\b{word}\b\.?", " ", unit), number
+    parts = re.findall(r"[a-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit)
+    names = []
+    for part in parts:
+        if part == "/" or part.startswith("^"):
+            names.append(part.replace(" ", ""))
+        elif part in _KNOWN:
+            names.append(_KNOWN[part])
+        else:
+            return ""
+    return "".join(names) + (f"^{power}" if power > 1 else "")

@@ -1,0 +1,168 @@
+#!/usr/bin/env python
+"""Grade responses against gold answers, without a model: cases of a grader's test, or saved generations once more.
+
+    python scripts/grade.py --kind math --in cases.jsonl --out verdicts.jsonl
+
+Rows are {"gold": …, "response": …}; "prompt", "options" (kind choice) and "tests" (kind code) are looked at where a
+kind wants them, and all keys pass through. Adds "verdict" (correct, wrong, no_answer, timeout, error) and "extracted".
+One row out for each row in, in order. Run again, it continues where it stopped; it refuses to if the rows have changed.
+Exit status: 0 when all rows are graded (whatever the verdicts), 2 for files or settings that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+ADDED = ("verdict", "extracted")
+BATCH = 256  # rows between two writes
+
+
+class BadFile(ValueError):
+    """Names the file and the line."""
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+
+    try:
+        verifier = Verifier(
+            kind=arguments.kind,
+            function=arguments.function,
+            timeout=arguments.timeout,
+            memory=arguments.memory,
+            workers=arguments.workers,
+            max_failed_share=1.0,
+        )
+        counts = grade(verifier, arguments.rows, arguments.out)
+    except (BadFile, GradingError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        close_pools()
+    print(
+        f"{arguments.out}: {counts.total()} rows", *(f"{n} {verdict}" for verdict, n in counts.most_common()), sep=", "
+    )
+    return 0
+
+
+def grade(verifier: Any, source: Path, out: Path) -> Counter[str]:
+    """Append the verdicts that are missing in `out`. Returns how many of each there are now."""
+    total = sum(1 for _ in read(source, check=True))
+    counts = _done(source, out)
+    done, begun, said = counts.total(), time.monotonic(), 0.0
+    if done:
+        print(f"{out}: {done} rows are graded already", file=sys.stderr)
+    rows = islice(read(source), done, None)
+    with out.open("ab") as file:
+        while batch := list(islice(rows, BATCH)):
+            grades = verifier.grade_all([(_question(row, verifier.kind), row["response"]) for row in batch])
+            for row, each in zip(batch, grades, strict=True):
+                counts[each.verdict] += 1
+                line = json.dumps({**row, "verdict": each.verdict, "extracted": each.extracted})
+                file.write(line.encode("ascii") + b"\n")
+            file.flush()
+            now = time.monotonic()
+            if now - said > 2 or counts.total() == total:
+                rate = (counts.total() - done) / (now - begun)
+                print(f"{counts.total()}/{total} rows, {rate:.0f} a second", file=sys.stderr, flush=True)
+                said = now
+    return counts
+
+
+def read(path: Path, check: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file, which end at "\\n" and at nothing else. Raises BadFile.
+
+    check: that each has what grading needs
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line.decode("utf-8"))
+            except ValueError as error:
+                raise BadFile(f"{where}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise BadFile(f"{where}: a row is an object {{…}}, not {row!r:.80}")
+            if check:
+                if missing := {"gold", "response"} - set(row):
+                    raise BadFile(f"{where}: no {' and no '.join(sorted(missing))}; there are {', '.join(row)}")
+                if not isinstance(row["response"], str):
+                    raise BadFile(f"{where}: a response is text, not {row['response']!r:.80}")
+            yield row
+
+
+def _done(source: Path, out: Path) -> Counter[str]:
+    """The verdicts that are there from an earlier run; a line it was writing when it ended is cut off."""
+    counts: Counter[str] = Counter()
+    if not out.exists():
+        return counts
+    with out.open("r+b") as file:
+        data_end = _last_line_end(file)
+        file.truncate(data_end)
+    asked = read(source)
+    for number, row in enumerate(read(out), 1):
+        original = next(asked, None)
+        if original is None:
+            raise BadFile(f"{out}, line {number}: {source} has fewer rows; it belongs to another file")
+        if _rest(row) != _rest(original) or row.get("verdict") is None:
+            raise BadFile(f"{out}, line {number}: not the row of {source}, line {number}; remove it to begin again")
+        counts[row["verdict"]] += 1
+    return counts
+
+
+def _last_line_end(file: Any) -> int:
+    """The position after the last "\\n", 0 if there is none."""
+    position = file.seek(0, 2)
+    while position:
+        start = max(0, position - 65536)
+        file.seek(start)
+        found = file.read(position - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def _rest(row: dict[str, Any]) -> str:
+    """What the row had before grading, to be compared (as text: NaN is not equal to itself)."""
+    return json.dumps({key: value for key, value in row.items() if key not in ADDED}, sort_keys=True)
+
+
+def _question(row: dict[str, Any], kind: str) -> Any:
+    from exgrpo_orlhf.replay import Question
+
+    gold = row["gold"]
+    if kind != "math" and not isinstance(gold, str):
+        gold = "" if gold is None else str(gold) if isinstance(gold, int | float) else json.dumps(gold)
+    prompt = row.get("prompt")
+    meta = {key: row[key] for key in ("options", "tests") if key in row}
+    return Question("", prompt if isinstance(prompt, str) else "", gold, "", meta)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--kind", default="math", help="math (default), choice, code, function, exact, modular_chain: as Verifier.kind"
+    )
+    parser.add_argument(
+        "--in", dest="rows", type=Path, required=True, metavar="FILE", help="JSONL with gold and response"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL to write, or to continue")
+    parser.add_argument("--function", help="with --kind function: file.py or file.py:name")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each answer (default 5)")
+    parser.add_argument("--memory", type=int, default=1024, help="MiB for each answer (default 1024)")
+    parser.add_argument("--workers", type=int, default=0, help="grading processes (default: one a core)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Programs in a sandbox: tests decide, breaches are wrong answers, nothing gets out and nothing stays."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, sandbox
+from exgrpo_orlhf.rewards.code import last_program, read_tests
+
+SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
+ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
+TIMEOUT = 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sandbox():
+    try:
+        sandbox.check()
+    except sandbox.NoSandbox as error:
+        pytest.skip(str(error))
+
+
+def verdict(program: str, tests=SUMS, **settings) -> str:
+    question = Question.make("test", "", "", {"tests": tests})
+    verifier = Verifier("code", **{"timeout": TIMEOUT, "memory": 256, "max_failed_share": 1.0, **settings})
+    return verifier.grade(question, f"Here it is:\n```python\n{program}\n```\nThat is all.").verdict
+
+
+def sandboxes() -> list[str]:
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.split("\n")
+    return [line for line in found if "sandbox_inside.py" in line or "marked-by-the-test" in line]
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "expected"),
+    [
+        ("print(sum(map(int, input().split())))", SUMS, "correct"),
+        ("import sys\nprint(sum(map(int, open('/dev/stdin').read().split())), ' ')", SUMS, "correct"),
+        ("if __name__ == '__main__':\n    print(sum(map(int, input().split())))", SUMS, "correct"),
+        ("print(3)", SUMS, "wrong"),
+        ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUMS, "wrong"),
+        ("syntax error", SUMS, "wrong"),
+        ("def f(x):\n    return x + 1", ASSERTS, "correct"),
+        ("def f(x):\n    return x + 1\nprint('noise')", ASSERTS, "correct"),
+        ("def f(x):\n    return x + 1", ASSERTS.split("\n"), "correct"),
+        ("def f(x):\n    return 2", ASSERTS, "wrong"),
+        ("import sys\nsys.exit(0)", ASSERTS, "wrong"),
+        ("import os\nos._exit(0)", ASSERTS, "wrong"),
+        ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
+        ("print(1)", "nonsense", "wrong"),
+        ("print(1)", [], "error"),
+        ("print(1)", {"inputs": ["1"], "outputs": []}, "error"),
+        ("print(1)", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "error"),
+    ],
+)
+def test_all_tests_must_pass(program, tests, expected):
+    assert verdict(program, tests) == expected
+
+
+OUTSIDE = "/tmp/exgrpo-code-test-secret"
+BREACHES = {
+    "endless loop": "while True: pass",
+    "sleep": "import time\ntime.sleep(60)",
+    "fork bomb": "import os\nwhile True:\n    os.fork()",
+    "stubborn fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "threads": "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(60,)).start()",
+    "10 GB": "x = bytearray(10 * 2**30)\nprint(len(x))",
+    "memory in many processes": "import os\nfor i in range(4): os.fork()\nx = bytearray(200 * 2**20)\nwhile True: pass",
+    "file outside": f"print(open({OUTSIDE!r}).read())",
+    "passwords": "print(open('/etc/passwd').read())",
+    "own project": f"import os\nprint(os.listdir({str(Path(__file__).parent)!r}))",
+    "write outside": "open('/usr/marked-by-the-test', 'w')",
+    "socket": "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)",
+    "any socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "great file": "with open('/tmp/x', 'w') as f:\n    while True: f.write('x' * 1000000)",
+    "great output": "while True: print('x' * 1000000)",
+    "process 1": "import os\nos.kill(1, 9)\nos.kill(-1, 9)",
+    "its father": "print(open('/proc/1/environ').read())",
+    "more rights": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_is_a_wrong_answer_within_the_limit(name):
+    Path(OUTSIDE).write_text("3\n")
+    begun = time.monotonic()
+    assert verdict(BREACHES[name], {"inputs": [""], "outputs": ["3"]}) == "wrong"
+    assert time.monotonic() - begun < TIMEOUT + 2  # with the start of the workers
+    assert not sandboxes(), "nothing is left running"
+    assert not Path("/usr/marked-by-the-test").exists()
+    Path(OUTSIDE).unlink()
+
+
+def test_a_program_s_limit_is_for_all_its_tests():
+    slow = "import time\ntime.sleep(0.5)\nprint(1)"
+    assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}) == "correct"
+    assert verdict(slow, {"inputs": list("abcdef"), "outputs": ["1"] * 6}) == "wrong"
+
+
+def test_programs_share_nothing():
+    assert verdict("open('/tmp/left', 'w').write('x')\nprint(3)", {"inputs": [""], "outputs": ["3"]}) == "correct"
+    seen = "import os\nprint(len(os.listdir('/tmp')))"
+    assert verdict(seen, {"inputs": [""], "outputs": ["0"]}) == "correct"
+
+
+def test_the_last_code_block_is_the_program():
+    assert last_program("```python\na\n```\n```py\nb\n```") == "b"
+    assert last_program("```\na\n```\nno more") == "a"
+    assert last_program("```python\na\n") == "a"
+    assert last_program("<think>```python\na\n```</think> none") is None
+    assert last_program("none") is None
+    assert last_program("````\n```\na\n```\n````") == "```\na\n```"
+
+
+def test_tests_may_be_the_gold_answer():
+    assert read_tests('{"inputs": ["1"], "outputs": ["2"]}') == {"1": "2"}
+    assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}
+    assert read_tests(ASSERTS) == [ASSERTS]
+    question = Question.make("test", "", ASSERTS)
+    assert Verifier("code", memory=256).grade(question, "```python\ndef f(x): return x + 1\n```").correct
+
+
+def test_without_a_sandbox_nothing_is_run():
+    """As another user's container would have it: user namespaces are used up."""
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    if not shutil.which("unshare"):
+        pytest.skip("needs unshare, to forbid user namespaces to a process")
+    code = (
+        "from exgrpo_orlhf.replay import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
+        "Verifier('code', memory=257).grade(Question.make('t', '', 'assert True'), '```\\nprint(1)\\n```')"
+    )
+    script = f'echo 0 > {limit} && exec {sys.executable} -c "$0"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", script, code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: no sandbox can be had" in done.stderr
+    assert GradingError.__name__ in done.stderr
+
+
+def test_close():
+    close_pools()
+    assert not sandboxes()

@@ -1,0 +1,158 @@
+"""Grading of mathematical answers: a suite of our own by category, the public cases, golds against themselves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_orlhf.rewards import math
+from exgrpo_orlhf.rewards.extraction import last_box, visible
+from exgrpo_orlhf.rewards.latex import number, same_number
+from exgrpo_orlhf.rewards.symbolic import computable
+from exgrpo_orlhf.rewards.worker import Answer
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+SUITE = read(Path(__file__).with_name("math_suite.jsonl"))
+
+
+@pytest.mark.parametrize("category", sorted({case["category"] for case in SUITE}))
+def test_suite(category):
+    cases = [case for case in SUITE if case["category"] == category]
+    given = [math.grade(Answer(case["gold"], case["response"])).verdict for case in cases]
+    assert [c for c, verdict in zip(cases, given, strict=True) if verdict != c["verdict"]] == []
+
+
+def test_public_cases(shared_data):
+    cases = read(shared_data / "grader_cases.jsonl")
+    wrong = [
+        case["id"]
+        for case in cases
+        if (math.grade(Answer(case["gold"], case["response"])).verdict == "correct") != case["label"]
+    ]
+    assert len(wrong) <= 0.03 * len(cases), wrong
+
+
+def golds(folder: Path) -> dict[str, list]:
+    minerva = [math.gold_texts(row["solution"])[0] for row in read(folder / "minerva_test.jsonl")]
+    valid = pq.read_table(folder / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()
+    return {
+        "math500": [row["answer"] for row in read(folder / "math500_test.jsonl")],
+        "aime24": [row["expected_answer"] for row in read(folder / "aime24_test.jsonl")],
+        "aime25": [row["expected_answer"] for row in read(folder / "aime25_test.jsonl")],
+        "amc23": [row["answer"] for row in read(folder / "amc23_test.jsonl")],
+        "minerva": minerva,
+        "gsm8k": [row["answer"].rpartition("####")[2].strip() for row in read(folder / "gsm8k_test.jsonl")],
+        "exgrpo_valid": [row["reward_model"]["ground_truth"] for row in valid],
+    }
+
+
+def test_a_gold_is_right_when_it_is_given(shared_data):
+    for name, answers in golds(shared_data).items():
+        missed = [
+            gold
+            for gold in answers
+            if math.grade(Answer(gold, f"So the final answer is $\\boxed{{{gold}}}$.")).verdict != "correct"
+        ]
+        assert len(missed) <= 0.005 * len(answers), (name, missed)
+
+
+def test_another_question_s_gold_is_wrong(shared_data):
+    """Not lenient by accident: golds of MATH-500 against the gold of the next question."""
+    answers = golds(shared_data)["math500"]
+    same = [
+        (gold, other)
+        for gold, other in zip(answers, [*answers[1:], answers[0]], strict=True)
+        if gold != other and math.grade(Answer(gold, f"\\boxed{{{other}}}")).verdict == "correct"
+    ]
+    assert same in ([], [("5", "x=5")])
+
+
+def test_a_number_is_right_within_its_sentence_and_a_neighbour_is_not(shared_data):
+    answers = [row["answer"].rpartition("####")[2].strip() for row in read(shared_data / "gsm8k_test.jsonl")][:300]
+    for template in ("Therefore the answer is {}.", "<answer>{}</answer>", "Adding up, she has {} dollars", "#### {}"):
+        verdicts = Counter(math.grade(Answer(gold, template.format(gold))).verdict for gold in answers)
+        assert verdicts == {"correct": len(answers)}, template
+        others = [str(int(gold.replace(",", "")) + 1) for gold in answers]
+        verdicts = Counter(
+            math.grade(Answer(g, template.format(o))).verdict for g, o in zip(answers, others, strict=True)
+        )
+        assert verdicts == {"wrong": len(answers)}, template
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "verdict"),
+    [
+        (42, "\\boxed{42}", "correct"),
+        (42.0, "\\boxed{42}", "correct"),
+        (0.1, "\\boxed{\\frac{1}{10}}", "correct"),
+        (-7, "\\boxed{7}", "wrong"),
+        (["41", "42"], "\\boxed{42}", "correct"),
+        (["41", 42], "\\boxed{43}", "wrong"),
+        (True, "\\boxed{True}", "correct"),
+        (None, "\\boxed{None}", "error"),
+        ("", "\\boxed{42}", "error"),
+        ("  ", "", "error"),
+        ([], "\\boxed{42}", "error"),
+        ({"a": 1}, "\\boxed{1}", "error"),
+        (float("nan"), "\\boxed{nan}", "error"),
+        ("\\boxed{}", "\\boxed{}", "error"),
+    ],
+)
+def test_golds_that_are_not_text(gold, response, verdict):
+    assert math.grade(Answer(gold, response)).verdict == verdict
+
+
+def test_thoughts_are_not_seen():
+    assert visible("<think>a</think>b") == "b"
+    assert visible("a</think>b") == "b"
+    assert visible("b<think>a") == "b"
+    assert visible("b<think>a</think>") == "b"
+    assert visible("<think>a<think>b</think>c</think>d") == "d"
+
+
+def test_the_last_box_with_something_in_it():
+    assert last_box("\\boxed{1} \\boxed{ } \\boxed{2") == "1"
+    assert last_box("\\boxed{\\boxed{3}}") == "3"
+    assert last_box("\\boxed{x = \\boxed{3} + 1}") == "x = \\boxed{3} + 1"
+    assert last_box("\\boxed{\\{1\\}}") == "\\{1\\}"
+    assert last_box("none") is None
+
+
+def test_a_rounded_gold_takes_what_rounds_to_it():
+    def same(gold, given):
+        return same_number(number(gold), number(given))
+
+    assert same("6.67e-11", "6.674e-11")
+    assert not same("6.67e-11", "6.7e-11"), "rounded too far"
+    assert same("0.3333", "1/3")
+    assert not same("0.33", "1/3")
+    assert not same("0.3333", "0.33333"), "two decimals are not a gold and an exact answer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9^{9^{9^9}}", "9**9**9**9", "9^9^9^9", "999999999!", "((9!)!)!", "\\binom{10^{9}}{5}",
+        "\\prod_{k=1}^{10^{8}} k",
+        "(10^{9999})^{9999}", "2^{10^{10}}", "(x+1)^{5000}", "1" * 500, "(" * 50 + "1" + ")" * 50, "\\Gamma(10^{9})",
+        "__import__", '"a"',
+    ],
+)  # fmt: skip
+def test_what_would_never_end_is_not_begun(text):
+    assert not computable(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x^{2024}+1", "2^{2024}", "3 \\cdot 10^{35}", "100!", "\\binom{100}{50}", "x^{2^{3}}", "e^{-x^2}", "(x+1)^{10}"],
+)
+def test_what_is_ordinary_is_computed(text):
+    assert computable(text)
