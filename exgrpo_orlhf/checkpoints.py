@@ -1,7 +1,8 @@
 """What a run needs to continue exactly: written under another name, put on the disk, then renamed.
 
 checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
-checkpoint-<step>/trainer/    optimizer.pt, state.json
+checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
+checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
 best                          a link to the checkpoint with the highest train.best_metric
 """

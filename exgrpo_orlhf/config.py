@@ -29,6 +29,7 @@ import numpy as np
 from gin import config_parser
 
 from .engines.local import LocalSettings
+from .engines.openrlhf import flags
 from .engines.openrlhf.settings import OpenRLHFSettings
 from .experiment import Experiment, Sources
 from .objective import GroupAdvantages, MixedPolicyLoss
@@ -88,7 +89,7 @@ _GIN: dict[str, Callable[..., Any]] = {
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
 FREE_TO_CHANGE = re.compile(
     r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|Tracking\.\w+"
-    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout)|Verifier\.(workers|max_failed_share))$"
+    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout|flags|more_flags|score_tokens)|Verifier\.(workers|max_failed_share))$"
 )
 
 _HOW_TO_BIND = "add it to a gin file, or give it with --set"
@@ -164,6 +165,8 @@ def _build() -> Experiment:
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {name: value for name, value in params.items() if not FREE_TO_CHANGE.search(name)}
+    if built["openrlhf"] is not None:
+        identity["OpenRLHF.flags"] = repr(flags.identity(built["openrlhf"]))
     return Experiment(
         settings=settings,
         questions=work.questions,

@@ -11,7 +11,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedPolicyActor
-from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
+from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal
 from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -22,9 +22,15 @@ FLAGS = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "train.micro_batch
 
 
 def make_actor(
-    model: Path, loss: MixedPolicyLoss, *bindings: str, questions_per_step: int, group_size: int, **flags: Any
+    model: Path,
+    loss: MixedPolicyLoss,
+    *bindings: str,
+    questions_per_step: int,
+    group_size: int,
+    resume: Path | None = None,
+    **flags: Any,
 ):
-    """An actor of the CPU bench, and its trainer's half of the work in `update`."""
+    """An actor of the CPU bench, from the checkpoint `resume`; its trainer's half of the work is `update`."""
     from openrlhf.utils import get_strategy
 
     x = config.load(
@@ -41,7 +47,7 @@ def make_actor(
             *bindings,
         ],
     )
-    args = launch.parse(x, str(model), Path("nowhere"), resume=False)
+    args = launch.parse(x, str(model), resume or Path("nowhere"), resume=resume is not None)
     args.exgrpo = ActorSettings(loss, x.optimizer.skip_above_grad_norm)
     actor = MixedPolicyActor(1, 0, None, None)
     actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)
@@ -73,8 +79,11 @@ def update(actor: Any, batch: MixedBatch) -> UpdateStats:
 
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
+    rows = experience_of(actor, batch)
+    steps = actor.strategy.args.rollout.batch_size * len(batch.rows[0]) // actor.strategy.args.train.batch_size
+    order = deal([int(row.total_length) for row in rows], len(batch.rows[0]), steps, 1)
     maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
-    for experience in maker.make_experience_batch(experience_of(actor, batch)):
+    for experience in maker.make_experience_batch([rows[i] for i in order]):
         actor.append(experience)
     return actor.fit()
 

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from openrlhf.trainer.ppo_utils.experience import balance_experiences
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedActorTrainer, MixedPolicyActor
-from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
+from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.replay import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
@@ -136,7 +135,7 @@ def experiences_of(args: Any, batch: MixedBatch, forward: list[ForwardRow], beha
     tokenizer = SimpleNamespace(pad_token_id=PAD)
     maker = MixedExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), tokenizer)
     experiences = maker.make_experience_batch(as_experience(batch, forward, behaviour))
-    return balance_experiences(experiences, args) if args.train.dynamic_batch_enable else experiences
+    return keep_order(experiences, args) if args.train.dynamic_batch_enable else experiences
 
 
 def fit(

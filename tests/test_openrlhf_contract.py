@@ -91,6 +91,10 @@ CONTRACT = [
     (f"{BASE}.broadcast_to_vllm", "takes", "self"),
     (f"{BASE}.broadcast_to_vllm", "says", '"wake_up", tags=["weights"]'),
     (f"{VLLM}:batch_vllm_engine_call", "takes", "engines method_name"),
+    (TRAINER, "has", "balance_experiences"),
+    (f"{BASE}.train_step", "says", "experiences = balance_experiences(experiences, self.args)"),
+    (f"{UTILS}.experience:split_experience_batch", "takes", "experience"),
+    (f"{UTILS}.experience:make_experience_batch", "takes", "items"),
     ("openrlhf.utils.utils:get_tokenizer", "takes", "pretrain model padding_side strategy use_fast"),
     ("openrlhf.utils.logging_utils:WandbLogger", "has", "log_train close"),
     ("openrlhf.utils.logging_utils:TensorboardLogger", "has", "log_train close"),
@@ -118,7 +122,9 @@ CONTRACT = [
     (f"{MAKER}._flatten_results", "takes", "self refs duplicate_factor"),
     (f"{LAUNCHER}:ReferenceModelActor.forward", "takes", "self sequences action_mask attention_mask"),
     # actor.py, policy_loss.py
-    (ACTOR, "has", "ActorPPOTrainer Actor PolicyModelActor"),
+    (ACTOR, "has", "ActorPPOTrainer Actor PolicyModelActor DataLoader"),
+    (f"{STEPS}.ppo_train", "says", "dataloader = DataLoader( self.replay_buffer, | shuffle=should_shuffle,"),
+    (f"{STRATEGY}:DeepspeedStrategy._unwrap_model", "takes", "self model"),
     (f"{POLICY}.init_model_from_pretrained", "takes", "self strategy pretrain max_steps vllm_engines"),
     (f"{POLICY}.init_model_from_pretrained", "says", "actor = Actor( | self.trainer = ActorPPOTrainer("),
     (f"{POLICY}.init_model_from_pretrained", "says", "temperature=strategy.args.rollout.temperature"),
@@ -268,7 +274,7 @@ def test_another_version_is_found_and_named():
 def test_the_engines_names_from_these_packages_are_in_the_table():
     """What the engine's modules import from the four packages; what they call on it is up to whoever writes there."""
     known = {piece for where, _, wanted in CONTRACT for piece in re.split(r"\W+", f"{where} {wanted}")}
-    known |= {"remote", "get", "wait", "put", "shutdown", "cluster_resources", "is_initialized"}  # of Ray, of all users
+    known |= {"remote", "get", "wait", "put", "shutdown", "available_resources", "is_initialized"}  # of Ray, of all users
     for module in ("actor", "driver", "experience_maker", "samples", "trainer", "waiting"):
         source = inspect.getsource(importlib.import_module(f"exgrpo_orlhf.engines.openrlhf.{module}"))
         imported = re.findall(r"^from (?:openrlhf|ray|vllm|deepspeed)[\w.]* import (.+)$", source, re.MULTILINE)

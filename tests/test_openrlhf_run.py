@@ -143,6 +143,9 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_kl_and_entropy(w
         "train.dynamic_batch_enable": True,
         "train.max_tokens_per_gpu": 128,
         "train.enable_ema": True,
+        "actor.gradient_checkpointing_enable": True,
+        "actor.adam.eps": 1e-7,
+        "vllm.enable_prefix_caching": True,
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
     finish(start(run, False, *bindings(warm_model, *more, **flags)), run)
@@ -195,7 +198,7 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
     run.mkdir()
     (run / "fill-the-store").touch()
     monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
-    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.001")  # Ray takes the disk for full, and has no way out
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")  # Ray takes the disk for full, and has no way out
     process = start(run, False, *bindings(warm_model, "Verifier.kind = 'choice'"))
     log = finish(process, run, 1)
     error = log[log.rindex("error: ") :]

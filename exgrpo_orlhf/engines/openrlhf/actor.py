@@ -15,6 +15,8 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
 
 from ...objective import MixedPolicyLoss, token_stats
 from ..rows import ForwardRow
@@ -124,12 +126,23 @@ class MixedActor(Actor):
         return log_probs, output
 
 
+class InOrder(DataLoader):
+    """OpenRLHF shuffles the rows of a batch, from a generator that no checkpoint has. Ours come as they were dealt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "shuffle": False})
+
+
 class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[name-defined, misc]
     """Ray forbids subclassing an actor class; the class under it is fine."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        ppo_actor.ActorPPOTrainer, ppo_actor.Actor = MixedActorTrainer, MixedActor  # globals, looked up below
+        # Globals, looked up below.
+        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, MixedActor, InOrder
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF begins it again at the first model
+            saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()
+            strategy._unwrap_model(self.ema_model).load_state_dict(saved)
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -30,6 +31,7 @@ from .waiting import EngineLost
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to the driver
 _PATIENCE = 30.0  # seconds for an end in good order
 
 
@@ -89,11 +91,12 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     }
     passed_on = [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_", "EXGRPO_", "HF_"))]
     environment |= {name: os.environ[name] for name in passed_on}
-    runtime: dict[str, Any] = {"env_vars": environment}
     if settings.cpu_bench:
         from . import cpu
 
         environment |= cpu.environment()
+    runtime: dict[str, Any] = {"env_vars": without_the_jobs(environment, os.environ.get(_JOB_CONFIG, "{}"))}
+    if settings.cpu_bench:
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
     address = _address(settings)
     started: dict[str, Any] = {"address": address}
@@ -111,7 +114,7 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
             raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
-    except (ConnectionError, RayError, RuntimeError, TimeoutError) as error:
+    except (ConnectionError, RayError, RuntimeError, TimeoutError, ValueError) as error:
         raise EngineLost(
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
@@ -119,10 +122,17 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _kill_actors()  # or Ray's shutdown would wait for their tasks, which may never end
+        with contextlib.suppress(Exception):  # of a head node that is gone: what went wrong first is what counts
+            _kill_actors()  # or Ray's shutdown would wait for their tasks, which may never end
         raise
     finally:
         _shut_down()
+
+
+def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:
+    """Ray refuses a variable that a submitted job's own runtime environment has too, even with the same value."""
+    given = (json.loads(job_config).get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in environment.items() if name not in given}
 
 
 def _address(settings: OpenRLHFSettings) -> str:
@@ -133,13 +143,13 @@ def _address(settings: OpenRLHFSettings) -> str:
 def _await_gpus(gpus: int, patience: float) -> None:
     """Nodes may still be joining. Raises EngineLost when the wait is over."""
     end = time.monotonic() + patience
-    while (found := int(ray.cluster_resources().get("GPU", 0))) < gpus:
+    while (found := int(ray.available_resources().get("GPU", 0))) < gpus:
         if time.monotonic() > end:
             raise EngineLost(
                 f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
-                f"{found}"
+                f"{found} free"
             )
-        log.info("waiting for GPUs: %d of %d have joined Ray", found, gpus)
+        log.info("waiting for GPUs: %d of %d are free in Ray", found, gpus)
         time.sleep(5)
 
 
@@ -177,7 +187,7 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         if self.reason is None:
-            self._thread.join()
+            self._thread.join(_PATIENCE)
 
     def _watch(self) -> None:
         told = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from ...replay import MixedBatch
@@ -61,6 +61,35 @@ def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequ
             )
         )
     return experiences
+
+
+def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int]:
+    """The order in which OpenRLHF must get the rows: a part for each rank, and in it a part for each optimiser step.
+
+    lengths: of the rows, prompt included; width: K, rows of a group
+    Groups are dealt to the steps like cards, as on the local engine: a step has whole groups, whose advantages sum to
+    0, and fresh and replayed ones in the batch's proportion. Inside a step the rows go to the ranks by length, there
+    and back, so that all have the same work; on which rank a row is changes nothing.
+    """
+    parts: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for step in range(steps):
+        rows = [g * width + k for g in range(step, len(lengths) // width, steps) for k in range(width)]
+        rows.sort(key=lambda row: (-lengths[row], row))
+        for rank in range(ranks):
+            there, back = rows[rank :: 2 * ranks], rows[2 * ranks - 1 - rank :: 2 * ranks]
+            parts[rank].append(there + back)
+    return [row for part in parts for rows in part for row in rows]
+
+
+def keep_order(experiences: list[Experience], args: Any) -> list[Experience]:
+    """In the place of OpenRLHF's balance_experiences, which sorts a batch by length, and so its optimiser steps too.
+
+    Returns one experience a rank, with its rows in the order in which they were handed in.
+    """
+    rows = [pair for e in experiences for pair in zip(list(e.index), split_experience_batch(e), strict=True)]
+    rows.sort(key=lambda pair: pair[0])
+    size = len(rows) // (args.actor.num_nodes * args.actor.num_gpus_per_node)
+    return [make_experience_batch([row for _, row in rows[i : i + size]]) for i in range(0, len(rows), size)]
 
 
 class MixedExperienceMaker(RemoteExperienceMaker):

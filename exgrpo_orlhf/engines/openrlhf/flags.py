@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...experiment import Experiment
+from .settings import OpenRLHFSettings
 
 # A binding decides these. Patterns are shell patterns.
 BOUND = {
@@ -69,22 +70,21 @@ BOUND = {
 }
 
 HONOURED = {
-    "actor.num_nodes": "",
+    "actor.num_nodes": "tested with 1",
     "actor.num_gpus_per_node": "",
     "ref.num_nodes": "with a KL term",
     "ref.num_gpus_per_node": "with a KL term",
-    "ref.offload": "with a KL term",
     "train.colocate_actor_ref": "",
     "train.colocate_all": "",
     "train.micro_batch_size": "the loss does not depend on it",
     "train.dynamic_batch_enable": "the loss does not depend on it",
     "train.max_tokens_per_gpu": "",
-    "train.enable_ema": "with ds.zero_stage 2; checkpoints then hold the average, as OpenRLHF's do",
+    "train.enable_ema": "with ds.zero_stage 2; checkpoints then hold the average, validation is of the policy",
     "train.ema_beta": "",
-    "rollout.micro_batch_size": "rows of one forward pass that measures log-probs are cut by OpenRLHF.score_tokens",
-    "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size",
+    "rollout.micro_batch_size": "of the reference model, which makes logits; for the policy: OpenRLHF.score_tokens",
+    "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size, with dynamic batches",
     "vllm.num_engines": "at least 1",
-    "vllm.sync_backend": "",
+    "vllm.sync_backend": "tested with gloo",
     "vllm.enable_prefix_caching": "",
     "vllm.enforce_eager": "",
     "ds.zero_stage": "2 and 3",
@@ -97,12 +97,13 @@ HONOURED = {
     "algo.advantage.is_correction_threshold": "on fresh rows",
     "actor.adam.eps": "",
     "actor.gradient_checkpointing_enable": "",
-    "actor.gradient_checkpointing_reentrant": "",
     "logger.tensorboard_dir": "OpenRLHF's own metrics of a step, beside MLflow",
     "logger.wandb.*": "OpenRLHF's own metrics of a step, beside MLflow",
 }
 
 UNTESTED = {
+    "ref.offload": "with a KL term",
+    "actor.gradient_checkpointing_reentrant": "",
     "vllm.tensor_parallel_size": "",
     "vllm.sync_with_ray": "",
     "vllm.enable_sleep": "needs a GPU",
@@ -124,6 +125,19 @@ UNTESTED = {
     "train.full_determinism_enable": "",
     "use_ms": "",
 }
+
+# How a run is executed, not what it computes: it may differ when the run is resumed, after running out of memory say.
+EXECUTION = (
+    "train.micro_batch_size",
+    "train.max_tokens_per_gpu",
+    "rollout.micro_batch_size",
+    "rollout.max_tokens_per_gpu",
+    "ref.offload",
+    "actor.gradient_checkpointing_*",
+    "vllm.*",
+    "ds.enable_sleep",
+    "logger.*",
+)
 
 REFUSED = {
     "train.async_enable": "replayed trajectories are chosen under the policy that is about to be updated, and the next "
@@ -154,6 +168,12 @@ REFUSED = {
     "data.max_images_per_prompt": "questions are text",
     "actor.freeze_visual_encoder": "questions are text",
 }
+
+
+def identity(settings: OpenRLHFSettings) -> dict[str, Any]:
+    """The flags that must be the same for a run to be continued."""
+    given = {**settings.flags, **settings.more_flags}
+    return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
 
 
 def rule(flag: str) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
@@ -26,7 +27,7 @@ from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Traject
 from ...training import TrainingRun
 from ..engine import Engine, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, micro_batches
-from .experience_maker import MixedExperienceMaker, as_experience
+from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .samples import Request, Sampler
 from .waiting import answer
@@ -94,6 +95,7 @@ class MixedTrainer(BasePPOTrainer):
             vllm_engines,
             tokenizer,
         )
+        ppo_trainer.balance_experiences = keep_order  # a global, looked up by train_step
         self.experience_maker = MixedExperienceMaker(
             actor_model_group, None, None, reference_model_group, self.kl_ctl, strategy, tokenizer
         )
@@ -217,9 +219,8 @@ class MixedTrainer(BasePPOTrainer):
             for row, now in zip(batch.flat_rows(), policy, strict=True)
         ]
         experience = as_experience(batch, rows, behaviour)
-        # Groups are dealt to the ranks like cards: fresh and replayed ones come in the batch's proportion to each.
-        width, groups = len(batch.rows[0]), len(batch.rows)
-        order = [g * width + k for r in range(self.ranks) for g in range(r, groups, self.ranks) for k in range(width)]
+        steps = self.x.optimizer.steps_per_batch
+        order = deal([len(row) for row in rows], len(batch.rows[0]), steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)

@@ -1,0 +1,115 @@
+"""Which rows form an optimiser step, on which rank, and what a resumed run finds again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import openrlhf_bench  # noqa: F401
+import pytest
+import torch
+from engine_builders import K, make_engine, mixed_batch
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf_actor import actor_weights, experience_of, fit, make_actor
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.local import LocalSettings
+from exgrpo_orlhf.engines.openrlhf import flags
+from exgrpo_orlhf.engines.openrlhf.driver import without_the_jobs
+from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.settings import Optimizer
+
+pytestmark = pytest.mark.openrlhf
+
+
+@pytest.mark.parametrize(("groups", "steps", "ranks"), [(8, 1, 1), (8, 2, 1), (8, 2, 2), (12, 3, 4), (128, 2, 8)])
+def test_every_step_has_whole_groups_dealt_as_on_the_local_engine_and_every_rank_as_many_rows(groups, steps, ranks):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(10, 9000, groups * K).tolist()
+    order = deal(lengths, K, steps, ranks)
+    assert sorted(order) == list(range(groups * K))
+    parts = np.array(order).reshape(ranks, steps, -1)  # equal parts, or this fails
+    for step in range(steps):
+        assert set(parts[:, step].ravel() // K) == set(range(step, groups, steps))
+        work = [sum(lengths[row] for row in part) for part in parts[:, step]]
+        assert groups < 100 or max(work) < 1.1 * min(work)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, dynamic):
+    """Through OpenRLHF's own splitting, which with dynamic batches sorts by length."""
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
+    rows = experience_of(actor, batch)
+    args = actor.strategy.args
+    args.train.dynamic_batch_enable, args.rollout.max_tokens_per_gpu = dynamic, 128
+    args.actor.num_gpus_per_node = 2
+    maker = RemoteExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), actor.tokenizer)
+    split = maker.split_rollout_samples(rows)
+    experiences = keep_order(split, args)
+    assert [len(e.sequences) for e in experiences] == [16, 16]
+    found = [ids[mask.bool()] for e in experiences for ids, mask in zip(e.sequences, e.attention_mask, strict=True)]
+    assert all(torch.equal(one, row.sequences[0]) for one, row in zip(found, rows, strict=True))
+
+
+def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model):
+    """The mean over both steps; a step of other rows would have another norm."""
+    loss = MixedPolicyLoss(response_length=24)
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    engine = make_engine(
+        warm_model, settings=LocalSettings(device="cpu"), optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2)
+    )
+    expected = engine.update(batch, loss).metrics
+    actor = make_actor(
+        warm_model,
+        loss,
+        "Optimizer.learning_rate = 1e-9",
+        "Optimizer.steps_per_batch = 2",
+        questions_per_step=8,
+        group_size=K,
+    )
+    found = fit(actor, batch)
+    for name in ("policy/loss", "policy/grad_norm"):
+        assert found[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
+
+
+def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):
+    """OpenRLHF's own would begin again at the first model."""
+    more = {"train.enable_ema": True, "train.ema_beta": 0.5}
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    loss = MixedPolicyLoss(response_length=24)
+    bindings = ("Optimizer.learning_rate = 1e-2",)
+    first = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K, **more)
+    start = average(first)
+    fit(first, batch)
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    first.save_state(str(folder), 1)
+    second = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K, resume=folder, **more)
+    assert second.get_checkpoint_states()["global_step"] == 1
+    assert torch.equal(actor_weights(second), actor_weights(first))
+    assert not torch.equal(average(first), start)
+    assert torch.equal(average(second), average(first))
+
+
+def average(actor) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().float().clone() for p in actor.ema_model.model.module.parameters()])
+
+
+def test_what_only_says_how_a_run_is_executed_may_differ_when_it_is_resumed():
+    def of(**more):
+        return config.load(["base.gin", "engines/openrlhf_8gpu.gin"], [f"OpenRLHF.more_flags = {more!r}"]).config_hash
+
+    assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == of()
+    assert of(**{"ds.zero_stage": 3}) != of()
+    known = {*flags.BOUND, *flags.HONOURED, *flags.UNTESTED, *flags.REFUSED}
+    for pattern in flags.EXECUTION:
+        assert any(flag.startswith(pattern.rstrip("*")) for flag in known), pattern
+
+
+def test_variables_that_a_submitted_job_has_are_not_handed_on_again():
+    job = '{"runtime_env": {"env_vars": {"HF_TOKEN": "secret"}}}'
+    assert without_the_jobs({"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}, job) == {"NCCL_DEBUG": "WARN"}
+    for none in ("{}", '{"runtime_env": {}}', '{"runtime_env": null}'):
+        assert without_the_jobs({"HF_TOKEN": "x"}, none) == {"HF_TOKEN": "x"}
