@@ -5,7 +5,8 @@
 
 Rows are {"gold": …, "response": …}; "prompt", "options" (kind choice) and "tests" (kind code) are looked at where a
 kind wants them, and all keys pass through. Adds "verdict" (correct, wrong, no_answer, timeout, error) and "extracted".
-One row out for each row in, in order. Run again, it continues where it stopped; it refuses to if the rows have changed.
+One row out for each row in, in order. Run again, it continues where it stopped; it refuses to if the rows or the
+settings (kept in OUT.settings.json) have changed, and never writes to a file that is not its own.
 Exit status: 0 when all rows are graded (whatever the verdicts), 2 for files or settings that cannot be used.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ADDED = ("verdict", "extracted")
+SETTINGS = ("kind", "function", "timeout", "memory")  # what verdicts depend on
 BATCH = 256  # rows between two writes
 
 
@@ -42,7 +45,8 @@ def main() -> int:
             workers=arguments.workers,
             max_failed_share=1.0,
         )
-        counts = grade(verifier, arguments.rows, arguments.out)
+        settings = {name: getattr(arguments, name) for name in SETTINGS}
+        counts = grade(verifier, arguments.rows, arguments.out, settings)
     except (BadFile, GradingError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -54,10 +58,16 @@ def main() -> int:
     return 0
 
 
-def grade(verifier: Any, source: Path, out: Path) -> Counter[str]:
+def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
     """Append the verdicts that are missing in `out`. Returns how many of each there are now."""
+    kept = out.with_name(f"{out.name}.settings.json")
+    for written in (out, kept):
+        if written.exists() and written.samefile(source):
+            raise BadFile(f"{written} is the input itself; give --out another name")
     total = sum(1 for _ in read(source, check=True))
     counts = _done(source, out)
+    _keep(settings, kept, out, counts.total())
+    _cut_torn_line(out)
     done, begun, said = counts.total(), time.monotonic(), 0.0
     if done:
         print(f"{out}: {done} rows are graded already", file=sys.stderr)
@@ -78,16 +88,18 @@ def grade(verifier: Any, source: Path, out: Path) -> Counter[str]:
     return counts
 
 
-def read(path: Path, check: bool = False) -> Iterator[dict[str, Any]]:
+def read(path: Path, check: bool = False, whole: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file, which end at "\\n" and at nothing else. Raises BadFile.
 
-    check: that each has what grading needs
+    check: that each has what grading needs; whole: leave out a last line without its end
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if whole and not line.endswith(b"\n"):
+                return
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line.decode("utf-8"))
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except ValueError as error:
                 raise BadFile(f"{where}: not JSON: {error}") from error
             if not isinstance(row, dict):
@@ -101,22 +113,48 @@ def read(path: Path, check: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def _done(source: Path, out: Path) -> Counter[str]:
-    """The verdicts that are there from an earlier run; a line it was writing when it ended is cut off."""
+    """The verdicts that are there from an earlier run. Changes nothing; raises BadFile for a file that is not ours."""
     counts: Counter[str] = Counter()
     if not out.exists():
         return counts
-    with out.open("r+b") as file:
-        data_end = _last_line_end(file)
-        file.truncate(data_end)
     asked = read(source)
-    for number, row in enumerate(read(out), 1):
+    for number, row in enumerate(read(out, whole=True), 1):
         original = next(asked, None)
         if original is None:
             raise BadFile(f"{out}, line {number}: {source} has fewer rows; it belongs to another file")
         if _rest(row) != _rest(original) or row.get("verdict") is None:
             raise BadFile(f"{out}, line {number}: not the row of {source}, line {number}; remove it to begin again")
         counts[row["verdict"]] += 1
+    if not counts and out.stat().st_size:
+        raise BadFile(f"{out}: not one whole line of it is a graded row of {source}; remove it to begin again")
     return counts
+
+
+def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
+    """Write the settings beside the output; where rows are graded already, they must have been graded with the same."""
+    there = None
+    if kept.exists():
+        there = next(read(kept), None)
+        if there is None or set(there) != set(settings):
+            raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
+    if done and there is None:
+        raise BadFile(f"{kept} is missing: how the {done} rows of {out} were graded is unknown; remove {out}")
+    if done and there is not None and there != settings:
+        other = ", ".join(
+            f"--{name} {there[name]} and not {settings[name]}" for name in settings if there[name] != settings[name]
+        )
+        raise BadFile(f"{out}: graded so far with {other}; give the same, or another --out")
+    if there != settings:
+        partial = kept.with_name(f".unfinished-{kept.name}")
+        partial.write_text(json.dumps(settings) + "\n", "ascii")
+        os.replace(partial, kept)
+
+
+def _cut_torn_line(out: Path) -> None:
+    """Take away the line that an earlier run was writing when it ended."""
+    if out.exists():
+        with out.open("r+b") as file:
+            file.truncate(_last_line_end(file))
 
 
 def _last_line_end(file: Any) -> int:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.overlap_report import PromptColumn, check_clean_path, compare, write_without
+from exgrpo_orlhf.questions.overlap_report import PromptColumn, check_written, compare, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,12 +76,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _check_overlap(arguments: argparse.Namespace) -> int:
     try:
         train, *tests = (_column(text, arguments.out) for text in arguments.check_overlap)
-        if arguments.write_clean:
-            check_clean_path(train.path, arguments.write_clean)
+        check_written(train.path, [test.path for test in tests], arguments.write_clean, arguments.json)
         report = compare(train, tests)
         print(report.table())
         if arguments.json:
-            arguments.json.write_text(json.dumps(report.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            _write_json(report.as_json(), arguments.json)
         if arguments.write_clean:
             write_without(train.path, report.train_rows, arguments.write_clean)
             print(f"{report.rows - len(report.train_rows):,} rows written to {arguments.write_clean}")
@@ -87,6 +88,19 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _write_json(content: Any, path: Path) -> None:
+    """It appears whole or not at all. In ASCII: a question may hold half a surrogate pair, which no file takes."""
+    text = json.dumps(content, indent=1) + "\n"
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+        path.write_text(text, "ascii")
+        return
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".unfinished-{target.name}")
+    partial.write_text(text, "ascii")
+    os.replace(partial, target)
 
 
 def _column(text: str, out: Path) -> PromptColumn:

@@ -120,6 +120,105 @@ def test_the_last_code_block_is_the_program():
     assert last_program("````\n```\na\n```\n````") == "```\na\n```"
 
 
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\na\n```\nRun it:\n```bash\npython a.py\n```\n```text\n3\n```", "a"),
+        ("```py\na\n```\nprints\n```\n3\n```", "a"),
+        ("```Python3 title=x\na\n```\n```json\n{}\n```", "a"),
+        ("```\na\n```\n```output\n3\n```", "a"),
+        ("```bash\nls\n```", None),
+        ("```python\na\n```<|im_end|>", "a"),
+        ("```python\na<|im_end|>\n", "a"),
+        ("<|assistant|>```python\na\n```<|im_end|>", "a"),
+        ("<answer>```python\na\n```</answer>", "a"),
+        ("```python\n \n\na\n\n```", "a"),
+        ("Call ```f(1)```\n```f(1)``` so:\n```python\na\n```", "a"),
+    ],
+)
+def test_a_block_of_another_language_is_not_the_program(response, program):
+    assert last_program(response) == program
+
+
+def test_a_block_in_a_list_loses_its_indentation():
+    response = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
+    assert last_program(response) == "def f(x):\n    return x\n\nf(1)"
+    assert last_program("```python\nx = '''\n   \n'''\n```") == "x = '''\n   \n'''", "spaces of a text stay"
+
+
+def test_a_fenced_example_in_a_docstring_does_not_end_the_program():
+    program = 'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n    return x'
+    assert last_program(f"```python\n{program}\n```\nThat is all.") == program
+    assert last_program(f"```python\n{program}") == program
+
+
+def test_tags_and_tokens_inside_a_program_stay():
+    for line in ('print("</think>")', 'print("<think>")', 'print("<|im_end|>", "<s>", "[INST]")', 'x = "\u200b"'):
+        assert last_program(f"<think>hm\n```python\nno\n```</think>\n```python\n{line}\ny = 1\n```\nDone.") == (
+            f"{line}\ny = 1"
+        )
+        assert last_program(f"```python\n{line}\ny = 1\n```") == f"{line}\ny = 1"
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("<think>```python\ndraft\n```</think>```python\na\n```", "a"),
+        ("<think>```python\ndraft\n```</think>\n```python\na\n```", "a"),
+        ("```python\ndraft\n```</think>\n```\na\n```", "a"),
+        ("<think>\n```python\ndraft\n</think>\n```python\na\n```", "a"),
+        ("<think>\n```python\ndraft\n</think>\n```\na\n```", "a"),
+        ("```python\ndraft\n</think>\n```python\na\n```", "a"),
+        ("<think>\n```python\ndraft\n</think>\nnone", None),
+        ("<think>\n```python\ndraft\n```", None),
+        ("```python\ndraft\n```</think>\nnone", None),
+        ("```python\ndraft\n```\n</think>\n```text\nnone\n```", None),
+        ("```python\na\n```\n<think>so</think>", "a"),
+        ("```python\na\n```\n<think>\n```python\ndraft\n```", "a"),
+    ],
+)
+def test_a_draft_in_a_thought_is_not_the_program(response, program):
+    assert last_program(response) == program
+
+
+def test_a_program_is_found_in_time_linear_in_the_response():
+    begun = time.monotonic()
+    for part in (
+        "</think>",
+        "<think>",
+        "<|im_end|>",
+        " ",
+        "\n",
+        " \n",
+        "```\n",
+        "   ```\n",
+        "```python\n",
+        "`",
+        "\n</think>",
+    ):
+        last_program("```python\n" + part * (100_000 // len(part)) + "x")
+        last_program("<think>\n  ```python\n" + part * (100_000 // len(part)))
+    assert time.monotonic() - begun < 10
+
+
+def test_a_line_that_begins_with_a_bracket_is_a_test():
+    line = "[x] = [f(1)]; assert x == 2"
+    assert read_tests(line) == [line]
+    assert verdict("def f(x):\n    return x + 1", line) == "correct"
+    assert verdict("def f(x):\n    return x", line) == "wrong"
+    assert read_tests("{'inputs': ['1'], 'outputs': ['2']}") == {"1": "2"}, "a test that cannot fail is none"
+    for broken in ('{"inputs": ["1"', "[assert"):
+        with pytest.raises(ValueError, match="neither JSON nor Python"):
+            read_tests(broken)
+
+
+def test_two_outputs_for_the_same_input_are_an_error():
+    with pytest.raises(ValueError, match="two tests have the input '1' and different outputs"):
+        read_tests({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]})
+    assert read_tests({"inputs": ["1", "1"], "outputs": ["1", "1\n"]}) == {"1": "1"}
+    assert verdict("print(1)", {"inputs": ["1", "1"], "outputs": ["1", "2"]}) == "error"
+
+
 def test_tests_may_be_the_gold_answer():
     assert read_tests('{"inputs": ["1"], "outputs": ["2"]}') == {"1": "2"}
     assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}

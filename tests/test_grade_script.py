@@ -73,6 +73,70 @@ def test_it_refuses_to_continue_another_file(tmp_path):
     assert f"{out}, line 4: {source} has fewer rows" in done.stderr
 
 
+@pytest.mark.parametrize("content", ["a note\nwithout an end", "a note", '{"gold": "42"}\n{"go', '{"gold": "42"}'])
+def test_a_file_that_is_not_its_own_stays_as_it_is(tmp_path, content):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "notes.txt"
+    out.write_text(content)
+    done = grade(source, out)
+    assert done.returncode == 2
+    assert str(out) in done.stderr
+    assert out.read_text() == content
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "notes.txt"}
+
+
+def test_the_input_is_never_the_output(tmp_path):
+    graded = [{**row, "verdict": "correct", "extracted": None} for row in ROWS]
+    for rows in (ROWS, graded):
+        source = write(tmp_path / "in.jsonl", rows)
+        source.write_bytes(source.read_bytes().rstrip(b"\n"))
+        whole = source.read_bytes()
+        link = tmp_path / "link.jsonl"
+        link.unlink(missing_ok=True)
+        link.symlink_to(source)
+        for out in (source, link):
+            done = grade(source, out)
+            assert done.returncode == 2
+            assert "is the input itself" in done.stderr
+            assert source.read_bytes() == whole
+
+
+def test_it_refuses_to_continue_with_other_settings(tmp_path):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    assert grade(source, out).returncode == 0
+    whole = out.read_bytes()
+    lines = whole.split(b"\n")
+    out.write_bytes(b"\n".join(lines[:2]) + b"\n" + lines[2][:9])
+    torn = out.read_bytes()
+    for more, message in [
+        (("--kind", "exact"), "--kind math and not exact"),
+        (("--timeout", "9"), "--timeout 5.0 and"),
+    ]:
+        done = grade(source, out, *more)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert out.read_bytes() == torn
+    kept = tmp_path / "out.jsonl.settings.json"
+    settings = kept.read_bytes()
+    kept.unlink()
+    done = grade(source, out)
+    assert done.returncode == 2
+    assert "out.jsonl.settings.json is missing" in done.stderr
+    kept.write_text('{"my": "own"}\n')
+    assert grade(source, out).returncode == 2
+    assert kept.read_text() == '{"my": "own"}\n'
+    kept.write_bytes(settings)
+    assert grade(source, out, "--workers", "1").returncode == 0
+    assert out.read_bytes() == whole
+
+
+def test_a_byte_order_mark_is_read_away(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    for _ in range(2):
+        assert grade(source, tmp_path / "out.jsonl").returncode == 0
+    assert [row["verdict"] for row in read(tmp_path / "out.jsonl")] == VERDICTS
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from signal import SIGKILL
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ def reward_func(queries, prompts, labels):
     if "raise" in query: raise KeyError("inside")
     if "eat" in query: return [len(bytearray(8 * 2**30))]
     if "exit" in query: os._exit(0)
+    if "nap" in query: time.sleep(1)
+    if "kill" in query: os.kill(os.getpid(), 9)
     if "child" in query:
         subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
     if "nan" in query: return [float("nan")]
@@ -261,6 +264,22 @@ def test_a_worker_killed_from_outside_is_replaced(function):
         pool.grade(answers)
 
 
+def test_an_answer_whose_process_is_killed_from_outside_has_one_more_try(function):
+    pool = Pool({"kind": "function", "function": function, "memory": 515}, 5.0, 1)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(pool.grade, [Answer("42", text, "p:") for text in ("p:42", "p:nap 42", "p:42")])
+        while len(processes('"memory": 515')) < 2:
+            time.sleep(0.05)
+        time.sleep(0.4)
+        (fork,) = {*processes('"memory": 515')} - {pool._slots[0].process.pid}
+        os.kill(fork, SIGKILL)
+        assert [graded.verdict for graded in found.result()] == ["correct"] * 3
+    graded = pool.grade([Answer("42", text, "p:") for text in ("p:kill", "p:42")])
+    assert [each.verdict for each in graded] == ["error", "correct"]
+    assert "killed by SIGKILL" in graded[0].reason
+    pool.close()
+
+
 def test_closing_ends_all_processes_and_waiting_callers(function):
     pool = Pool({"kind": "function", "function": function, "memory": 511}, 60.0, 2)
     failed = []
@@ -324,38 +343,3 @@ def test_a_verifier_pickles_and_grades_after_it(verifier):
     again = pickle.loads(pickle.dumps(verifier))
     assert again == verifier
     assert again.grade(QUESTION, "42").correct
-
-
-@pytest.mark.parametrize(
-    ("response", "fits"),
-    [
-        ("<think>a</think><answer>\\boxed{42}</answer>", True),
-        ("a</think>\n<answer>42</answer>\n", True),
-        ("<think>a</think>\\boxed{42}", False),
-        ("<answer>42</answer>", False),
-        ("<think>a</think><answer>42</answer> and more", False),
-    ],
-)
-def test_a_format_can_be_asked_for(response, fits):
-    question = Question.make("test", "", "42")
-    assert Verifier("math").grade(question, response).correct
-    grade = Verifier("math", format="think_answer").grade(question, response)
-    assert (grade.verdict, grade.reward) == (("correct", 1.0) if fits else ("wrong", 0.0))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "maths"}, "Verifier.kind must be one of"),
-        ({"kind": "function"}, "Verifier.function"),
-        ({"kind": "math", "function": "x.py"}, "Verifier.function"),
-        ({"timeout": 0.0}, "Verifier.timeout"),
-        ({"memory": 1}, "Verifier.memory"),
-        ({"workers": -1}, "Verifier.workers"),
-        ({"max_failed_share": 2.0}, "Verifier.max_failed_share"),
-        ({"format": "xml"}, "Verifier.format"),
-    ],
-)
-def test_a_setting_out_of_range_names_its_binding(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Verifier(**settings)

@@ -224,6 +224,38 @@ def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets):
     assert (sets / "train.jsonl").read_text().count("\n") == 4
 
 
+@pytest.mark.parametrize("option", ["--write-clean", "--json"])
+def test_no_set_that_is_read_is_written_to(sets, option):
+    train, test, link = sets / "train.jsonl", sets / "test.jsonl", sets / "link.jsonl"
+    link.symlink_to(test)
+    before = {path: path.read_bytes() for path in sets.iterdir()}
+    for written, what in [
+        (train, "is the training file itself"),
+        (test, "is a test set that is compared"),
+        (sets / "clean_test.jsonl", "is a test set that is compared"),
+        (sets / ".." / sets.name / "test.jsonl", "is a test set that is compared"),
+        (link, "is a test set that is compared"),
+    ]:
+        done = script("--check-overlap", f"{train}:question", test, sets / "clean_test.jsonl", option, written)
+        assert done.returncode == 1
+        assert what in done.stderr
+        assert {path: path.read_bytes() for path in sets.iterdir()} == before
+    new = sets / "new.jsonl"
+    done = script("--check-overlap", f"{train}:question", test, "--write-clean", new, "--json", new)
+    assert "is the report too" in done.stderr
+    assert not new.exists()
+
+
+def test_half_a_surrogate_pair_breaks_no_report(sets):
+    train, test, report = sets / "half.jsonl", sets / "half_test.jsonl", sets / "new" / "overlap.json"
+    train.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
+    test.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
+    done = script("--check-overlap", train, test, "--json", report)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(report.read_text("ascii"))["tests"][0]["exact"] == 1
+    assert [path.name for path in report.parent.iterdir()] == ["overlap.json"]
+
+
 def test_validation_questions_that_are_only_set_differently_are_refused():
     """T12: spaces and dollars do not make a question another one."""
     train = [Question.make("openr1", "Find $x^{2}$ for $x=2$.", "4")]

@@ -114,12 +114,16 @@ def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
     return Report(train, len(prompts), tuple(done), touched, index.common, time.monotonic() - began)
 
 
-def check_clean_path(train: Path, clean: Path) -> None:
-    """Raises ValueError for a file that the clean subset cannot be written to."""
-    if clean.suffix != train.suffix:
+def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:
+    """Raises ValueError for a file that cannot be written to: the clean subset and the report overwrite no set."""
+    if clean and clean.suffix != train.suffix:
         raise ValueError(f"{clean}: the clean subset keeps the form of {train}; its name ends in {train.suffix}")
-    if clean.exists() and clean.resolve() == train.resolve():
-        raise ValueError(f"{clean} is the training file itself; give another name")
+    taken = {path.resolve(): "a test set that is compared" for path in tests}
+    taken[train.resolve()] = "the training file itself"
+    for written in filter(None, (report, clean)):
+        if what := taken.get(written.resolve()):
+            raise ValueError(f"{written} is {what}; give another name")
+        taken[written.resolve()] = "the report too"
 
 
 def write_without(train: Path, rows: Collection[int], clean: Path) -> None:

@@ -1,4 +1,6 @@
-"""Programs: the response's last code block, run in a sandbox against the question's tests. All of them must pass.
+"""Programs: the response's last Python code block, run in a sandbox against the question's tests. All must pass.
+
+That is the last one tagged python, python3 or py, else the last one without a tag.
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
@@ -11,17 +13,27 @@ passed has not passed: only the harness writes the token that says so.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import secrets
+import textwrap
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import sandbox
-from .extraction import visible
+from .extraction import _CHAT_TOKEN, _THINK
 from .worker import Answer, Graded, Grader
 
-_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
+_MARK = re.compile(
+    # A fence may follow a tag or a chat token, and what stands behind it ends where one begins.
+    r"(?:^|(?<=</think>)|(?<=</thinking>)|(?<=<answer>)|(?<=[|｜]>))"
+    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{_THINK.pattern})",
+    re.MULTILINE | re.IGNORECASE,
+)
+_WORD = re.compile(r"[\s{.]*([\w+-]*)")
+_PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
 _HARNESS = """
 import json, os, sys
@@ -60,27 +72,83 @@ def grader(timeout: float, memory: int) -> Grader:
 
 
 def last_program(response: str) -> str | None:
-    """The content of the last code block that is not empty, closed or not; None if there is none."""
-    text = visible(response)
-    program, opened = None, None
-    for fence in _FENCE.finditer(text):
-        if opened is None:
-            opened = fence
-        elif fence[1].startswith(opened[1]) and not fence[2]:
-            program = text[opened.end() : fence.start()] if text[opened.end() : fence.start()].strip() else program
+    """The last block in Python that is not empty, closed or not; else the last without a tag; None if there is none.
+
+    What is thought (outside a block: up to the last </think>, and behind a <think> that is never closed) counts for
+    nothing. Inside a block nothing is taken away but the indentation that all its lines have.
+    """
+    text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
+    blocks: list[tuple[str, str]] = []  # tag and content
+    earlier: list[tuple[str, str]] = []  # of before a thought, for when no block follows it
+    thinking = False
+    opened: re.Match[str] | None = None
+    marks = [*_MARK.finditer(text)]
+    fences = [mark for mark in marks if mark["fence"]]
+    for mark in marks:
+        if mark["thought"]:
+            if opened is not None and not _ends_draft(text, mark, opened, fences, thinking):
+                continue
+            opened, ends = None, mark["thought"].startswith("</")
+            if ends or not thinking:
+                earlier, blocks = (earlier if ends else blocks or earlier), []
+            thinking = not ends
+        elif opened is None:
+            if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` is a line, and opens nothing
+                opened = mark
+        elif _closes(mark, opened):
+            blocks.append((_tag(opened), text[opened.end() : mark.start()]))
             opened = None
-    if opened is not None and text[opened.end() :].strip():
-        program = text[opened.end() :]
-    return None if program is None else program.strip("\n")
+    if opened is not None:
+        blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
+    blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
+    for wanted in (_PYTHON, ("",)):
+        if found := [content for tag, content in blocks if tag in wanted]:
+            program = re.sub(r"\A(?:[ \t\r]*\n)+", "", found[-1]).rstrip("\r\n")
+            return textwrap.dedent(program) if program[:1] in (" ", "\t") else program
+    return None
+
+
+def _tag(fence: re.Match[str]) -> str:
+    info = fence["info"].strip()
+    word = _WORD.match(info)
+    return (word[1] if word and word[1] else info).lower()
+
+
+def _width(fence: re.Match[str]) -> int:
+    return len(fence["indent"].expandtabs(4))
+
+
+def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    """A fence that is indented further is part of the program: an example in a docstring."""
+    return fence["fence"].startswith(opened["fence"]) and not fence["info"].strip() and _width(fence) <= _width(opened)
+
+
+def _ends_draft(
+    text: str, tag: re.Match[str], opened: re.Match[str], fences: list[re.Match[str]], thinking: bool
+) -> bool:
+    """Whether a </think> inside a block ends a thought that left the block open, and is none of the program's text."""
+    if not tag["thought"].startswith("</"):
+        return False
+    if thinking and not text[text.rfind("\n", 0, tag.start()) + 1 : tag.start()].strip():
+        return True
+    first = bisect_left(fences, tag.end(), key=re.Match.start)
+    following = next((mark for mark in fences[first:] if _width(mark) <= _width(opened)), None)
+    return following is not None and _tag(following) in _PYTHON
+
+
+def _without_last_tokens(text: str) -> str:
+    text = text.rstrip()
+    for token in reversed([*_CHAT_TOKEN.finditer(text)]):
+        if token.end() != len(text):
+            break
+        text = text[: token.start()].rstrip()
+    return text
 
 
 def read_tests(given: Any) -> dict[str, str] | list[str]:
     """{stdin: stdout}, or assertions. Raises ValueError."""
     if isinstance(given, str) and given.strip()[:1] in ("{", "["):
-        try:
-            given = json.loads(given)
-        except ValueError as error:
-            raise ValueError(f"the tests are no JSON: {error}") from error
+        given = _read_literal(given.strip())
     if isinstance(given, str):
         given = [given]
     if isinstance(given, Mapping):
@@ -95,8 +163,30 @@ def read_tests(given: Any) -> dict[str, str] | list[str]:
     if all(isinstance(test, str) and test.strip() for test in given):
         return list(given)
     if all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in given):
-        return {_lines(test["input"]): _lines(test["output"]) for test in given}
+        tests: dict[str, str] = {}
+        for test in given:
+            asked, expected = _lines(test["input"]), _lines(test["output"])
+            if _plain(tests.setdefault(asked, expected)) != _plain(expected):
+                raise ValueError(f"two tests have the input {asked!r:.80} and different outputs")
+        return tests
     raise ValueError("tests are assert lines, or {'input': stdin, 'output': stdout}")
+
+
+def _read_literal(given: str) -> Any:
+    """JSON, or the same in Python; what is a program instead stays text: "[x] = f(1); assert x == 2". ValueError."""
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        try:
+            tree = ast.parse(given)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ValueError(f"the tests are neither JSON nor Python: {error}") from error
+    if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
+        try:
+            return ast.literal_eval(tree.body[0].value)
+        except ValueError:
+            pass
+    return given
 
 
 def _lines(given: Any) -> str:

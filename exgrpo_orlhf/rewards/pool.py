@@ -26,7 +26,7 @@ from pathlib import Path
 from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
-from .worker import Answer, Graded
+from .worker import KILLED, Answer, Graded
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class _Ticket:
     def __init__(self, size: int) -> None:
         self.results: list[Graded | None] = [None] * size
         self.left = size
+        self.killed: set[int] = set()  # answers whose process was killed from outside, once
         self.error: GradingError | None = None
         self.done = threading.Event()
         self.lock = threading.Lock()
@@ -211,6 +212,7 @@ class _Slot:
                 raise _Broken(f"unexpected reply {reply[0]!r}")
             reply = self._receive(process, self.pool.timeout)
         ticket, index, _ = chunk[current]
+        graded = None
         if reply is None:
             process.send_signal(SIGUSR1)
             while (late := self._receive(process, _START)) and late[0] != "died":
@@ -218,14 +220,18 @@ class _Slot:
             if late is None:
                 raise _Broken("it does not end")
             graded = Graded("timeout", None, reason=f"not graded within {self.pool.timeout:g} s (Verifier.timeout)")
+        elif reply[1] == KILLED and index not in ticket.killed:
+            ticket.killed.add(index)  # by the kernel or a person, for all one knows: the answer has another try
         else:
             graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
         process.send_signal(SIGUSR2)
         ready = self._receive(process, _START)
         if ready != ("ready",):
             self._end()
-        ticket.put(index, graded)
-        self.pool.put_back(chunk[current + 1 :])
+        if graded is not None:
+            ticket.put(index, graded)
+            current += 1
+        self.pool.put_back(chunk[current:])
 
     def _ready_worker(self) -> subprocess.Popen[bytes]:
         """The worker, ready to read. Its fork may have died between two chunks: then there is another."""

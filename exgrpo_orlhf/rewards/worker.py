@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 SHOWN = 200  # characters of an extracted answer or a reason
 _PR_SET_PDEATHSIG = 1
+KILLED = "killed by SIGKILL"  # how a fork died that was killed from outside, unless the pool asked for it
 _DONE, _OUT_OF_MEMORY = 100, 101  # exit statuses
 
 
