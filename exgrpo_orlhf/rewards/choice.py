@@ -10,19 +10,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .extraction import last_box, tagged, visible
+from .extraction import last_box, last_statement, tagged, visible
 from .latex import clean, plain_text, words
 from .worker import Answer, Graded
 
 _LETTERS = "ABCDEFGHIJ"
-_BARE = re.compile(r"[\s({\[*]*([A-Za-z]|\d{1,2})[\s)}\].:,*]*")
+_BARE = re.compile(r"[\s({\[*\"'“‘]*([A-Za-z]|\d{1,2})[\s)}\].:,*\"'”’]*")
 _WITH_TEXT = re.compile(r"(?:\(\s*([A-Za-z]|\d{1,2})\s*\)|([A-Za-z]|\d{1,2})\s*[.):])[\s*]*(\S.*)", re.DOTALL)
 _FILLER = (
-    r"(?:[\s:*=$({\[\"'-]|\\text|\\mathrm|\\textbf|\\mathbf|\\\("
-    r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one)\b)*"
+    r"(?:[\s:*=$({\[\"'“‘-]|\\text|\\mathrm|\\textbf|\\mathbf|\\\("
+    r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one|but|both|either)\b)*"
 )
 _SAID = re.compile(
-    rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
+    rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|选[择项]?|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
     r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?P<after>[^\n]{0,12})",
     re.IGNORECASE,
 )
@@ -32,6 +32,16 @@ _IS_RIGHT = re.compile(
 )
 _LEADING = re.compile(r"^[\s*]*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[.):])(?=[\s*]|$)")
 _IN_BRACKETS = re.compile(r"\(\s*([A-Z]|\d)\s*\)")
+_NOT = re.compile(
+    r"(?:\b(?:not|neither|nor|rather\s+than|instead\s+of|other\s+than)|n['’]t(?:\s+be)?|\b(?:cannot|not)\s+be)\s"
+    r"(?:option\s|choice\s)?[\s*$(\"“]{0,5}[A-J]\b(?!['’])[*$)\"”]*"
+    r"(?:\s?,?\s?\b(?:or|nor)\s[*$(]*[A-J]\b[)*$]*)?(?:\s?,?\s?but\b)?"
+)
+_MORE = re.compile(
+    r"[)*$\]}\"”]*(?:\s?,?\s?\b(?:or|and)\s|\s?[,/&]\s?)[*$(\[\"“]*"
+    r"([B-HJ-Z]|[AI](?!\s[a-z])|\d)\b(?!['’])(?!\W{0,3}\s(?:is|are|was|were|am|do|does|can|could|would|will|ha[sd]|have|being|seems?)\b)"
+)
+_STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
 
 
@@ -89,16 +99,26 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     if inside and (found := _label(inside, options)):
         return found, found
     found = _label(text, options) if len(text) <= 300 and "\n" not in text.strip() else None
-    if found is not None and (_BARE.fullmatch(plain_text(text)) or _by_text(text, options)):
+    if found is not None and (_BARE.fullmatch(plain_text(clean(text)).strip()) or _by_text(text, options)):
         return found, found
-    said = [*_said(text, options)]
-    if said:
-        return said[-1], said[-1]
+    text = _NOT.sub(" ", text)
+    said = _said(text, options)
+    if said:  # of several at once, none
+        return said[-1] or None, said[-1] or text[-100:]
+    if any(options.values()) and (found := _label(last_statement(text) or "", options)):
+        return found, found
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return None, None
     last = lines[-1][-400:]
     if (found := _label(last, options)) and (_BARE.fullmatch(plain_text(last).strip()) or _by_text(last, options)):
+        return found, found
+    for place in _STANDING.finditer(last):  # It is B) London
+        label, after = place[1], words(place[2])
+        if (option := words(options.get(label, ""))) and (after == option or after.startswith(option + " ")):
+            return label, label
+    bold = re.findall(r"\*\*([^*]+)\*\*", last)
+    if bold and (found := _by_text(bold[-1], options)):
         return found, found
     # What is left is weaker: where it stands decides.
     if (match := _LEADING.match(text)) and len(lines) <= 2 and (match[1] or match[2]) in options:
@@ -106,7 +126,12 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     for label in [m[1] for m in _IN_BRACKETS.finditer(text[-2000:])][::-1]:
         if label in options:
             return label, f"({label})"
-    if (match := _TRAILING.search(last)) and match[1] in options:
+    match = _TRAILING.search(last)
+    if (
+        match
+        and match[1] in options
+        and not re.search(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&])[\s*(]*$", last[: match.start(1)])
+    ):
         return match[1], match[1]
     return None, None
 
@@ -123,7 +148,9 @@ def _said(text: str, options: Mapping[str, str]) -> list[str]:
             after,
         )
         if label in options and not (word_follows and (match[1].islower() or label in "AI")):
-            found.append((match.start(1), label))
+            more = _MORE.match(text, match.end(1))
+            several = more is not None and more[1] in options and more[1] != label
+            found.append((match.start(1), "" if several else label))
     for match in _IS_RIGHT.finditer(text):
         label = (match[1] or match[2]).upper()
         if label in options:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from . import symbolic
-from .latex import canonical, clean, number, plain_text, same_number, words
+from .latex import canonical, clean, number, plain_text, same_number, with_commands, words
 from .structure import alternatives, enclosed, interval, is_name, items, matrix, relation, split
-from .units import without_unit
+from .units import qualified, without_unit
 
 _BASE = re.compile(
     r"\(?\s*(?P<digits>[0-9A-Fa-f]+)\s*\)?\s*_\s*\{?\s*(?P<base>\d{1,2}|[a-z]{3,7}|\\?(?:text|mathrm)\s*\{[^{}]*\})\s*\}?"
@@ -53,7 +53,7 @@ def same(gold: str, given: str) -> bool:
         return True
     if len(given) > 300 + 4 * len(gold) or symbolic.depth(given) > _DEEPEST or symbolic.depth(gold) > _DEEPEST:
         return False
-    return _same(gold, given, 0)
+    return _same(with_commands(gold), with_commands(given), 0)
 
 
 def is_words(text: str) -> bool:
@@ -92,7 +92,7 @@ def _same(gold: str, given: str, level: int) -> bool:
             return False
         if x and y and (x, y) != (gold, given):
             return _same(x, y, level + 1)
-    return symbolic.equal(gold, given)
+    return qualified(gold) == qualified(given) and symbolic.equal(gold, given)
 
 
 def _same_numbers(gold: str, given: str) -> bool | None:
@@ -144,7 +144,9 @@ def _same_structure(gold: str, given: str, level: int) -> bool | None:
     a, b = interval(gold), interval(given)
     if a and b:
         kinds = a.left == b.left and a.right == b.right
-        return kinds and _in_order([a.low, a.high], [b.low, b.high], level)
+        if kinds and _in_order([a.low, a.high], [b.low, b.high], level):
+            return True
+        return False if len(relation(gold)) == 1 or len(relation(given)) == 1 else None
     lists = [items(alternatives(text)) for text in (gold, given)]
     if len(lists[0]) == 1 and len(lists[1]) == 1:
         return _same_brackets(gold, given, level)
@@ -246,6 +248,8 @@ def _same_relation(gold: str, given: str, level: int) -> bool | None:
             return _same(gold, b[-1][1], level + 1)
         return symbolic.equal(gold, given)
     if len(b) == 1:
+        if a[1][0] == "=" and _is_equation(a[0][1]):
+            return False
         return _same(_value(gold), given, level + 1) if _value(gold) != gold else symbolic.equal(gold, given)
     if all(sign == "=" for sign, _ in a[1:] + b[1:]):
         left_a, left_b = a[0][1], b[0][1]
@@ -256,6 +260,13 @@ def _same_relation(gold: str, given: str, level: int) -> bool | None:
             # y = 2x is f(x) = 2x, but x = 1 is not y = 1.
             return number(a[-1][1]) is None and any(re.fullmatch(r"y|.*\(.*", name) for name in names)
     return symbolic.equal(gold, given)
+
+
+def _is_equation(left: str) -> bool:
+    """Whether an equation with this left side is the answer itself (x + y, xy, \\sin x), not a name with its value."""
+    if len(split(left, ("+", "-"))) > 1 or re.fullmatch(r"[abc]{2,3}|[xyz]{2,3}|[mn]{2}|[pq]{2}|[uv]{2}", left):
+        return True
+    return bool(re.fullmatch(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|exp)\b.*[a-z]\W*|\d.*[a-z].*|[a-z]\^\{?\d\}?", left))
 
 
 def _same_approximation(gold: str, sides: list[tuple[str, str]], level: int) -> bool:

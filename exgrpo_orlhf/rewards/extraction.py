@@ -23,6 +23,11 @@ _STATEMENT = re.compile(
     r"[\s:*=]*",
     re.IGNORECASE,
 )
+_NEGATED = re.compile(  # "the answer is not 5 but 6", "the answer isn't $x$."
+    r"(answers?\b\W{0,4}\s*(?:is|are))(?:\s+not|n['’]t)\s+(?:simply\s+|just\s+)?(?:\$[^$\n]+\$|\\\([^\n]{1,200}?\\\)|[-−]?\d[\d.,/]*%?)"
+    r"(?:[\s,;]*\bbut\b)?",
+    re.IGNORECASE,
+)
 _REMARK = re.compile(
     r"[,.;]?\s+(?:because|since|which|where|when|as\s+(?:required|desired|requested|shown)|so\s+that|I\s+hope)\b|,\s+(?:so|as|and\s+so)\s",
     re.IGNORECASE,
@@ -32,7 +37,7 @@ _JOIN = re.compile(r"\s*(?:,|;|and|or|,\s*and|,\s*or|&)\s*", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![\w.])[-−+]?\$?(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?(?:\s*\\?%)?|(?<![\w.])[-−+]?\.\d+"
 )
-_SENTENCE_END = re.compile(r"(?<!\\)[.!?。](?:\s|$)|\n")
+_SENTENCE_END = re.compile(r"(?<!\\)(?<!\bi\.e)(?<!\be\.g)[.!?。](?:\s|$)|\n")
 
 
 class Extracted(NamedTuple):
@@ -116,7 +121,8 @@ def answer_in(response: str) -> list[Extracted]:
     text = _without_open_box(text)
     if inside is not None and "\n" not in inside and inside:
         return [Extracted(inside[:LONGEST], True, True)]
-    stated = _last_statement(text)
+    text = _NEGATED.sub(r"\1 ", text)
+    stated = last_statement(text)
     if stated:
         return [Extracted(stated, True, True)]
     return _unmarked(text)
@@ -142,7 +148,7 @@ def _without_open_box(text: str) -> str:
     return text
 
 
-def _last_statement(text: str) -> str | None:
+def last_statement(text: str) -> str | None:
     """What follows the last "the answer is": mathematics if there is some, else the words up to the sentence's end."""
     matches = [each for each in _STATEMENT.finditer(text) if text[each.end() : each.end() + 500].strip(" \n.*")]
     if not matches:

@@ -14,11 +14,18 @@ _UNICODE = str.maketrans(
         "∩": r"\cap ", "∈": r"\in ",
         "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "（": "(",
         "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "²": "^{2}", "³": "^{3}", "⁴": "^{4}",
+        "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
         "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
         "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ",
     }
 )  # fmt: skip
+_GREEK = (
+    "γ gamma δ delta ε epsilon ζ zeta η eta ι iota κ kappa μ mu ν nu ξ xi ρ rho σ sigma τ tau υ upsilon φ phi χ chi "
+    "ψ psi ω omega Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
+)
+_UNICODE |= {ord(letter): rf"\{name} " for letter, name in re.findall(r"(\S) (\w+)", _GREEK)}
+_UNICODE |= {0xFF10 + i: str(i) for i in range(10)} | {ord("．"): "."}
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 _SPACES = re.compile(
     r"(?<!\\)\\[!,;: >]|~|\\q?quad\b|\\h?space\*?\{[^{}]*\}|\\(?:display|text|script)style\b|\\limits\b"
@@ -39,6 +46,8 @@ _NAMES = {
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
 _ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
+_FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|exp"  # "sec" may be seconds
+_INFINITY = r"(?:\\text\s?\{\s*)?(?:(negative |minus )|(?:positive |plus )?)([-+]?)\s*(?:\\text\s?\{\s*)?infinity\s*\}?"
 _TEXT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\*?\s*\{([^{}]*)\}")
 
 
@@ -59,7 +68,9 @@ def clean(text: str) -> str:
     text = text.strip()
     if not re.search(r"\\begin", text):
         text = re.sub(r"\\\\(?=[A-Za-z%$])", r"\\", text)  # escaped once too often
-    text = text.translate(_UNICODE)
+    text = _RAISED.sub(
+        lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text
+    ).translate(_UNICODE)
     text = _undelimited(text)
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
         text = re.sub(r"(?<!\\)\$", "", text)
@@ -74,10 +85,24 @@ def clean(text: str) -> str:
         r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}|\\(?:text|mathrm)\s*\{([^{}]*)\})", _subscript, text
     )
     text = _fractions(text)
+    text = re.sub(r"(?<![\w.)}\]/])(\d+)\s?/\s?(\d+)(?=\s[A-Za-z]|\s?[\\(])", r"\\frac{\1}{\2}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = re.sub(r"\\[$]", "$", text).replace(r"\%", "%")
     text = re.sub(r"\s+", " ", text)
     return text.strip()
+
+
+def with_commands(text: str) -> str:
+    r"""sin(x), 2pi, sqrt(3), ln 2, infinity as \sin(x), 2\pi, \sqrt{3}, \ln 2, \infty."""
+    if match := re.fullmatch(_INFINITY, text, re.IGNORECASE):
+        return ("-" if match[1] or match[2] == "-" else "") + r"\infty"
+    text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=\{))", _root, text)
+    text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?=\s?\(|\s[a-z0-9]\b|\s\\)", r"\\\1", text)
+    return re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)pi(?![A-Za-z])", r"\\pi ", text)
+
+
+def _root(match: re.Match[str]) -> str:
+    return r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
 
 
 def _undelimited(text: str) -> str:
@@ -166,6 +191,11 @@ def number(text: str) -> Number | None:
         text = text[1:-1].strip()
     text = re.sub(r"^([-+])\s+", r"\1", text)
     text = re.sub(r"^([-+]?)\$\s?", r"\1", text)
+    if match := re.fullmatch(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\s?\{(\d+)\}", text):
+        digits, period = match[3], match[4]
+        value = int(match[2] or 0) + Fraction(int(digits or 0), 10 ** len(digits))
+        value += Fraction(int(period), 10 ** len(digits) * (10 ** len(period) - 1))
+        return Number(_signed(match[1], value), 0, False, False)
     if match := _DECIMAL.fullmatch(text):
         return _decimal(match)
     if match := _POWER_OF_TEN.fullmatch(text):
@@ -226,10 +256,13 @@ def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
     if not a or not b:
         return abs(a - b) < Fraction(1, 10**9) and bool(gold.digits and given.digits)
     if abs(a - b) <= max(abs(a), abs(b)) / 10**6:
-        return True
+        whole = not gold.digits and not gold.percent and gold.value.denominator == 1
+        return not whole or abs(a - b) < Fraction(1, 10**4)
     rounded = gold.scientific or (gold.digits >= 4 and not given.digits)
     if not rounded or (given.digits and given.digits < gold.digits):
         return False
+    if gold.digits == 1 and abs(a - b) * 20 > abs(a):
+        return False  # 5e3 is not 5.4e3
     return _rounded(gold.value, gold.digits) == _rounded(given.value, gold.digits)
 
 

@@ -28,6 +28,9 @@ _NAME = re.compile(
     r"|\\(?:frac|d)\s?\{d[A-Za-z]?\}\{d[A-Za-z]\}"
 )
 
+_BUILDER = re.compile(r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?[|:]\s*(.*\S)\s*\\\}", re.DOTALL)
+_AND = re.compile(r"\\text\s*\{\s*and\s*\}|\s+and\s+|\\(?:land|wedge)\b")
+
 
 class Interval(NamedTuple):
     """left, right: '[' or '(' and ']' or ')'"""
@@ -57,7 +60,7 @@ def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def items(text: str) -> list[str]:
     """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part if it is none."""
-    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}", ",", text)
+    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(?:,|,?\s*(?:and|or))\s*\}", ",", text)
     text = re.sub(r"\\(?:lor|vee|wedge|land)\b", ",", text)
     text = re.sub(
         r"(?<![A-Za-z\\])\s*,?\s*\b(?:and|or)\b\s*(?![A-Za-z]{3})|(?<=\d|[)\]}])\s*,?\s*\b(?:and|or)\b\s*", ",", text
@@ -67,7 +70,7 @@ def items(text: str) -> list[str]:
 
 def alternatives(text: str) -> str:
     r"""a \pm b as "a + b, a - b"; with several signs, all of them together."""
-    if len(split(text, ("\\pm", "\\mp"))) == 1:
+    if len(split(re.sub(r"(?<!\\)[{}]", " ", text), ("\\pm", "\\mp"))) == 1:
         return text  # none, or inside brackets
     plus = text.replace("\\pm", "+").replace("\\mp", "-")
     minus = text.replace("\\pm", "-").replace("\\mp", "+")
@@ -98,7 +101,8 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 
 def matrix(text: str) -> list[list[str]] | None:
     """Rows of cells, if the whole text is one matrix."""
-    match = _MATRIX.fullmatch(text.strip())
+    wrapped = re.fullmatch(r"[(\[]\s*(\\begin\s*\{array\}.*\\end\s*\{array\})\s*[)\]]", text.strip(), re.DOTALL)
+    match = _MATRIX.fullmatch(wrapped[1] if wrapped else text.strip())
     if match is None or "\\begin" in match[3]:
         return None
     rows = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
@@ -119,7 +123,16 @@ def is_name(text: str) -> bool:
 
 def interval(text: str) -> Interval | None:
     """[a, b), also written as an inequality: a < x <= b, x > a."""
+    if match := _BUILDER.fullmatch(text):  # \{x | x > 0\}
+        return interval(match[2]) if re.search(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", match[2]) else None
+    if len(both := _AND.split(text)) == 2:
+        return _both(*both)
     sides = relation(text)
+    if len(sides) == 2 and re.fullmatch(r"\|\s?[a-z]\s?\|", sides[0][1]) and sides[1][0] in ("<", "\\le"):
+        ends, right = ("()" if sides[1][0] == "<" else "[]"), sides[1][1]
+        return Interval(
+            ends[0], f"-{right}" if re.fullmatch(r"[\d.]+|[a-z]|\\[a-z]+", right) else f"-({right})", right, ends[1]
+        )
     if len(sides) == 2 and sides[1][0] == "\\in" and is_name(sides[0][1]):
         return interval(sides[1][1])
     if len(sides) == 1:
@@ -147,6 +160,15 @@ def interval(text: str) -> Interval | None:
             return Interval("(", "-\\infty", right, ")" if sign == "<" else "]")
         return Interval("(" if sign == ">" else "[", right, "\\infty", ")")
     return None
+
+
+def _both(one: str, other: str) -> Interval | None:
+    """x > 1 and x < 2."""
+    a, b = interval(one), interval(other)
+    if a is None or b is None or {a.low, b.low}.isdisjoint({"-\\infty"}) or relation(one)[0] != relation(other)[0]:
+        return None
+    low, high = (a, b) if b.low == "-\\infty" else (b, a)
+    return Interval(low.left, low.low, high.high, high.right) if low.high == "\\infty" else None
 
 
 def _turned(sign: str) -> str:

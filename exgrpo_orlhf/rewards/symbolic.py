@@ -85,6 +85,8 @@ def _differ_in_case(gold: str, given: str) -> bool:
 def _parsed(text: str) -> Any:
     """A sympy expression, or None."""
     try:
+        # It takes the t of \sin t for a unit.
+        text = re.sub(r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)) ([a-z])(?![A-Za-z_^(\s])", r"\1{\2}", text)
         normal = normalize_latex(text, _NORMALIZATION)
         parsed = latex2sympy(
             normal, is_real=not should_treat_as_complex(normal), convert_degrees=False, normalization_config=None

@@ -55,6 +55,11 @@ _WORDS_END = re.compile(
     r"^([-+]?[\d.,/]*\d(?:\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{[-+\d ]+\}|\d+)|[eE][-+]?\d+)?%?|.*\})"
     r"\s*([A-Za-zµ][A-Za-zµ./^{}\-\d ]*)$"
 )
+_LETTERS = dict(zip("KNJVWAmshglL", "knjvwamshgll", strict=True))  # units of one letter: 5 K, but not 5 k
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|to|if|not|remainder|factorial|squared|cubed|dozen|pi|sqrt|sin|cos|tan|log|ln|exp|mod|base)\b",
+    re.IGNORECASE,
+)
 _DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])?\s*\}?$")
 
 
@@ -66,7 +71,12 @@ def without_unit(text: str) -> tuple[str, str]:
     if match := _DEGREES.match(text):
         return match[1], f"deg{match[2] or ''}"
     match = _TEXT_END.match(text)
-    if match and re.search(r"\\(?:text|mathrm|operatorname)", match[2]) and not re.search(r"[_^({+\-*/=,]$", match[1]):
+    if (
+        match
+        and re.search(r"\\(?:text|mathrm|operatorname)", match[2])
+        and not _NO_UNIT.search(match[2])
+        and not re.search(r"[_^({+\-*/=,]$", match[1])
+    ):
         return match[1].strip().rstrip("\\").strip(), _name(match[2])
     if re.search(r"\bpercent\b", text, re.IGNORECASE):
         return re.sub(r"\s*\bpercent\b", "%", text, flags=re.IGNORECASE), ""
@@ -74,7 +84,7 @@ def without_unit(text: str) -> tuple[str, str]:
     if (
         match
         and match[1]
-        and (re.search(r"[A-Za-z]{2}", match[2]) or match[2].strip().lower() in _KNOWN)
+        and _is_unit(match[2], attached=not text[match.end(1) :][:1].isspace())
         and not match[1].endswith("\\")
     ):
         if match[1].endswith("}") and not re.search(r"^\\frac|^\\sqrt|\^\{", match[1]):
@@ -83,21 +93,39 @@ def without_unit(text: str) -> tuple[str, str]:
     return text, ""
 
 
+def _is_unit(words: str, attached: bool) -> bool:
+    """5 cm, 5cm, 5 apples; not 5n, 4ac, 5 or 6."""
+    found = re.findall(r"[A-Za-zµ]+", words)
+    if _NO_UNIT.search(words) or re.search(r"\s\d", words):
+        return False
+    if all(_known(word) or word in ("per", "sq") for word in found):
+        return not attached or max(map(len, found)) > 1
+    return not attached and len(found[0]) > 1
+
+
+def qualified(text: str) -> bool:
+    r"""Whether words in it change what is said: 2\text{ or more}, 5\text{ factorial}."""
+    return "\\begin" not in text and any(_NO_UNIT.search(said) for said in re.findall(r"\\text\s*\{([^{}]*)\}", text))
+
+
+def _known(word: str) -> str | None:
+    return _LETTERS.get(word) if len(word) == 1 and word.isalpha() else _KNOWN.get(word.lower())
+
+
 def _name(unit: str) -> str:
     """Units the same but for how they are written get the same name; '' for what is no known unit."""
-    unit = re.sub(r"\\(?:text|mathrm|operatorname)|[{}\\~]", " ", unit).lower()
-    unit = unit.replace("per", "/")
+    unit = re.sub(r"\\(?:text|mathrm|operatorname)|[{}\\~]", " ", unit).replace("per", "/")
     power = 1
     for word, number in (("square", 2), ("sq", 2), ("cubic", 3)):
-        if re.search(rf"\b{word}\b\.?", unit):
-            unit, power = re.sub(rf"\b{word}\b\.?", " ", unit), number
-    parts = re.findall(r"[a-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit)
+        if re.search(rf"(?i:\b{word}\b\.?)", unit):
+            unit, power = re.sub(rf"(?i:\b{word}\b\.?)", " ", unit), number
+    parts = re.findall(r"[A-Za-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit)
     names = []
     for part in parts:
         if part == "/" or part.startswith("^"):
             names.append(part.replace(" ", ""))
-        elif part in _KNOWN:
-            names.append(_KNOWN[part])
+        elif known := _known(part):
+            names.append(known)
         else:
             return ""
     return "".join(names) + (f"^{power}" if power > 1 else "")
