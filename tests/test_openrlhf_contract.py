@@ -274,7 +274,7 @@ def test_another_version_is_found_and_named():
 def test_the_engines_names_from_these_packages_are_in_the_table():
     """What the engine's modules import from the four packages; what they call on it is up to whoever writes there."""
     known = {piece for where, _, wanted in CONTRACT for piece in re.split(r"\W+", f"{where} {wanted}")}
-    known |= {"remote", "get", "wait", "put", "shutdown", "available_resources", "is_initialized"}  # of Ray, of all users
+    known |= {"remote", "get", "wait", "put", "shutdown", "available_resources", "is_initialized"}  # of Ray
     for module in ("actor", "driver", "experience_maker", "samples", "trainer", "waiting"):
         source = inspect.getsource(importlib.import_module(f"exgrpo_orlhf.engines.openrlhf.{module}"))
         imported = re.findall(r"^from (?:openrlhf|ray|vllm|deepspeed)[\w.]* import (.+)$", source, re.MULTILINE)
