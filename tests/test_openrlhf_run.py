@@ -99,7 +99,9 @@ def assert_every_sync_arrived(run: Path, steps: int) -> None:
 def assert_trained(run: Path, steps: int) -> list[dict]:
     done = rows(run)
     assert [row["step"] for row in done] == list(range(steps + 1))
-    assert all(math.isfinite(row["policy/loss"]) and row["policy/grad_norm"] > 0 for row in done[1:])
+    assert all(math.isfinite(row["policy/loss"]) and math.isfinite(row["policy/grad_norm"]) for row in done[1:])
+    # By chance no group of a step has both right and wrong answers: there is no gradient then, but not in every step.
+    assert sum(row["policy/grad_norm"] > 0 for row in done[1:]) > steps / 2
     assert sum(row["replay/actual_share"] for row in done[1:]) > 0, "nothing was replayed"
     assert max(row["replay/trajectories"] for row in done[1:]) > 0
     return done
@@ -170,7 +172,9 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     finish(process, run, 128 + signal.SIGTERM)
     done = rows(run)
     assert done[-1]["step"] == max(checkpoints.find(run)) < 1000
-    assert all(row["policy/skipped_updates"] == 1 and row["replay/candidates_scored"] == 0 for row in done[1:])
+    assert all(row["policy/skipped_updates"] == (row["policy/grad_norm"] > 1e-9) for row in done[1:])
+    assert sum(row["policy/skipped_updates"] for row in done[1:]) > 0
+    assert all(row["replay/candidates_scored"] == 0 for row in done[1:])
     assert sum(row["reward/mean"] for row in done[1:]) > 0
     assert all(row["reward/ungradable"] == 0 for row in done[1:])
     assert_every_sync_arrived(run, 3)
