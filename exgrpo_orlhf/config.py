@@ -31,6 +31,7 @@ from gin import config_parser
 from .engines.local import LocalSettings
 from .engines.openrlhf import flags
 from .engines.openrlhf.settings import OpenRLHFSettings
+from .evaluation.validation import ValidationSettings
 from .experiment import Experiment, Sources
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
@@ -77,6 +78,7 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
     "GroupAdvantages": (GroupAdvantages, ()),
     "MixedPolicyLoss": (MixedPolicyLoss, ()),
+    "Evaluation": (ValidationSettings, ()),
     "Tracking": (TrackingSettings, ()),
 }
 
@@ -88,7 +90,7 @@ _GIN: dict[str, Callable[..., Any]] = {
 
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
 FREE_TO_CHANGE = re.compile(
-    r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|Tracking\.\w+"
+    r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|(Tracking|Evaluation)\.\w+"
     r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout|flags|more_flags|score_tokens)|Verifier\.(workers|max_failed_share))$"
 )
 
@@ -157,6 +159,7 @@ def _build() -> Experiment:
         "limits": _GIN["ReplayBuffer"](),
         "advantages": _GIN["GroupAdvantages"](),
         "loss": _GIN["MixedPolicyLoss"](),
+        "evaluation": _GIN["Evaluation"](),
         "tracking": _GIN["Tracking"](),
     }
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.

@@ -12,6 +12,7 @@ import numpy as np
 
 from .engines.local.settings import LocalSettings
 from .engines.openrlhf.settings import OpenRLHFSettings
+from .evaluation.validation import ValidationSettings
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .prompts import Prompts
 from .replay import BufferLimits, Question, ReplayMixer, RetirementPolicy, ScoreReuse, TrajectorySelector
@@ -74,6 +75,7 @@ class Experiment:
     limits: BufferLimits
     advantages: GroupAdvantages
     loss: MixedPolicyLoss
+    evaluation: ValidationSettings
     tracking: TrackingSettings
     fresh_rng: np.random.Generator
     config_text: str

@@ -134,18 +134,20 @@ class PromptEncoder:
         identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
+    def render(self, question: Question) -> str:
+        """The text that is encoded. Raises ValueError for a role that the template cannot write."""
+        turns = self.turns(question)
+        if not self._chat:
+            return self._write(turns, question)
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
     def _encode(self, question: Question) -> list[int]:
-        turns = self._turns(question)
-        if self._chat:
-            messages = [{"role": role, "content": content} for role, content in turns]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        else:
-            text = self._write(turns, question)
         # A text that has special tokens has all of them, the beginning-of-text token too: encoding must not add one.
         complete = bool(self._chat or self._template.tokens)
-        return list(self.tokenizer(text, add_special_tokens=not complete)["input_ids"])
+        return list(self.tokenizer(self.render(question), add_special_tokens=not complete)["input_ids"])
 
-    def _turns(self, question: Question) -> list[Message]:
+    def turns(self, question: Question) -> list[Message]:
         """The question's messages under the system message that the settings ask for."""
         turns = [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
         own = turns[0][0] == "system"

@@ -45,8 +45,10 @@ class Stop(Protocol):
 class StopRequest:
     """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, what_follows: str = "this step is finished and saved, then the run ends") -> None:
+        """what_follows: as the user is told"""
         self.signal: signal.Signals | None = None
+        self._what_follows = what_follows
 
     def __enter__(self) -> StopRequest:
         self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -64,7 +66,7 @@ class StopRequest:
 
     def _request(self, number: int, _: object) -> None:
         self.signal = signal.Signals(number)
-        log.warning("%s: this step is finished and saved, then the run ends; once more ends it now", self.signal.name)
+        log.warning("%s: %s; once more ends it now", self.signal.name, self._what_follows)
         signal.signal(number, self._before[self.signal])
 
 

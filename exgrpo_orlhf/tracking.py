@@ -199,7 +199,7 @@ class MlflowTracker:
         from mlflow.tracking import MlflowClient  # seconds: the thread pays them, not the run
 
         if self._client is None:
-            _create_sqlite(self._uri)
+            create_sqlite(self._uri)
             self._client = MlflowClient(tracking_uri=self._uri)
         run = self._known_run() or self._begun_run()
         if run.info.lifecycle_stage == "deleted":
@@ -235,34 +235,34 @@ class MlflowTracker:
 
     def _begun_run(self) -> Any:
         """The run this log has begun on this server, else a new one."""
-        experiment = self._experiment()
+        experiment = experiment_id(self._client, self._uri, self._settings.experiment)
         query = f"tags.{LOG_TAG} = '{self._tags[LOG_TAG]}'"
         begun = self._client.search_runs([experiment], filter_string=query, max_results=1)
         if begun:
             return begun[0]
         return self._client.create_run(experiment, self._started, self._tags, self._run_name)
 
-    def _experiment(self) -> str:
-        """The experiment's id. RuntimeError where it is deleted."""
-        from mlflow.exceptions import MlflowException
 
-        name, database = self._settings.experiment, _sqlite_file(self._uri)
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
-            location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
-            try:
-                return self._client.create_experiment(name, artifact_location=location)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            experiment = self._client.get_experiment_by_name(name)  # another process was first
-        if experiment.lifecycle_stage == "deleted":
-            raise RuntimeError(
-                f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "
-                f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
-            )
-        return experiment.experiment_id
+def experiment_id(client: Any, uri: str, name: str) -> str:
+    """Of the experiment of this name, made where there is none. RuntimeError where it is deleted."""
+    from mlflow.exceptions import MlflowException
+
+    experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
+    if experiment is None:
+        # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
+        location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client.get_experiment_by_name(name)  # another process was first
+    if experiment.lifecycle_stage == "deleted":
+        raise RuntimeError(
+            f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "
+            f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
+        )
+    return str(experiment.experiment_id)
 
 
 def _param_text(value: Any) -> str:
@@ -284,7 +284,7 @@ def _sqlite_file(uri: str) -> Path | None:
     return Path(name) if uri.startswith("sqlite:///") and name not in ("", ":memory:") else None
 
 
-def _create_sqlite(uri: str) -> None:
+def create_sqlite(uri: str) -> None:
     """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
 
     MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one

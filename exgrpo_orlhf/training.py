@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ import torch
 from . import checkpoints
 from .engines.engine import Engine, NonFiniteUpdate
 from .engines.local import LocalEngine
-from .evaluation.greedy import greedy_accuracy
+from .evaluation.record import record
+from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
@@ -78,8 +80,8 @@ class TrainingRun:
         x = replace(experiment, mixer=copy.deepcopy(experiment.mixer), fresh_rng=copy.deepcopy(experiment.fresh_rng))
         self.x, self.run = x, run
         questions = x.questions.load()
-        self.validation = x.validation.load() if x.validation else []
-        _refuse_overlap(questions, self.validation)
+        asked = x.validation.load() if x.validation else []
+        _refuse_overlap(questions, asked)
         self.fresh = FreshQuestions(questions, x.fresh_rng)
         found = checkpoints.find(run)
         self.step = max(found, default=0)
@@ -87,8 +89,12 @@ class TrainingRun:
         state = checkpoints.read_state(checkpoint, dict(x.identity)) if checkpoint else None
         checkpoints.remove_partial(run)
         self.engine = engine(checkpoint)
-        self.engine.prompts.check([*questions, *self.validation])
+        self.engine.prompts.check([*questions, *asked])
         self.fingerprint = self.engine.prompts.fingerprint()
+        template = {"name": x.prompts.template, "system": x.prompts.system, "fingerprint": self.fingerprint}
+        about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **record(sys.argv)}
+        tokens = x.sampling.max_response_tokens
+        self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
         self.buffer = ReplayBuffer(x.retirement, x.limits)
         self.generated_tokens = 0
         self.best: float | None = None  # of train.best_metric
@@ -239,10 +245,10 @@ class TrainingRun:
         self.batch_size = questions
 
     def _evaluate(self) -> dict[str, float]:
-        if not self.validation or self.x.settings.eval_every is None:
+        if not self.validation.questions or self.x.settings.eval_every is None:
             return {}
-        clock = Clock()
-        metrics = greedy_accuracy(self.validation, self.engine.answer_greedily, self.engine.decode, self.x.verifier)
+        clock, engine = Clock(), self.engine
+        metrics = self.validation.evaluate(self.step, engine.answer, engine.decode, engine.prompts.render)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 

@@ -189,7 +189,7 @@ def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
 def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
     """The metric rises, falls and never recovers; a resumed run still knows the best."""
     heights = iter([0.1, 0.2, 0.7, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(training, "greedy_accuracy", lambda *_: {"eval/greedy_accuracy": next(heights)})
+    monkeypatch.setattr(training.Validation, "evaluate", lambda *_: {"eval/greedy_accuracy": next(heights)})
     more = (
         "train.save_every = 10",
         "train.keep = 1",

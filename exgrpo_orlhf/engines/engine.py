@@ -70,8 +70,10 @@ class Engine(Protocol):
         """K fresh responses to each fresh question, K−1 to each replayed one; groups in plan order, ungraded."""
         ...
 
-    def answer_greedily(self, questions: Sequence[Question]) -> list[Rollout]:
-        """The most probable response to each question, ungraded."""
+    def answer(
+        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
+    ) -> list[list[Rollout]]:
+        """For evaluation: a response to each question for each of its seeds, ungraded. temperature: 0 is greedy"""
         ...
 
     def decode(self, token_ids: np.ndarray) -> str:

@@ -74,6 +74,19 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
     return table
 
 
+def commit(set_id: str, wanted: str | None, binding: str) -> str:
+    """The full commit of a revision, or of the newest. One short question to the hub, so that what is wrong is said at
+    once. binding: what the user sets to mend it. Raises HubError.
+    """
+    import httpx
+    from huggingface_hub import HfApi, errors
+
+    try:
+        return str(HfApi().dataset_info(set_id, revision=wanted, timeout=30).sha)
+    except (httpx.HTTPError, OSError, errors.HfHubHTTPError) as error:
+        raise HubError(explain(error, set_id, binding)) from error
+
+
 def table_rows(table: Any, needed: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
     """The rows of a `datasets.Dataset`, read in batches, only the columns that hold the needed fields."""
     columns = [column for column in table.column_names if any(f"{name}.".startswith(f"{column}.") for name in needed)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from .catalogue import PublicSet
 from .files import QuestionFile
-from .hub import HubError, explain, load_table
+from .hub import commit, load_table
 from .records import fingerprint
 
 MANIFEST = "manifest.json"
@@ -52,7 +52,7 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
         where, revision = str(folder), None
         table = load_table(where, public.subset, public.split, None, "the entry in exgrpo_orlhf/questions/catalogue.py")
     else:
-        where, revision = public.id, _revision(public.id, wanted)
+        where, revision = public.id, commit(public.id, wanted, "exgrpo_orlhf/questions/catalogue.py")
         table = load_table(public.id, public.subset, public.split, revision, "exgrpo_orlhf/questions/catalogue.py")
     _check_columns(public, list(table.column_names))
     low, high = public.rows
@@ -152,17 +152,6 @@ def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool
     )
     same_revision = public.revision is None or known["revision"] in (None, public.revision)
     return same and same_revision and path.is_file() and _sha256(path) == known["sha256"]
-
-
-def _revision(set_id: str, wanted: str | None) -> str:
-    """The full commit. One short question to the hub, so that what is wrong is said at once. Raises HubError."""
-    import httpx
-    from huggingface_hub import HfApi, errors
-
-    try:
-        return str(HfApi().dataset_info(set_id, revision=wanted, timeout=30).sha)
-    except (httpx.HTTPError, OSError, errors.HfHubHTTPError) as error:
-        raise HubError(explain(error, set_id, "exgrpo_orlhf/questions/catalogue.py")) from error
 
 
 def _check_columns(public: PublicSet, present: list[str]) -> None:

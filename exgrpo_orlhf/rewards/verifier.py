@@ -26,17 +26,18 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {
     "exact": exact.grade,
     "modular_chain": modular_chains.grade,
 }
-_IN_POOL = ("math", "choice", "function", "code")
-_CACHED = ("math", "choice")  # a function may look at anything, a program at the clock
+_IN_POOL = ("math", "math_verify", "choice", "function", "code")
+_CACHED = ("math", "math_verify", "choice")  # a function may look at anything, a program at the clock
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """kind: 'math' (a mathematical answer, boxed or stated), 'choice' (an option's letter or digit), 'code' (a Python
-        program against tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer) or
-        'modular_chain' (which also checks the reasoning)
+    """kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
+        most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
+        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer) or 'modular_chain'
+        (which also checks the reasoning)
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     format: the shape a response must have or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>) or
         'boxed'; None: any
@@ -46,7 +47,7 @@ class Verifier:
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
 
-    kind: Literal["exact", "modular_chain", "math", "choice", "function", "code"] = "exact"
+    kind: Literal["exact", "modular_chain", "math", "math_verify", "choice", "function", "code"] = "exact"
     function: str | None = None
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0

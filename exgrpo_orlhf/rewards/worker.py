@@ -59,6 +59,10 @@ def load(settings: Mapping[str, Any]) -> Grader:
         from . import math
 
         return math.grader()
+    if kind == "math_verify":
+        from . import plain
+
+        return plain.grade
     if kind == "choice":
         from . import choice
 

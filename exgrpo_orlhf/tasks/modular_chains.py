@@ -22,6 +22,7 @@ import numpy as np
 from exgrpo_orlhf.replay.trajectory import Grade, Message, Question
 
 SOURCE = "modular_chains"
+SHOWN = 200  # characters of an extracted answer
 OPERATORS = "+-*"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
@@ -84,8 +85,8 @@ def grade(question: Question, response: str) -> Grade:
     if not mark or not answer:
         return Grade("no_answer", 0.0, sound=False)
     if answer != question.answer:
-        return Grade("wrong", 0.0, sound=False)
-    return Grade("correct", 1.0, sound=response == right)
+        return Grade("wrong", 0.0, sound=False, extracted=answer[:SHOWN])
+    return Grade("correct", 1.0, sound=response == right, extracted=answer)
 
 
 @dataclass(frozen=True)

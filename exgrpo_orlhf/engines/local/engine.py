@@ -103,11 +103,23 @@ class LocalEngine:
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 
-    def answer_greedily(self, questions: Sequence[Question]) -> list[Rollout]:
-        """The most probable response to each question, ungraded."""
-        return self._generate([self.prompts.encode(question) for question in questions], None, 0)
+    def answer(
+        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
+    ) -> list[list[Rollout]]:
+        """For evaluation: a response to each question for each of its seeds, ungraded. temperature: 0 is greedy"""
+        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
+        flat = [seed for own in seeds for seed in own]
+        rollouts = iter(self._generate(prompts, temperature or None, 0, top_p, flat))
+        return [[next(rollouts) for _ in own] for own in seeds]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], temperature: float | None, step: int) -> list[Rollout]:
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        temperature: float | None,
+        step: int,
+        top_p: float = 1.0,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Rollout]:
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
         rows = self.settings.generation_rows
@@ -124,6 +136,8 @@ class LocalEngine:
                     pad=self.pad,
                     max_new_tokens=self.sampling.max_response_tokens,
                     temperature=temperature,
+                    top_p=top_p,
+                    seeds=None if seeds is None else [seeds[i] for i in part],
                 )
             rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]

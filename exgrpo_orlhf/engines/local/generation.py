@@ -40,8 +40,14 @@ def generate(
     pad: int,
     max_new_tokens: int,
     temperature: float | None,
+    top_p: float = 1.0,
+    seeds: Sequence[int] | None = None,
 ) -> list[Rollout]:
-    """One ungraded response per prompt, sampled at `temperature` from torch's global generator; None: greedy.
+    """One ungraded response per prompt, sampled at `temperature`; None: greedy.
+
+    seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits, which
+        change with the shape of the batch); None: from torch's global generator
+    top_p: for evaluation alone: the samples are not the policy's
 
     The model's own generation config has no say: with its top-k, top-p or repetition penalty the samples would not be
     the policy's, and every importance weight would be wrong.
@@ -56,6 +62,7 @@ def generate(
     if len(distinct) < n:
         index = {prompt: i for i, prompt in enumerate(distinct)}
         batch.select(torch.tensor([index[tuple(prompt)] for prompt in prompts], device=device))
+    uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     for position in range(max_new_tokens):
@@ -64,8 +71,7 @@ def generate(
         if temperature is None:
             token = batch.logits.argmax(1)
         else:
-            uniform = torch.rand(n, dtype=torch.float64, device=device)
-            token = sample(batch.logits, temperature, uniform[rows])
+            token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
         tokens[rows, position] = token
         going = torch.isin(token, ends, invert=True).nonzero().squeeze(1)
         if not len(going) or position + 1 == max_new_tokens:
@@ -84,12 +90,38 @@ def generate(
     return rollouts
 
 
-def sample(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+class _Uniforms:
+    """The numbers that tokens are drawn with, one a row and position."""
+
+    _AHEAD = 64  # positions drawn at a time from the generators of the rows
+
+    def __init__(self, rows: int, seeds: Sequence[int] | None, device: torch.device) -> None:
+        self._rows, self._device, self._position = rows, device, 0
+        self._generators = None if seeds is None else [np.random.default_rng(seed) for seed in seeds]
+
+    def next(self) -> Tensor:
+        """(rows,) float64 in [0, 1)"""
+        if self._generators is None:
+            return torch.rand(self._rows, dtype=torch.float64, device=self._device)
+        position = self._position % self._AHEAD
+        if position == 0:
+            drawn = np.stack([generator.random(self._AHEAD) for generator in self._generators], axis=1)
+            self._drawn = torch.from_numpy(drawn).to(self._device)  # (positions, rows)
+        self._position += 1
+        return self._drawn[position]
+
+
+def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1.0) -> Tensor:
     """logits (R, V), uniform (R,) float64 in [0, 1) → tokens (R,): the first whose cumulative probability exceeds it.
 
     One number a row instead of V: with a large vocabulary, drawing numbers for all rows costs nothing.
+    top_p: of each row only the most probable tokens that together reach it
     """
     probabilities = (logits.float() / temperature).softmax(1)
+    if top_p < 1:
+        ranked, order = probabilities.sort(1, descending=True, stable=True)
+        before = ranked.cumsum(1, dtype=torch.float64) - ranked  # what the more probable ones have together
+        probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.where(before < top_p, 0))
     cumulative = probabilities.cumsum(1, dtype=torch.float64)  # float32 would swallow tokens rarer than 1e-7
     total = cumulative[:, -1:]  # 1 but for rounding
     token = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)

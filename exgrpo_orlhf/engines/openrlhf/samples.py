@@ -18,19 +18,20 @@ from .waiting import EngineLost, answer
 
 @dataclass(frozen=True)
 class Request:
-    """n responses to one prompt. seed: None lets the engine draw; temperature 0 is greedy"""
+    """n responses to one prompt. seed: None lets the engine draw; temperature 0 is greedy; top_p: not for training"""
 
     prompt: Sequence[int]
     n: int
     temperature: float
     seed: int | None
+    top_p: float = 1.0
 
 
 class Sampler:
     """Sends requests to the engine that has least to do, and waits for all of them.
 
     The prompt goes as token ids, so that what is generated from is what is trained on; the engine's own stop tokens are
-    the model's. No filter (top-p, top-k) and no detokenising: the verifier's text is decoded here, once.
+    the model's. No filter (top-p, top-k) on rollouts and no detokenising: the verifier's text is decoded here, once.
     """
 
     def __init__(self, engines: Sequence[Any], max_response_tokens: int, with_logprobs: bool, timeout: float) -> None:
@@ -69,6 +70,7 @@ class Sampler:
             n=request.n,
             temperature=request.temperature,
             seed=request.seed,
+            top_p=request.top_p,
             max_tokens=self.max_response_tokens,
             logprobs=1 if self.with_logprobs else None,
             detokenize=False,

@@ -148,9 +148,16 @@ class MixedTrainer(BasePPOTrainer):
             for i, (question, rollouts) in enumerate(zip(questions, sampled, strict=True))
         ]
 
-    def answer_greedily(self, questions: Sequence[Question]) -> list[Rollout]:
-        sampled = self._sample([Request(self.prompts.encode(question), 1, 0.0, None) for question in questions])
-        return [rollout for (rollout,) in sampled]
+    def answer(
+        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
+    ) -> list[list[Rollout]]:
+        requests = [
+            Request(self.prompts.encode(question), 1, temperature, seed if temperature else None, top_p)
+            for question, own in zip(questions, seeds, strict=True)
+            for seed in own
+        ]
+        rollouts = (rollout for (rollout,) in self._sample(requests))
+        return [[next(rollouts) for _ in own] for own in seeds]
 
     def _seed(self, step: int, position: int) -> int | None:
         if not self.settings.seed_requests:

@@ -1,0 +1,294 @@
+#!/usr/bin/env python
+"""Evaluate a model on benchmarks, grade saved responses again, compare evaluations, write reports.
+
+    python evals/run_bench.py --model runs/x/checkpoint-700 --suite paper --out results/x
+    python evals/run_bench.py --model … --benchmarks math500,aime24 --limit 20 --engine transformers
+    python evals/run_bench.py regrade results/x
+    python evals/run_bench.py compare results/a results/b
+    python evals/run_bench.py report results/a results/b --html out.html
+
+An evaluation is a folder: samples.jsonl of each benchmark, results.json, paper.md, report.html. What is there is not
+generated again: the same command continues after Ctrl-C, a kill or a crash. docs/evaluation.md has the rest.
+Exit status: 0 when all that could be had was evaluated, 128 + signal when a signal ended it, 1 for an engine or grader
+that failed on the way, 2 for what cannot be evaluated, said before anything is generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAPER = ROOT / "evals" / "paper.toml"
+
+
+def main() -> int:
+    actions: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "regrade": _regrade,
+        "compare": _compare,
+        "report": _report,
+    }
+    words = sys.argv[1:]
+    action = words.pop(0) if words and words[0] in actions else "run"
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for noisy in ("httpx", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    from exgrpo_orlhf.evaluation.engines import EngineFailure
+    from exgrpo_orlhf.rewards import GradingError
+
+    try:
+        return actions[action](words)
+    except (EngineFailure, GradingError) as error:
+        print(f"error: {error}\nWhat was finished is saved; the same command continues.", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+def _run(words: list[str]) -> int:
+    arguments = _run_parser().parse_args(words)
+    import transformers
+
+    from exgrpo_orlhf.evaluation import sets, subject
+    from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
+    from exgrpo_orlhf.evaluation.record import record
+    from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
+    from exgrpo_orlhf.run_control import StopRequest
+
+    transformers.utils.logging.disable_progress_bar()
+    definitions = Definitions((DEFINITIONS, *arguments.definitions))
+    names = [name.strip() for name in (arguments.benchmarks or "").split(",") if name.strip()]
+    wanted = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
+    settings = {name: getattr(arguments, name) for name in ("samples", "temperature", "top_p", "max_tokens")}
+    wanted = [override(each, **settings) for each in dict.fromkeys(wanted)]
+    model, trained_with = subject.load(arguments.tokenizer or arguments.model)
+    found, not_run = [], {}
+    for benchmark in wanted:
+        try:
+            found.append(sets.load(benchmark, (*arguments.data, sets.DATASETS), arguments.limit))
+        except sets.Unavailable as error:
+            if benchmark.name in names:
+                raise ValueError(f"benchmark {benchmark.name!r} cannot be had: {error}") from error
+            logging.warning("%s is not run: %s", benchmark.title, error)
+            not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
+    if not found:
+        raise ValueError("none of the benchmarks can be had; --data FOLDER says where sets are")
+    asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
+    engine = _engine(arguments, model)
+    out = arguments.out or ROOT / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
+    evaluation = Evaluation(
+        asker=asker,
+        sets=found,
+        not_run=not_run,
+        limit=arguments.limit,
+        plain=not arguments.one_grader,
+        timeout=arguments.timeout,
+        workers=arguments.workers,
+        engine={"name": arguments.engine, "dtype": arguments.dtype},
+        record={
+            "model": model.describe(),
+            "template": asker.describe(),
+            "seed": arguments.seed,
+            **record([Path(sys.argv[0]).name, *words]),
+        },
+    )
+    with StopRequest("what is under way is finished and saved, then the evaluation ends") as stop:
+        results = evaluate(evaluation, out, engine, stop)
+    if results is None:
+        print(f"stopped; the same command continues {out}", file=sys.stderr)
+        return 128 + (stop.signal or 0)
+    return _finish(out, results, arguments)
+
+
+def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
+    """As the command line says, else as the checkpoint was trained, else as its tokenizer would have it."""
+    from exgrpo_orlhf.prompts import Prompts
+
+    default = "chat" if model.tokenizer.chat_template else "plain"
+    template = arguments.template or trained_with.get("template", default)
+    same = template == trained_with.get("template")
+    system = arguments.system if arguments.system is not None else (trained_with.get("system") if same else None)
+    why = "" if arguments.template else " (as in training)" if trained_with else " (of the tokenizer)"
+    logging.info("prompts by --template %s%s%s", template, why, "" if system is None else f", system {system!r:.60}")
+    return Prompts(template=template, system=system)
+
+
+def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
+    """Makes the engine; what can be known to be wrong with it is said now."""
+    if arguments.engine == "auto":
+        import importlib.util
+
+        arguments.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+        logging.info("--engine %s", arguments.engine)
+    if arguments.engine == "openai":
+        from exgrpo_orlhf.evaluation.engines.server import ServerEngine
+
+        if not arguments.base_url:
+            raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
+        server = ServerEngine(
+            arguments.base_url,
+            arguments.model,
+            api=arguments.api,
+            key=os.environ.get(arguments.key_variable),
+            concurrency=arguments.concurrency,
+        )
+        server.check()
+        return lambda: server
+    if arguments.engine == "vllm":
+        from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
+
+        return lambda: VllmEngine(
+            model.path,
+            dtype=arguments.dtype,
+            tensor_parallel=arguments.tensor_parallel,
+            replicas=arguments.replicas,
+            gpu_memory=arguments.gpu_memory,
+        )
+    from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
+
+    return lambda: TransformersEngine(
+        model.path,
+        model.tokenizer,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        threads=arguments.threads,
+        rows=arguments.rows,
+    )
+
+
+def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Tables, report, MLflow."""
+    from exgrpo_orlhf.evaluation import mlflow_log, paper, report, tables
+
+    (out / "paper.md").write_text(paper.markdown(results, paper.read_paper(PAPER)), encoding="utf-8")
+    report.write_report([out], out / "report.html")
+    print(tables.terminal(results))
+    print(f"\n{out}: results.json, paper.md, report.html", file=sys.stderr)
+    if not arguments.no_mlflow:
+        database = f"sqlite:///{ROOT / 'mlflow.db'}"
+        mlflow_log.log_results(out, results, default_uri=database, experiment=arguments.experiment)
+    return 0
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint's folder, hub id, or the server's name for it")
+    parser.add_argument("--suite", help="a list of benchmarks by name: paper, math, general, quick, chains")
+    parser.add_argument("--benchmarks", help="names, separated by commas")
+    parser.add_argument("--limit", type=_positive, help="so many questions of each, the same ones every time")
+    parser.add_argument("--out", type=Path, help="folder (default: results/<model>-<suite> of the project)")
+    parser.add_argument(
+        "--data", type=Path, action="append", default=[], metavar="FOLDER", help="where sets are, before datasets/"
+    )
+    parser.add_argument(
+        "--definitions", type=Path, action="append", default=[], metavar="FILE", help="benchmarks of your own, as TOML"
+    )
+    sampling = parser.add_argument_group("in place of what the benchmarks say")
+    sampling.add_argument("--samples", type=_positive, help="responses to each question")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy")
+    sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--max-tokens", type=_positive, help="of a response")
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument("--template", help="as Prompts.template (default: as the checkpoint was trained)")
+    prompts.add_argument("--system", help="system message; '' for none")
+    prompts.add_argument("--tokenizer", help="folder or hub id, where --model is only a server's name")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--engine", choices=("auto", "vllm", "transformers", "openai"), default="auto")
+    engine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    engine.add_argument("--seed", type=int, default=0)
+    engine.add_argument("--device", default="auto", help="transformers: cpu, cuda, cuda:1")
+    engine.add_argument("--threads", type=_positive, default=1, help="transformers: of the CPU (default 1)")
+    engine.add_argument("--rows", type=_positive, default=64, help="transformers: responses at a time (default 64)")
+    engine.add_argument("--tensor-parallel", type=_positive, default=1, help="vllm: GPUs of one replica")
+    engine.add_argument("--replicas", type=_positive, default=1, help="vllm: copies of the model")
+    engine.add_argument("--gpu-memory", type=float, default=0.9, help="vllm: share of the GPU's memory (default 0.9)")
+    engine.add_argument("--base-url", help="openai: of the server, such as http://127.0.0.1:8000/v1")
+    engine.add_argument("--api", choices=("completions", "chat"), default="completions", help="openai")
+    engine.add_argument("--concurrency", type=_positive, default=64, help="openai: requests at a time")
+    engine.add_argument(
+        "--key-variable", default="OPENAI_API_KEY", help="openai: the environment variable that holds the key"
+    )
+    _add_grading(parser)
+    parser.add_argument("--no-mlflow", action="store_true", help="write files alone")
+    parser.add_argument("--experiment", default="exgrpo-eval", help="MLflow experiment of models without a run")
+    return parser
+
+
+def _add_grading(parser: argparse.ArgumentParser) -> None:
+    grading = parser.add_argument_group("grading")
+    grading.add_argument("--timeout", type=float, default=5.0, help="seconds for an answer (default 5)")
+    grading.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
+    grading.add_argument("--one-grader", action="store_true", help="without math-verify's plain recipe beside ours")
+
+
+# -- on results -------------------------------------------------------------------------------------------------------
+
+
+def _regrade(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="run_bench.py regrade", description="Grade saved responses again: no model.")
+    parser.add_argument("folder", type=Path)
+    _add_grading(parser)
+    arguments = parser.parse_args(words)
+    from exgrpo_orlhf.evaluation import paper, report, tables
+    from exgrpo_orlhf.evaluation.run import regrade
+
+    results = regrade(arguments.folder, arguments.timeout, arguments.workers, not arguments.one_grader)
+    (arguments.folder / "paper.md").write_text(paper.markdown(results, paper.read_paper(PAPER)), encoding="utf-8")
+    report.write_report([arguments.folder], arguments.folder / "report.html")
+    print(tables.terminal(results))
+    return 0
+
+
+def _compare(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="run_bench.py compare", description="Paired differences between two evaluations, with p-values."
+    )
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    arguments = parser.parse_args(words)
+    from exgrpo_orlhf.evaluation.compare import compare
+
+    from exgrpo_orlhf.evaluation.folder import write
+
+    comparison = compare(arguments.first, arguments.second, arguments.seed)
+    print(comparison.table())
+    if arguments.json:
+        write(arguments.json, comparison.as_json())
+    return 0
+
+
+def _report(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="run_bench.py report", description="One page about one or more evaluations.")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--samples", type=_positive, default=200, help="of each benchmark in the page (default 200)")
+    arguments = parser.parse_args(words)
+    from exgrpo_orlhf.evaluation.report import write_report
+
+    write_report(arguments.folders, arguments.html, arguments.samples)
+    print(arguments.html)
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, not {value}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

