@@ -1,0 +1,153 @@
+"""Our numbers beside the table of the ExGRPO paper."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tables import NONE, Results, model_name, percent, shortfall
+
+# Columns are rounded to 0.1, and so is their average: the two may lie 0.05 + 0.05 apart.
+ROUNDING = 0.1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A table of a paper, as printed, in %.
+
+    samples: column -> samples a question of its protocol; averages: column -> the columns it is the mean of
+    rows: (backbone, method) -> one value a column
+    """
+
+    source: str
+    grader: str
+    temperature: float
+    top_p: float
+    samples: dict[str, int]
+    titles: dict[str, str]
+    averages: dict[str, list[str]]
+    rows: dict[tuple[str, str], dict[str, float]]
+
+    def backbones(self) -> list[str]:
+        return list(dict.fromkeys(backbone for backbone, _ in self.rows))
+
+    def uneven(self) -> list[tuple[str, str, str, float, float]]:
+        """(backbone, method, average, printed, from its columns) where these differ by more than rounding."""
+        found = []
+        for (backbone, method), row in self.rows.items():
+            for average, of in self.averages.items():
+                mean = sum(row[column] for column in of) / len(of)
+                if abs(mean - row[average]) > ROUNDING:
+                    found.append((backbone, method, average, row[average], round(mean, 1)))
+        return found
+
+
+def read_paper(path: Path) -> Paper:
+    """evals/paper.toml. Raises ValueError for a row that has not one value a column."""
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    columns, protocol = raw["table"]["columns"], raw["protocol"]
+    rows = {}
+    for backbone in raw["backbones"]:
+        for method, values in backbone["rows"].items():
+            if len(values) != len(columns):
+                raise ValueError(f"{path}: {backbone['name']}, {method}: {len(values)} values, {len(columns)} columns")
+            rows[backbone["name"], method] = dict(zip(columns, map(float, values), strict=True))
+    return Paper(
+        source=raw["source"],
+        grader=raw["grader"],
+        temperature=protocol["temperature"],
+        top_p=protocol["top_p"],
+        samples=protocol["samples"],
+        titles=dict(zip(columns, raw["table"]["titles"], strict=True)),
+        averages=raw["table"]["averages"],
+        rows=rows,
+    )
+
+
+def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str:
+    """Our row and its intervals above the paper's rows (of one backbone, or all).
+
+    *: not the paper's protocol (part of the rows, other samples or sampling); the footnote says how. An average
+    stands only where every column of it was run whole. Raises ValueError for a backbone that is not in the paper.
+    """
+    if backbone is not None and backbone not in paper.backbones():
+        raise ValueError(f"no backbone {backbone!r} in {paper.source}; there are {', '.join(paper.backbones())}")
+    values, intervals, footnotes = [], [], []
+    for column, name in paper.titles.items():
+        if column in paper.averages:
+            value, bounds, why = _average(results, paper, column)
+        else:
+            value, bounds, why = _column(results, paper, column)
+        values.append(value)
+        intervals.append(bounds)
+        if why:
+            footnotes.append(f"{name}: {why}.")
+    lines = [
+        ["model", *paper.titles.values()],
+        ["---", *["---:"] * len(paper.titles)],
+        [f"**{_cell(model_name(results))}**", *values],
+        ["95 % interval", *intervals],
+    ]
+    for (model, method), row in paper.rows.items():
+        if backbone in (None, model):
+            lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    text += ["", f"{NONE}: not run, or no average. \\*: not as in the paper.", "", *(f"- {note}" for note in footnotes)]
+    text += [
+        "",
+        f"The rows below ours are the paper's ({paper.source}): avg@{max(paper.samples.values())} on AIME and AMC, "
+        f"pass@1 else, temperature {paper.temperature}, top-p {paper.top_p}, graded with {paper.grader}. In %.",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _column(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
+    """(value, interval, how it was not run as in the paper)."""
+    benchmark = results["benchmarks"].get(column)
+    if benchmark is None:
+        missing = results["not_run"].get(column)
+        return NONE, NONE, f"not run ({missing['reason']})" if missing else "not asked for"
+    why = _departures(benchmark, paper, column)
+    average = benchmark["avg"]
+    bounds = f"{percent(average['low'])} to {percent(average['high'])}"
+    return percent(average["value"]) + ("\\*" if why else ""), bounds, "; ".join(why) or None
+
+
+def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[str]:
+    found = []
+    if part := shortfall(benchmark):
+        found.append(part)
+    if benchmark["samples"] != paper.samples[column]:
+        found.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
+    if benchmark["temperature"] != paper.temperature:
+        found.append(f"temperature {benchmark['temperature']}")
+    if benchmark["top_p"] != paper.top_p:
+        found.append(f"top-p {benchmark['top_p']}")
+    return found
+
+
+def _average(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
+    """(mean of the columns, interval, why there is none or what to know of it)."""
+    of, run = paper.averages[column], results["benchmarks"]
+    lacking = []
+    for key in of:
+        part = shortfall(run[key]) if key in run else "not run"
+        if part:
+            lacking.append(f"{paper.titles[key]}: {part}")
+    if lacking:
+        return NONE, NONE, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
+    mean = sum(run[key]["avg"]["value"] for key in of) / len(of)
+    bounds = NONE
+    for group in results["means"]["groups"].values():
+        if set(group["benchmarks"]) == set(of):
+            bounds = f"{percent(group['low'])} to {percent(group['high'])}"
+    other = [paper.titles[key] for key in of if _departures(run[key], paper, key)]
+    if other:
+        return percent(mean) + "\\*", bounds, f"holds {', '.join(other)}, not sampled as in the paper"
+    return percent(mean), bounds, None
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,152 @@
+"""The results of an evaluation in the terminal, and the words that every output says them in.
+
+`results` is results.json as read. Values in it are shares, 0 to 1; what is shown is in %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, Any]
+NONE = "–"
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f}"
+
+
+def interval(estimate: dict[str, Any]) -> str:
+    """A value with its 95 % interval."""
+    if estimate["value"] is None:
+        return NONE
+    return f"{percent(estimate['value'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
+
+
+def model_name(results: Results) -> str:
+    """The run and step that the checkpoint names, else the last part of its path."""
+    model = results["record"]["model"]
+    if model["run"] is None:
+        return Path(model["path"]).name
+    return model["run"] if model["step"] is None else f"{model['run']}, step {model['step']}"
+
+
+def title(results: Results, key: str) -> str:
+    """Of a benchmark, run or not."""
+    return (results["benchmarks"].get(key) or results["not_run"].get(key) or {"title": key})["title"]
+
+
+def shortfall(benchmark: dict[str, Any]) -> str | None:
+    """How the questions asked differ from the official set, or None if they are the whole of it."""
+    asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
+    if official is not None and rows != official:
+        return f"{asked} questions of {rows} rows, {official} are official"
+    return None if asked == rows else f"{asked} of {rows} questions"
+
+
+def of_questions(benchmark: dict[str, Any]) -> str:
+    """'30' for a whole set, '20/30' for a part of one."""
+    asked, official = benchmark["questions"], benchmark["official_rows"] or benchmark["rows"]
+    return f"{asked:,}" if shortfall(benchmark) is None else f"{asked:,}/{official:,}"
+
+
+def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """(k, estimate) of the largest k."""
+    return max(estimates.items(), key=lambda item: int(item[0])) if estimates else None
+
+
+def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
+    """(name, estimate, what it is over) of every mean: which benchmarks out of how many, and which of them in part."""
+    every = [*results["benchmarks"], *results["not_run"]]
+    macro, micro = results["means"]["macro"], results["means"]["micro"]
+    same = f"the same {len(macro['benchmarks'])} of {len(every)}"
+    over = same if micro["benchmarks"] == macro["benchmarks"] else _over(results, micro, every)
+    found = [
+        ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}"),
+        ("micro mean", micro, f"every question counts the same, {micro['questions']:,} questions; over {over}"),
+    ]
+    for name, mean in results["means"]["groups"].items():
+        missing = [title(results, key) for key in mean["of"] if key not in mean["benchmarks"]]
+        without = f"; without {', '.join(missing)}" if missing else ""
+        found.append((f"{name} mean", mean, f"macro; over {_over(results, mean, mean['of'])}{without}"))
+    return found
+
+
+def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
+    counted = []
+    for key in mean["benchmarks"]:
+        benchmark = results["benchmarks"][key]
+        part = "" if shortfall(benchmark) is None else f" (in part: {of_questions(benchmark)})"
+        counted.append(benchmark["title"] + part)
+    return f"{len(counted)} of {len(of)}" + (f": {', '.join(counted)}" if counted else "")
+
+
+def notes(results: Results) -> list[tuple[str, str]]:
+    """(what it is about, note): the engine's own word on whether it repeats itself, then benchmark by benchmark."""
+    reason = results["record"]["engine"]["reproducible"]
+    found = [] if reason is None else [("responses may differ when repeated", reason)]
+    for benchmark in results["benchmarks"].values():
+        found += [(benchmark["title"], note) for note in benchmark["notes"]]
+        if (lucky := benchmark["lucky_guess_rate"]) is not None:
+            words = f"{percent(lucky)} % of the correct responses whose reasoning was checked are lucky guesses"
+            found.append((benchmark["title"], words))
+    return found
+
+
+def terminal(results: Results) -> str:
+    """One line a benchmark, the means with what they are over, what was not run and why, the notes.
+
+    truncated, no answer, timeout / error: % of the samples; tokens: of a response, on average.
+    """
+    head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "pass@k", "maj@k", "truncated", "no answer")
+    lines: list[tuple[str, ...]] = [(*head, "timeout / error", "tokens", "seconds")]
+    for benchmark in results["benchmarks"].values():
+        best, majority, rates = largest(benchmark["pass"]), largest(benchmark["maj"]), benchmark["rates"]
+        lines.append(
+            (
+                benchmark["title"],
+                of_questions(benchmark),
+                str(benchmark["avg"]["k"]),
+                interval(benchmark["avg"]),
+                _at(best, benchmark["samples"]),
+                _at(majority, benchmark["samples"]),
+                percent(rates["truncated"]),
+                percent(rates["no_answer"]),
+                f"{percent(rates['timeout'])} / {percent(rates['error'])}",
+                f"{benchmark['tokens']['response_mean']:,.0f}",
+                f"{benchmark['seconds']:,.1f}",
+            )
+        )
+    record = results["record"]
+    text = [f"{results['name']}: {model_name(results)}, {record['engine']['name']}, seed {record['seed']}", ""]
+    text += aligned(lines, left=1)
+    text += ["", *aligned([(name, interval(mean), over) for name, mean, over in means(results)], left=3, rule=False)]
+    if results["not_run"]:
+        text += ["", "Not run, and in no mean:"]
+        text += [f"  {missing['title']}: {missing['reason']}" for missing in results["not_run"].values()]
+    if said := notes(results):
+        text += ["", "Notes:", *(f"  {about}: {note}" for about, note in said)]
+    return "\n".join(text)
+
+
+def _at(found: tuple[str, dict[str, Any]] | None, samples: int) -> str:
+    """The k is said where it is not the number of samples."""
+    if found is None:
+        return NONE
+    return percent(found[1]["value"]) + ("" if int(found[0]) == samples else f" @{found[0]}")
+
+
+def aligned(lines: Sequence[tuple[str, ...]], left: int, rule: bool = True) -> list[str]:
+    """Columns two spaces apart, the first `left` of them flush left, a rule below the first line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    if rule:
+        text.insert(1, "  ".join("-" * width for width in widths))
+    return text

@@ -1,0 +1,341 @@
+"""The report: one file, opened in a real browser; whatever a model wrote stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from results_builder import make_results
+
+from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.evaluation.results_folder import VERDICTS, Line, ResultsFolder, choose
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
+NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}
+UNGRADED = ("timeout", "error")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[Path]:
+    root = tmp_path_factory.mktemp("results")
+    make_results(root / "first", ASKED, NOT_RUN, plain=("aime24", "math500"))
+    make_results(root / "second", {"aime24": ASKED["aime24"]}, {}, skill=0.2, seed=1, plain=("aime24",))
+    return [root / "first", root / "second"]
+
+
+@pytest.fixture(scope="module")
+def page(folders, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "new" / "report.html"
+    write_report(folders, out, samples_per_benchmark=100)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    return out
+
+
+def lines(folder: Path, benchmark: str) -> list[dict]:
+    text = (folder / benchmark / "samples.jsonl").read_text(encoding="ascii")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def disagree(sample: dict) -> bool:
+    return sample["plain"] is not None and (sample["plain"] == "correct") != (sample["verdict"] == "correct")
+
+
+def well_formed(text: str) -> str:
+    """As a browser shows it: half a surrogate pair is no character."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]:
+    """The page's DOM after its script has run, and what it wrote to the console."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
+    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
+    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
+    return done.stdout.decode("utf-8"), console
+
+
+def driven(page: Path, tmp_path: Path, script: str, state: str = "") -> str:
+    """The DOM after a further script, on a copy of the page without the policy that would forbid it."""
+    text = page.read_text(encoding="utf-8")
+    text, found = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert found == 1
+    copy = tmp_path / "driven.html"
+    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return opened(copy, tmp_path, state)[0]
+
+
+def charts(dom: str, kind: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(rf'<svg class="chart {kind}".*?</svg>', dom, re.DOTALL)]
+
+
+def of_class(chart: ElementTree.Element, *wanted: str) -> list[ElementTree.Element]:
+    return [node for node in chart.iter() if set(wanted) <= set(node.get("class", "").split())]
+
+
+def listed(dom: str) -> list[str]:
+    """The verdicts of the samples in the browser's list."""
+    return re.findall(r'<li data-verdict="(\w+)"', dom)
+
+
+def shown(dom: str, name: str) -> str:
+    return unescape(re.search(rf'<\w+[^>]* id="{name}"[^>]*>(.*?)</(?:pre|p|span)>', dom, re.DOTALL)[1])
+
+
+def facts(dom: str) -> dict[str, str]:
+    pairs = re.findall(r"<dt>(.*?)</dt><dd>(?:<i [^>]*></i>)?(.*?)</dd>", dom, re.DOTALL)
+    return {unescape(name): unescape(value) for name, value in pairs if "<code>" not in value}
+
+
+def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path):
+    dom, console = opened(page, tmp_path)
+    assert console == []
+    chart = charts(dom, "intervals")[0]
+    ticks = [node for node in of_class(chart, "tick") if (node.text or "").isdigit()]
+    (zero, left), (end, right) = ((float(node.text), float(node.get("x"))) for node in (ticks[0], ticks[-1]))
+    place = lambda share: left + (right - left) * (100 * share - zero) / (end - zero)
+    expected, drawn = [], []
+    for model, folder in enumerate(folders):
+        for key in ResultsFolder.read(folder).results["benchmarks"]:
+            average = ResultsFolder.read(folder).results["benchmarks"][key]["avg"]
+            expected.append((f"m{model}", *(round(place(average[b]), 1) for b in ("value", "low", "high"))))
+    for group in of_class(chart, "point"):
+        (dot,), (whisker,) = of_class(group, "dot"), of_class(group, "whisker")
+        numbers = [float(n) for n in (dot.get("cx"), whisker.get("x1"), whisker.get("x2"))]
+        drawn.append((group.get("class").split()[1], *(round(n, 1) for n in numbers)))
+    assert len(drawn) == len(expected) == 4
+    for mine, theirs in zip(sorted(drawn), sorted(expected), strict=True):
+        assert mine[0] == theirs[0]
+        assert mine[1:] == pytest.approx(theirs[1:], abs=0.11)
+    assert len(of_class(chart, "dot", "part")) == 1  # AMC: 10 of 83
+    assert sum("not run" in (node.text or "") for node in of_class(chart, "tick")) == 2
+
+
+def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
+    dom, _ = opened(page, tmp_path)
+    curves = charts(dom, "curves")
+    assert len(curves) == 2  # AIME24 and AMC; MATH-500 was answered once
+    points = [curve.get("points").split() for curve in of_class(curves[0], "curve") if "maj" not in curve.get("class")]
+    assert [len(p) for p in points] == [4, 4]  # k = 1, 2, 4, 8 for two models
+    for curve in points:
+        heights = [float(point.split(",")[1]) for point in curve]
+        assert heights == sorted(heights, reverse=True)  # pass@k never falls
+    assert len(of_class(curves[0], "maj")) == 2
+
+    every = [(folder, key) for folder in folders for key in ResultsFolder.read(folder).lines]
+    assert len(charts(dom, "lengths")) == len(every) == 4
+    bars = sum(float(bar.get("height")) for bar in of_class(charts(dom, "lengths")[0], "bar", "correct"))
+    others = sum(float(bar.get("height")) for bar in of_class(charts(dom, "lengths")[0], "bar", "other"))
+    verdicts = Counter(sample["verdict"] for sample in lines(folders[0], "aime24"))
+    assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
+
+    (stacked,) = charts(dom, "verdicts")
+    assert len(of_class(stacked, "segment")) == sum(
+        len({sample["verdict"] for sample in lines(folder, key)}) for folder, key in every
+    )
+    widths = Counter()
+    for segment in of_class(stacked, "segment"):
+        widths[segment.get("y")] += float(segment.get("width"))
+    assert len(widths) == 4
+    assert max(widths.values()) - min(widths.values()) < 0.1
+    cut = sum(any(s["finish"] == "length" for s in lines(folder, key)) for folder, key in every)
+    assert len(of_class(stacked, "truncated")) == cut
+    assert len(charts(dom, "intervals")) == 2  # accuracy, and the two graders
+    for svg in re.findall(r"<svg.*?</svg>", dom, re.DOTALL):
+        assert not re.search(r"nan|inf|undefined", svg, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("verdict", ["correct", "wrong", "no_answer", "ungraded", "truncated", "disagree"])
+def test_the_filter_shows_such_samples_and_no_others(page, folders, tmp_path, verdict):
+    dom, console = opened(page, tmp_path, f"model=0&benchmark=math500&verdict={verdict}")
+    passes = {
+        "ungraded": lambda s: s["verdict"] in UNGRADED,
+        "truncated": lambda s: s["finish"] == "length",
+        "disagree": disagree,
+    }.get(verdict, lambda s: s["verdict"] == verdict)
+    expected = [sample["verdict"] for sample in lines(folders[0], "math500") if passes(sample)]
+    assert console == []
+    assert listed(dom) == expected  # all 90 samples of MATH-500 are on the page
+    assert expected
+    assert f"{len(expected)} of these pass the filter" in shown(dom, "shown")
+    assert re.search(rf'data-verdict="{verdict}" aria-pressed="true">[a-z, ]+ {len(expected)}<', dom)
+
+
+def test_without_a_state_the_first_benchmark_is_shown_whole(page, tmp_path):
+    for state in ("", "summary", "model=7&benchmark=nonesuch&verdict=nonesuch"):
+        dom, console = opened(page, tmp_path, state)
+        assert console == []
+        assert len(listed(dom)) == 100
+        assert shown(dom, "shown") == "100 of 240 shown"
+        assert shown(dom, "position") == "1 of 100"
+
+
+def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_path):
+    samples = lines(folders[0], "math500")
+    for i in range(5):  # each of the texts
+        sample = samples[i]
+        dom, console = opened(page, tmp_path, f"benchmark=math500&sample={sample['row']}.{sample['sample']}")
+        assert console == []
+        assert shown(dom, "response") == well_formed(sample["response"])
+        assert shown(dom, "prompt") == sample["prompt"]
+        assert "<title>Evaluation: first, second</title>" in dom
+        found = facts(dom)
+        assert found["seed"] == str(sample["seed"])  # above 2^53
+        assert found["gold"] == sample["gold"]
+        assert found["id"] == sample["id"]
+        assert found["verdict"] == sample["verdict"].replace("_", " ")
+        assert found["plain math-verify"] == sample["plain"].replace("_", " ")
+        assert f"{sample['response_tokens']:,} tokens" in found["response"]
+    assert {"</script>" in s["response"] for s in samples[:5]} == {True, False}
+    assert any("\u2028" in s["response"] for s in samples[:5])
+
+
+def test_the_file_holds_one_script_and_reaches_for_nothing(page):
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
+    data = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert not re.search("[<>&\u2028\u2029]", data)
+    assert json.loads(data)[0]["benchmarks"]["aime24"]["total"] == 240
+    assert not re.search(r"https?://|@import|url\((?!#)|\ssrc=", text.replace(data, ""))
+
+
+def test_a_script_that_got_into_the_page_would_not_run(page, tmp_path):
+    """The policy is the second lock: the page's own script runs by its hash, any other does not."""
+    copy = tmp_path / "page.html"
+    bad = "<script>document.title = 'taken'</script></body>"
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", bad), encoding="utf-8")
+    dom, console = opened(copy, tmp_path)
+    assert "<title>Evaluation: first, second</title>" in dom
+    assert len(listed(dom)) == 100
+    assert any("Content Security Policy" in line for line in console)
+
+
+def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, folders, tmp_path):
+    press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}));"
+    dom = driven(page, tmp_path, press % "ArrowRight" * 3 + press % "ArrowLeft", "benchmark=math500&verdict=wrong")
+    wrong = [s for s in lines(folders[0], "math500") if s["verdict"] == "wrong"]
+    assert shown(dom, "position") == f"3 of {len(wrong)}"
+    assert shown(dom, "response") == well_formed(wrong[2]["response"])
+
+    click = "document.querySelector('[data-verdict=correct]').click(); document.body.dataset.address = location.hash;"
+    dom = driven(page, tmp_path, click, "benchmark=math500")
+    assert set(listed(dom)) == {"correct"}
+    assert re.search(r'data-address="#[^"]*benchmark=math500&amp;verdict=correct"', dom)
+
+    search = "const q = document.getElementById('query'); q.value = 'ONERROR='; q.dispatchEvent(new Event('input'));"
+    dom = driven(page, tmp_path, search, "benchmark=math500")
+    assert len(listed(dom)) == sum("onerror=" in s["response"] for s in lines(folders[0], "math500"))
+    assert listed(dom)
+    assert not listed(driven(page, tmp_path, search.replace("ONERROR", "nowhere"), "benchmark=math500"))
+
+
+def test_tables_record_and_reasons_are_on_the_page(page, folders):
+    text = unescape(re.sub(r"<[^>]+>", " ", page.read_text(encoding="utf-8")))
+    results = ResultsFolder.read(folders[0]).results
+    assert "GPQA-Diamond (first) : gated: <needs> a token & a licence" in text
+    assert "AMC (first) : 40 rows, 83 are official" in text
+    assert "over 3 of 4: AIME24, AMC (in part: 10/83), MATH-500" in text
+    assert "not every benchmark was run whole" in text
+    for said in (results["record"]["model"]["hash"], "qwen_math", "2.13.0", "9a6dcf7", results["record"]["command"]):
+        assert said in text
+    average = results["benchmarks"]["aime24"]["avg"]
+    assert f"{100 * average['low']:.1f}, {100 * average['high']:.1f}]" in text
+
+
+def test_the_disagreements_are_listed_with_links_that_lead_to_them(page, folders, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    links = [unescape(link) for link in re.findall(r'href="(#model=[^"]+)"', text)]
+    expected = [
+        f"#model={i}&benchmark={key}&verdict=disagree&sample={s['row']}.{s['sample']}"
+        for i, folder in enumerate(folders)
+        for key in ResultsFolder.read(folder).lines
+        for s in lines(folder, key)
+        if disagree(s)
+    ]
+    assert links == expected
+    assert f"{len(expected)} of {len(expected)} disagreements" in text
+    dom, _ = opened(page, tmp_path, links[-1][1:])
+    row, sample = re.search(r"sample=(\d+)\.(\d+)", links[-1]).groups()
+    assert facts(dom)["row, sample"] == f"{row}, {sample}"
+
+
+def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
+    samples = ResultsFolder.read(folders[0]).lines["aime24"]
+    must = [line for line in samples if line.disagree or line.verdict in UNGRADED]
+    chosen = choose(samples, 100)
+    assert len(chosen) == len(set(chosen)) == 100
+    assert chosen == choose(samples, 100) == sorted(chosen, key=lambda line: (line.row, line.sample))
+    assert set(must) <= set(chosen)
+    rest = [line for line in chosen if line not in must]
+    kinds = Counter((line.verdict, line.truncated) for line in rest)
+    there = Counter((line.verdict, line.truncated) for line in samples if line not in must)
+    cut = [kinds[kind] for kind in there if kinds[kind] < there[kind]]
+    assert set(kinds) == set(there)
+    assert max(cut) - min(cut) <= 1
+    assert len({line.row for line in rest if line.verdict == "correct"}) > 5  # not the first questions alone
+    assert choose(samples, 10_000) == samples
+    few = choose(samples, 5)
+    assert len(few) == 5
+    assert set(few) <= set(must)
+    assert {line.verdict for line in samples} == set(VERDICTS)
+
+
+def test_failures_come_before_evenness():
+    kinds = [("timeout", "timeout")] * 60 + [("correct", "wrong")] * 20 + [("correct", None)] * 220
+    every = [Line(i, i, 0, verdict, plain, False, 10) for i, (verdict, plain) in enumerate(kinds)]
+    assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}
+
+
+def test_two_results_of_one_name_are_told_apart(folders, tmp_path):
+    copy = tmp_path / "first"
+    shutil.copytree(folders[0], copy)
+    write_report([folders[0], copy], tmp_path / "out.html")
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert f"<title>Evaluation: {folders[0]}, {copy}</title>" in text
+
+
+def test_what_cannot_be_reported_is_refused_by_name(folders, tmp_path):
+    out = tmp_path / "out.html"
+    with pytest.raises(ValueError, match=r"nowhere: no results\.json; is this the folder of an evaluation"):
+        write_report([tmp_path / "nowhere"], out)
+    with pytest.raises(ValueError, match="1 to 8 results folders, not 0"):
+        write_report([], out)
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[0], copy)
+    path = copy / "math500" / "samples.jsonl"
+    whole = path.read_bytes()
+    for broken, message in [
+        (whole[: whole[:-1].rindex(b"\n") + 1], r"holds 89 samples, .* counts 90"),
+        (whole[:-20], r"samples\.jsonl, line 90: not a sample"),
+        (whole.replace(b'"wrong"', b'"wronk"'), r"verdicts are correct, wrong, .*, not 'wronk'"),
+    ]:
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=message):
+            write_report([copy], out)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"math500/samples\.jsonl does not exist"):
+        write_report([copy], out)
+    (copy / "results.json").write_text('{"format": 2}')
+    with pytest.raises(ValueError, match="format 2; this version reads format 1"):
+        write_report([copy], out)
+    assert not out.exists()
+
+
+def test_a_report_that_fails_leaves_the_old_one(folders, tmp_path):
+    out = tmp_path / "out.html"
+    write_report(folders[:1], out)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"no results\.json"):
+        write_report([*folders, tmp_path], out)
+    assert out.read_bytes() == before
+    write_report(folders[:1], out)
+    assert out.read_bytes() == before  # and the same results make the same page
