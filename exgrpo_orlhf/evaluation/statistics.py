@@ -1,0 +1,307 @@
+"""What can be said about a model from its graded samples, and how surely.
+
+The unit is the question: 32 samples of one question are not 32 questions. Every metric is first a number for each
+question, shape (Q,); everything after that resamples questions and nothing else.
+
+Intervals are 95 % BCa bootstrap intervals (Efron 1987) with three choices, each made by simulation with clustered
+samples (tests/test_eval_statistics.py repeats it):
+
+- the bias constant of BCa is set to the acceleration: it is that for a mean, and estimated from resamples of a few
+  equal values it is mostly noise;
+- quantiles are taken one step further out, as a t interval is wider than a z interval, with the degrees of freedom
+  with which the sample knows its own variance, 2Q / (kurtosis − 1 − skewness²): infinite for right-or-wrong values,
+  whose variance follows from their mean, 2.5 Q for uniform ones;
+- means of few values are a lattice, so that quantiles interpolate between the midpoints of its steps.
+
+A bootstrap of equal values has no width. There the bound is exact: that of Clopper and Pearson for a value that all Q
+questions show. A single question thus says next to nothing: 1 right of 1 is [0.025, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr, stdtrit
+
+Array = npt.NDArray[np.float64]
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+_AT_ONCE = 4_000_000  # counts drawn at once, 32 MB
+_DIGITS = 12  # of means that are the same but for rounding
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over questions and its 95 % interval, in the unit of the values (shares: 0 to 1)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """A mean difference over the same questions, its 95 % interval and the two-sided p-value of no difference."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+def avg_at_k(correct: npt.ArrayLike) -> Array:
+    """correct: (Q, n), bool or shares. Each question's mean over its n samples, (Q,)."""
+    return _graded(correct).mean(axis=1)
+
+
+def pass_at_k(correct_counts: npt.ArrayLike, n: int, k: int) -> Array:
+    """The chance that k of a question's n samples, drawn without replacement, hold a correct one, (Q,).
+
+    1 − C(n−c, k) / C(n, k), as a product of k factors below 1: unbiased for the chance that k new samples do.
+
+    correct_counts: c, (Q,), integers from 0 to n. Raises ValueError if they are not, or k is not from 1 to n.
+    """
+    counts = np.asarray(correct_counts, np.float64)
+    _check_k(k, n)
+    if counts.ndim != 1 or not np.all((counts >= 0) & (counts <= n) & (counts == np.floor(counts))):
+        raise ValueError(f"correct_counts must be whole numbers from 0 to n = {n}, one a question; got {counts}")
+    none = np.ones(len(counts))
+    for i in range(k):
+        none *= np.maximum(n - counts - i, 0) / (n - i)
+    return 1 - none
+
+
+def maj_at_k(answers: Sequence[Sequence[str | None]], correct: npt.ArrayLike, k: int) -> Array:
+    """The chance that the most frequent answer of k samples is right, (Q,).
+
+    Samples without an answer do not vote; nobody votes: not right. Tied answers: the mean over them, as if drawn. An
+    answer whose samples are graded differently counts by the share graded correct. For k < n: the mean over the n // k
+    blocks of k consecutive samples.
+
+    answers: n keys a question, None for no answer; correct: (Q, n). Raises ValueError if the shapes differ or k is not
+    from 1 to n.
+    """
+    grades = _graded(correct)
+    if [len(keys) for keys in answers] != [grades.shape[1]] * len(grades):
+        raise ValueError(f"answers must be {grades.shape[1]} keys for each of {len(grades)} questions, as correct is")
+    _check_k(k, grades.shape[1])
+    starts = range(0, grades.shape[1] - k + 1, k)
+    return np.array(
+        [
+            np.mean([_majority(keys[start : start + k], row[start : start + k]) for start in starts])
+            for keys, row in zip(answers, grades, strict=True)
+        ]
+    )
+
+
+def _majority(keys: Sequence[str | None], correct: Array) -> float:
+    votes = Counter(key for key in keys if key is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    # All tied answers have as many samples, so that the mean over answers is the mean over their samples.
+    return float(np.mean([right for key, right in zip(keys, correct, strict=True) if votes.get(key) == most]))
+
+
+def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
+    """per_question: (Q,), values from 0 to 1. Raises ValueError if they are not, or there are none."""
+    return intervals([per_question], rng, resamples)[0]
+
+
+def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Estimate]:
+    """Of several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
+    return _bootstrap([_metrics(per_question)], [1.0], rng, resamples)
+
+
+def macro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
+    """The mean of the benchmarks' means, each counting the same; questions are resampled inside each benchmark.
+
+    benchmarks: (Q_b,) each. Raises as `interval`, and ValueError without a benchmark.
+    """
+    strata = [_metrics([values]) for values in benchmarks]
+    return _bootstrap(strata, _equal_weights(len(strata)), rng, resamples)[0]
+
+
+def micro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
+    """The mean over all questions of all benchmarks; resampled inside each, whose size is no accident.
+
+    Arguments and errors as `macro_mean`.
+    """
+    strata = [_metrics([values]) for values in benchmarks]
+    _equal_weights(len(strata))
+    total = sum(values.shape[1] for values in strata)
+    return _bootstrap(strata, [values.shape[1] / total for values in strata], rng, resamples)[0]
+
+
+def paired(
+    a: npt.ArrayLike, b: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES
+) -> PairedDifference:
+    """b − a over the same questions in the same order, (Q,) each, values from 0 to 1.
+
+    A wild bootstrap: the sign of every question's difference is flipped at random, which imposes that there is none;
+    p is the share of resamples whose mean is further from 0 than the one observed, plus half of those as far (without
+    the half, right-or-wrong values at Q = 30 would be called different in 1 to 3 % of the cases, not in 5 %). Sound
+    for any Q where the two models are alike, for large Q where only their means are.
+
+    The interval holds the differences that the same resamples do not reject: 0 is inside it only if p ≥ 0.05, and
+    outside it only if p < 0.05. It takes no more work: a resample is as far as the observed mean from a shift between
+    the mean of the flipped differences and the mean of the others (Hartigan 1969). Differences that are all equal get
+    the exact bound (module docstring) beside the same p.
+
+    Raises ValueError if the lengths differ, there are no questions or a value is no share.
+    """
+    return paired_macro([(a, b)], rng, resamples)
+
+
+def paired_macro(
+    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
+) -> PairedDifference:
+    """The mean of the benchmarks' differences b − a, each counting the same; signs are flipped inside each.
+
+    benchmarks: (a, b), (Q_b,) each. As `paired` otherwise. Where benchmarks differ in their difference the test errs
+    on the side of none.
+    """
+    strata = [_differences(a, b) for a, b in benchmarks]
+    weights = _equal_weights(len(strata))
+    difference = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
+    sums, signs = np.zeros(resamples), np.zeros(resamples)  # weighted means of the flipped differences, of the signs
+    for weight, stratum in zip(weights, strata, strict=True):
+        values, counts = np.unique(stratum, return_counts=True)
+        for rows in _chunks(resamples, len(values)):
+            flips = 2 * rng.binomial(counts, 0.5, (rows.stop - rows.start, len(values))) - counts
+            sums[rows] += weight / len(stratum) * (flips @ values)
+            signs[rows] += weight / len(stratum) * flips.sum(axis=1)
+    all_alike = np.abs(signs) > 1 - 1e-9  # all flipped or none: as far as the observed mean, whatever the shift
+    with np.errstate(divide="ignore", invalid="ignore"):
+        one = np.where(all_alike, -1.0, (difference + sums) / (1 + signs))
+        other = np.where(all_alike, 1.0, (difference - sums) / (1 - signs))
+    lower, upper = np.round(np.minimum(one, other), _DIGITS), np.round(np.maximum(one, other), _DIGITS)
+    p_value = float(np.mean((lower < 0) & (upper > 0)) + np.mean((lower == 0) | (upper == 0)) / 2)
+    if round(difference, _DIGITS) == 0:
+        p_value = 1.0
+    # The outermost shifts that at least 5 % of the resamples are as far from.
+    allowed = max(math.ceil(resamples * (1 - LEVEL) - 1e-9), 1)
+    low, high = np.partition(lower, allowed - 1)[allowed - 1], np.partition(upper, -allowed)[-allowed]
+    if all(_constant(stratum) for stratum in strata):
+        low = high = difference
+    estimate = _with_constants(difference, low, high, strata, weights, -1.0)
+    return PairedDifference(difference, estimate.low, estimate.high, max(p_value, 1 / resamples))
+
+
+def _bootstrap(
+    strata: Sequence[Array], weights: Sequence[float], rng: np.random.Generator, resamples: int
+) -> list[Estimate]:
+    """The weighted mean of the strata's means, for each of M metrics. strata: (M, Q_s) each."""
+    means = np.zeros((len(strata[0]), resamples))
+    for weight, stratum in zip(weights, strata, strict=True):
+        for rows, drawn in _resampled(stratum, rng, resamples):
+            means[:, rows] += weight * drawn
+    return [_bca([stratum[m] for stratum in strata], weights, row) for m, row in enumerate(means)]
+
+
+def _resampled(stratum: Array, rng: np.random.Generator, resamples: int) -> Iterator[tuple[slice, Array]]:
+    """Means of resampled questions, (M, some of the resamples).
+
+    How often each question is drawn matters only by what it shows: one multinomial count for each distinct column.
+    """
+    columns, counts = np.unique(stratum, axis=1, return_counts=True)  # (M, U), (U,)
+    for rows in _chunks(resamples, len(counts)):
+        drawn = rng.multinomial(counts.sum(), counts / counts.sum(), rows.stop - rows.start)
+        yield rows, columns @ drawn.T / counts.sum()
+
+
+def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Estimate:
+    """One metric: its values (Q_s,) in each stratum, and the resampled means (resamples,)."""
+    value = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
+    variance = inflated = third = noise = 0.0  # of the mean; `noise`: of its variance, given the mean
+    for weight, values in zip(weights, strata, strict=True):
+        if _constant(values):
+            continue
+        size, centred = len(values), values - values.mean()
+        second, skewed, fourth = (float((centred**power).mean()) for power in (2, 3, 4))
+        variance += weight**2 * second / size
+        inflated += weight**2 * second / (size - 1)
+        third += weight**3 * skewed / size**2
+        noise += weight**4 * (fourth - second**2 - skewed**2 / second) / size**3
+    low = high = value
+    if variance > 0:
+        freedom = 2 * variance**2 / max(noise, 1e-9 * variance**2)
+        reach = stdtrit(freedom, (1 + LEVEL) / 2) * (inflated / variance) ** 0.5
+        acceleration = third / (6 * variance**1.5)
+        shifted = acceleration + np.array([-reach, reach])
+        low, high = _quantile(means, ndtr(acceleration + shifted / (1 - acceleration * shifted)))
+    return _with_constants(value, low, high, strata, weights, 0.0)
+
+
+def _with_constants(
+    value: float, low: float, high: float, strata: Sequence[Array], weights: Sequence[float], floor: float
+) -> Estimate:
+    """The interval with the exact bounds of those strata whose questions all show one value, by adding squares.
+
+    With probability 97.5 %, at most the share u of all questions shows something else, (1 − u)^Q = 0.025; and that is
+    at least `floor`, at most 1.
+    """
+    below, above = max(value - float(low), 0.0) ** 2, max(float(high) - value, 0.0) ** 2
+    for weight, values in zip(weights, strata, strict=True):
+        if _constant(values):
+            unseen = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
+            below += (weight * unseen * (float(values[0]) - floor)) ** 2
+            above += (weight * unseen * (1 - float(values[0]))) ** 2
+    return Estimate(value, max(value - below**0.5, floor), min(value + above**0.5, 1.0))
+
+
+def _quantile(sample: Array, shares: npt.ArrayLike) -> Array:
+    """Between the midpoints of the steps of the sample's distribution function."""
+    values, counts = np.unique(np.round(sample, _DIGITS), return_counts=True)
+    return np.interp(shares, (np.cumsum(counts) - counts / 2) / len(sample), values)
+
+
+def _chunks(resamples: int, width: int) -> Iterator[slice]:
+    step = max(1, _AT_ONCE // width)
+    return (slice(start, min(start + step, resamples)) for start in range(0, resamples, step))
+
+
+def _constant(values: Array) -> bool:
+    return float(np.ptp(values)) < 1e-12
+
+
+def _equal_weights(count: int) -> list[float]:
+    if not count:
+        raise ValueError("a mean over benchmarks needs at least one")
+    return [1 / count] * count
+
+
+def _differences(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
+    first, second = _metrics([a])[0], _metrics([b])[0]
+    if len(first) != len(second):
+        raise ValueError(f"paired values must be of the same questions; got {len(first)} and {len(second)}")
+    return np.round(second - first, _DIGITS)
+
+
+def _metrics(values: npt.ArrayLike) -> Array:
+    """(M, Q), checked."""
+    array = np.asarray(values, np.float64)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"expected at least one value a question, as one row a metric; got the shape {array.shape}")
+    if not np.all((array >= -1e-9) & (array <= 1 + 1e-9)):
+        raise ValueError(f"values must be shares from 0 to 1; got {array[~((array >= 0) & (array <= 1))][:3]}")
+    return array
+
+
+def _graded(correct: npt.ArrayLike) -> Array:
+    """(Q, n), checked."""
+    array = np.asarray(correct, np.float64)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"correct must have the shape (questions, samples), none of them 0; got {array.shape}")
+    return _metrics(array)
+
+
+def _check_k(k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be from 1 to the number of samples, n = {n}; got {k}")
