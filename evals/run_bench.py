@@ -69,6 +69,10 @@ def _run(words: list[str]) -> int:
     transformers.utils.logging.disable_progress_bar()
     definitions = Definitions((DEFINITIONS, *arguments.definitions))
     names = [name.strip() for name in (arguments.benchmarks or "").split(",") if name.strip()]
+    if not arguments.suite and not names:
+        raise ValueError(
+            f"what shall be run? Give --suite or --benchmarks; there are {', '.join(definitions.benchmarks)}"
+        )
     wanted = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
     settings = {name: getattr(arguments, name) for name in ("samples", "temperature", "top_p", "max_tokens")}
     wanted = [override(each, **settings) for each in dict.fromkeys(wanted)]
@@ -260,7 +264,6 @@ def _compare(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.compare import compare
-
     from exgrpo_orlhf.evaluation.folder import write
 
     comparison = compare(arguments.first, arguments.second, arguments.seed)

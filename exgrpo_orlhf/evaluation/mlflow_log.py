@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics_log import METRICS_PER_CALL, check_name
-from ..tracking import MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
+from ..tracking import LOG_TAG, MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
 from .results import metrics
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,24 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
 
 
 def _training_run(client: Any, results: Mapping[str, Any]) -> str | None:
+    """The run that trained this checkpoint: by the id in it, or, where MLflow answered only later, by its metrics'."""
     from mlflow.exceptions import MlflowException
 
-    run_id = results["record"]["model"]["mlflow_run_id"]
-    if run_id is None:
+    model = results["record"]["model"]
+    if model["run"] is None:
         return None
-    try:
-        client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        log.warning("MLflow has no run %s, which trained this checkpoint: the results go to a run of their own", run_id)
-        return None
-    return str(run_id)
+    if model["mlflow_run_id"] is not None:
+        try:
+            return str(client.get_run(model["mlflow_run_id"]).info.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+    known = client.search_runs(everywhere, filter_string=f"tags.{LOG_TAG} = '{model['metrics_log']}'", max_results=1)
+    if known:
+        return str(known[0].info.run_id)
+    log.warning("MLflow does not know the run %s: its results go to a run of their own", model["run"])
+    return None
 
 
 def _own_run(client: Any, uri: str, results: Mapping[str, Any], experiment: str) -> str:

@@ -120,7 +120,9 @@ def evaluate(
             file.sort()
         engine_record = json.loads((out / _ENGINE).read_text(encoding="utf-8"))
         record = {**evaluation.record, "engine": engine_record, "finished": now()}
-        results = summarise(out.resolve().name, record, evaluation.facts(), evaluation.not_run, files, times.totals())
+        facts, not_run = _with_earlier(out, evaluation.facts(), evaluation.not_run)
+        files = {name: files.get(name) or SampleFile(out / name / "samples.jsonl") for name in facts}
+        results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
         write(out / RESULTS, results)
         return results
 
@@ -252,6 +254,17 @@ class _Progress:
             self._tokens / (now - self._began),
             *(rest // 3600, rest // 60 % 60, rest % 60),
         )
+
+
+def _with_earlier(
+    out: Path, facts: dict[str, dict[str, Any]], not_run: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]]]:
+    """And the benchmarks that were run in this folder before, in the same way (folder.settle)."""
+    if (out / RESULTS).exists():
+        before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+        facts = {**before["benchmarks"], **facts}
+        not_run = {**before["not_run"], **not_run}
+    return facts, {name: why for name, why in not_run.items() if name not in facts}
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:

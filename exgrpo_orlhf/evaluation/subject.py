@@ -31,7 +31,8 @@ class SubjectError(ValueError):
 class Subject:
     """path: as `from_pretrained` takes it; hash: of all its files, None for one of the hub, which has a revision
     context: its positions; None: no limit is known
-    run, step, mlflow_run_id: of the training run that made it, where it is a checkpoint of this trainer
+    run, step, mlflow_run_id, metrics_log: of the training run that made it, where it is a checkpoint of this trainer;
+        the last is the identity of its metrics, by which MLflow knows it too
     """
 
     path: str
@@ -42,6 +43,7 @@ class Subject:
     run: str | None = None
     step: int | None = None
     mlflow_run_id: str | None = None
+    metrics_log: str | None = None
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class Subject:
         return f"{self.run}-{self.step}" if self.run else Path(self.path).name
 
     def describe(self) -> dict[str, Any]:
-        names = ("path", "hash", "revision", "run", "step", "mlflow_run_id")
+        names = ("path", "hash", "revision", "run", "step", "mlflow_run_id", "metrics_log")
         return {name: getattr(self, name) for name in names}
 
 
@@ -88,9 +90,14 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     state = folder / "trainer" / "state.json"
     if not state.is_file():
         return subject, {}
-    known = json.loads(state.read_text(encoding="utf-8"))
+    known, run = json.loads(state.read_text(encoding="utf-8")), folder.resolve().parent
+    log = run / "metrics.id"
     subject = replace(
-        subject, run=folder.resolve().parent.name, step=known["step"], mlflow_run_id=known.get("mlflow_run_id")
+        subject,
+        run=run.name,
+        step=known["step"],
+        mlflow_run_id=known.get("mlflow_run_id"),
+        metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
     return subject, _prompts_of(known["identity"])
 

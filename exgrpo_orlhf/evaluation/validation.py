@@ -146,7 +146,7 @@ class Validation:
         file = SampleFile(folder / NAME / "samples.jsonl")
         file.write(samples)
         model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
-        record = {**self._record, "model": {**model, "mlflow_run_id": None}, "finished": now()}
+        record = {**self._record, "model": {**model, "mlflow_run_id": None, "metrics_log": None}, "finished": now()}
         results = summarise(f"{self._run.name}-{step}", record, {NAME: self._facts}, {}, {NAME: file}, {})
         write(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
