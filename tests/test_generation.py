@@ -179,3 +179,32 @@ def test_under_autocast_most_rows_sample_what_they_sample_without():
         rounded = responses(model, prompts)
     exact = responses(model, prompts)
     assert sum(a == b for a, b in zip(rounded, exact, strict=True)) >= len(prompts) / 2
+
+
+def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
+    """Frequencies of 200,000 draws against the distribution that is left, ties by position."""
+    probabilities = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
+    uniform = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits = probabilities.log().expand(len(uniform), -1)
+    for top_p, kept in ((0.39, [1]), (0.41, [1, 3]), (0.75, [1, 2, 3]), (0.96, [0, 1, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
+        drawn = torch.bincount(sample(logits, 1.0, uniform, top_p), minlength=5) / len(uniform)
+        expected = torch.zeros(5)
+        expected[kept] = probabilities[kept] / probabilities[kept].sum()
+        assert (drawn > 0).nonzero().flatten().tolist() == kept
+        torch.testing.assert_close(drawn, expected, atol=0.005, rtol=0)
+
+
+def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
+    """In float64, where the shape of a batch moves no token. 80 tokens: more than the numbers drawn ahead."""
+    model = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 128})).double()
+    prompts = repeated_prompts((3, 5, 4, 6))
+    settings = {"end": [], "pad": 0, "max_new_tokens": 80, "temperature": 1.3, "top_p": 0.9}
+    seeds = list(range(100, 100 + len(prompts)))
+    together = generate(model, prompts, seeds=seeds, **settings)
+    backwards = generate(model, prompts[::-1], seeds=seeds[::-1], **settings)[::-1]
+    alone = [generate(model, [prompt], seeds=[seed], **settings)[0] for prompt, seed in zip(prompts, seeds, strict=True)]
+    for a, b, c in zip(together, backwards, alone, strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+        np.testing.assert_array_equal(a.token_ids, c.token_ids)
+    other = generate(model, prompts, seeds=[seed + 1000 for seed in seeds], **settings)
+    assert all((a.token_ids != b.token_ids).any() for a, b in zip(together, other, strict=True))

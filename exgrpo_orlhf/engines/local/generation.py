@@ -119,7 +119,7 @@ def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1
     """
     probabilities = (logits.float() / temperature).softmax(1)
     if top_p < 1:
-        ranked, order = probabilities.sort(1, descending=True, stable=True)
+        ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
         before = ranked.cumsum(1, dtype=torch.float64) - ranked  # what the more probable ones have together
         probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.where(before < top_p, 0))
     cumulative = probabilities.cumsum(1, dtype=torch.float64)  # float32 would swallow tokens rarer than 1e-7
