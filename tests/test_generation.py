@@ -186,7 +186,13 @@ def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
     probabilities = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
     uniform = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits = probabilities.log().expand(len(uniform), -1)
-    for top_p, kept in ((0.39, [1]), (0.41, [1, 3]), (0.75, [1, 2, 3]), (0.96, [0, 1, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
+    for top_p, kept in (
+        (0.39, [1]),
+        (0.41, [1, 3]),
+        (0.75, [1, 2, 3]),
+        (0.96, [0, 1, 2, 3, 4]),
+        (1.0, [0, 1, 2, 3, 4]),
+    ):
         drawn = torch.bincount(sample(logits, 1.0, uniform, top_p), minlength=5) / len(uniform)
         expected = torch.zeros(5)
         expected[kept] = probabilities[kept] / probabilities[kept].sum()
@@ -202,7 +208,9 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
     seeds = list(range(100, 100 + len(prompts)))
     together = generate(model, prompts, seeds=seeds, **settings)
     backwards = generate(model, prompts[::-1], seeds=seeds[::-1], **settings)[::-1]
-    alone = [generate(model, [prompt], seeds=[seed], **settings)[0] for prompt, seed in zip(prompts, seeds, strict=True)]
+    alone = [
+        generate(model, [prompt], seeds=[seed], **settings)[0] for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
     for a, b, c in zip(together, backwards, alone, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_array_equal(a.token_ids, c.token_ids)
