@@ -1,0 +1,199 @@
+#!/usr/bin/env python
+"""What an evaluation costs over the bare engine's generation of the very same requests. Goal: at most 5 %.
+
+    python benchmarks/eval_throughput.py --data ../shared/data --engine transformers
+    python benchmarks/eval_throughput.py --data ../shared/data --engine vllm
+
+Within one process and on one engine, in turns: the bare engine (vLLM's own asynchronous interface with all requests
+handed in at once; for transformers this project's sampling loop on the same chunks) and the whole of `evaluate`: its
+folder, the graders' processes and their start, both graders, writing, and the results with their intervals. Reported
+are the seconds of each round and the ratio of the medians. Other work on the cores shows.
+
+The model is made here, its weights random; what it writes holds no answer. So that grading has its usual work, each
+response is given the text of a solution, right in every second one, after it was generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from exgrpo_orlhf.engines.local.generation import generate
+from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
+from exgrpo_orlhf.evaluation.engines import GenerationEngine, Key, Request, Response
+from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
+from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
+from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
+from exgrpo_orlhf.prompts import Prompts
+
+SOLUTION = "Let x be what is asked for. Then {steps} and so on, step by step. The answer is $\\boxed{{{answer}}}$."
+
+
+def main() -> None:
+    arguments = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        model_path = make_model(Path(folder) / "model", arguments.width, arguments.layers)
+        model, _ = subject.load(str(model_path))
+        benchmark = override(
+            Definitions((DEFINITIONS,)).benchmark(arguments.benchmark),
+            samples=arguments.samples,
+            temperature=1.0,
+            top_p=1.0,
+            max_tokens=arguments.max_tokens,
+        )
+        asked = sets.load(benchmark, (arguments.data, sets.DATASETS), arguments.limit)
+        asker = subject.Asker(model, Prompts(template="plain"), seed=0)
+        evaluation = Evaluation(
+            asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
+            engine={"name": arguments.engine}, record={},
+        )  # fmt: skip
+        requests = asker.requests(asked)
+        answers = {row: question.answer for row, question in asked.rows}
+        engine: GenerationEngine
+        if arguments.engine == "vllm":
+            engine, bare = VllmEngine(str(model_path)), bare_vllm
+        else:
+            engine = TransformersEngine(
+                str(model_path), model.tokenizer, device="auto", dtype="auto", threads=1, rows=arguments.rows
+            )
+            bare = bare_transformers
+        kept = Answering(engine, answers)
+        try:
+            list(engine.generate(requests[: arguments.rows], ()))  # what is slower the first time
+            seconds: dict[str, list[float]] = {"bare": [], "evaluation": []}
+            for round_ in range(arguments.rounds):
+                begun = time.perf_counter()
+                bare(engine, requests)
+                seconds["bare"].append(time.perf_counter() - begun)
+                begun = time.perf_counter()
+                evaluate(evaluation, Path(folder) / str(round_), lambda: kept, SimpleNamespace(signal=None))
+                seconds["evaluation"].append(time.perf_counter() - begun)
+                print(f"round {round_ + 1}: " + ", ".join(f"{name} {all_[-1]:.2f} s" for name, all_ in seconds.items()))
+            results = json.loads((Path(folder) / "0" / "results.json").read_text(encoding="utf-8"))
+        finally:
+            engine.close()
+    report(arguments, requests, results["benchmarks"][arguments.benchmark], seconds)
+
+
+def report(
+    arguments: argparse.Namespace, requests: Sequence[Request], result: dict[str, Any], seconds: dict[str, list[float]]
+) -> None:
+    tokens = result["tokens"]["response"]
+    bare, ours = (statistics.median(seconds[name]) for name in ("bare", "evaluation"))
+    print(
+        f"{arguments.engine}: {len(requests)} responses, {tokens} tokens, {tokens / bare:.0f} tokens/s bare, "
+        f"avg {result['avg']['value']:.2f}; overhead {100 * (ours / bare - 1):+.1f} % "
+        f"({1000 * (ours - bare) / len(requests):.1f} ms a response)"
+    )
+
+
+class Answering:
+    """An engine that stays open, and whose responses are solutions to be graded."""
+
+    def __init__(self, engine: GenerationEngine, answers: dict[int, str]) -> None:
+        self._engine, self._answers, self.reproducible = engine, answers, engine.reproducible
+
+    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+        for portion in self._engine.generate(requests, done):
+            yield [replace(response, text=self._solution(response)) for response in portion]
+
+    def _solution(self, response: Response) -> str:
+        _, row, sample = response.request.key
+        answer = self._answers[row] if (row + sample) % 2 else str(response.tokens)
+        steps = ", ".join(f"x_{i} = {i} \\cdot {response.tokens}" for i in range(40))
+        return SOLUTION.format(steps=steps, answer=answer)
+
+    def describe(self) -> dict[str, Any]:
+        return self._engine.describe()
+
+    def close(self) -> None:
+        """The next round needs it."""
+
+
+def bare_vllm(engine: VllmEngine, requests: Sequence[Request]) -> None:
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    async def one(i: int, request: Request) -> None:
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+        async for _ in engine._llm.generate(prompt, params, f"bare-{i}"):
+            pass
+
+    async def everything() -> None:
+        await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
+
+    engine._stream.run(everything())
+
+
+def bare_transformers(engine: TransformersEngine, requests: Sequence[Request]) -> None:
+    for chunk in engine._chunks(requests):
+        generate(
+            engine.model,
+            [request.prompt_ids for request in chunk],
+            end=engine.end,
+            pad=engine.pad,
+            max_new_tokens=chunk[0].max_tokens,
+            temperature=chunk[0].temperature,
+            top_p=chunk[0].top_p,
+            seeds=[request.seed for request in chunk],
+        )
+
+
+def make_model(folder: Path, width: int, layers: int) -> Path:
+    """A byte is a token; the vocabulary is a real model's, so that sampling costs what it does there."""
+    torch.manual_seed(0)
+    vocabulary = {"<|endoftext|>": 0} | {c: i + 1 for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    special = {name: "<|endoftext|>" for name in ("unk_token", "eos_token", "pad_token")}
+    Qwen2Tokenizer(vocab=vocabulary, merges=[], **special).save_pretrained(folder)
+    Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=32_000, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 32,
+            num_key_value_heads=2, intermediate_size=3 * width, max_position_embeddings=16_384,
+            tie_word_embeddings=True, bos_token_id=None, eos_token_id=0,
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the benchmark's set")
+    parser.add_argument("--benchmark", default="math500")
+    parser.add_argument("--limit", type=int, default=100, help="questions (default 100)")
+    parser.add_argument("--samples", type=int, default=2, help="responses to each (default 2)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of a response (default 256)")
+    parser.add_argument("--rows", type=int, default=64, help="transformers: responses at a time (default 64)")
+    parser.add_argument("--width", type=int, default=256, help="of the model (default 256)")
+    parser.add_argument("--layers", type=int, default=4, help="of the model (default 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Responses by a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, a provider."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import email.utils
+import random
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal
+
+import httpx
+
+from .engine import EngineFailure, Key, Request, Response
+from .stream import Stream
+
+_SEEDS = 2**31  # servers differ in what they take; all take this
+_LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
+_GO_ON = "what was answered so far is kept; run the same command again to go on"
+
+
+class ServerEngine:
+    """`concurrency` requests at a time; each is tried again when the server is overloaded or the connection breaks.
+
+    api 'completions' sends the prompt's token ids, as the protocol allows: the server begins where every other engine
+    begins, and adds no second token of beginning. It must serve the model whose tokenizer made them; that it counts as
+    many is checked. 'chat' sends the messages: the server applies a template of its own.
+
+    The protocol has no top-k and no repetition penalty: a server that takes such defaults from the model's generation
+    config must be told not to (vLLM: --generation-config vllm).
+    """
+
+    reproducible = (
+        "a server promises at most to honour the seed: its version, and what it computes beside a request, change "
+        "responses"
+    )
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api: Literal["completions", "chat"],
+        key: str | None,
+        concurrency: int = 64,
+        timeout: float = 600,
+        retries: int = 5,
+    ) -> None:
+        """base_url: with its version, http://localhost:8000/v1; timeout: seconds for one response; retries: after the
+        first attempt
+        """
+        self.base_url, self.model, self.api = base_url.rstrip("/"), model, api
+        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.AsyncClient(
+            headers=self._headers,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )
+        self._stream = Stream()
+
+    def check(self) -> None:
+        """Raises EngineFailure unless the server is there and has the model."""
+        try:
+            answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise EngineFailure(f"{self._where}: no server answers: {_words(error)}") from error
+        if answer.status_code == 404:
+            raise EngineFailure(f"{self._where}/models is not there; the address usually ends in /v1")
+        if answer.status_code != 200:
+            raise self._refusal(answer)
+        self._has_model(answer)
+
+    def _has_model(self, answer: httpx.Response) -> None:
+        try:
+            names = [str(model["id"]) for model in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFailure(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
+        if self.model not in names:
+            near = difflib.get_close_matches(self.model, names, n=5, cutoff=0.3) or sorted(names)[:5]
+            raise EngineFailure(
+                f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {', '.join(near)}"
+            )
+
+    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+        """Portions as they come: whatever has ended since the last one was taken."""
+        pending = [request for request in requests if request.key not in done]
+        yield from self._stream.answers(pending, self._answer, self.concurrency)
+
+    async def _answer(self, request: Request) -> Response:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed % _SEEDS,
+        }
+        if self.api == "completions":
+            path, body["prompt"] = "/completions", list(request.prompt_ids)
+        else:
+            path = "/chat/completions"
+            body["messages"] = [{"role": role, "content": content} for role, content in request.messages]
+        return self._response(request, await self._post(path, body))
+
+    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """The server's answer with status 200. Raises EngineFailure when it refuses or the attempts are used up."""
+        for attempt in range(self.retries + 1):
+            wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at the same moment
+            try:
+                answer = await self._client.post(self.base_url + path, json=body)
+            except httpx.ReadTimeout as error:  # the same request would take as long again
+                raise EngineFailure(
+                    f"{self._where} did not answer within {self.timeout:.0f} s: give --concurrency less than "
+                    f"{self.concurrency}, or --max-tokens less; {_GO_ON}"
+                ) from error
+            except httpx.TransportError as error:
+                trouble = _words(error)
+            else:
+                if answer.status_code == 200:
+                    return answer
+                if answer.status_code != 429 and answer.status_code < 500:
+                    raise self._refusal(answer)
+                trouble = f"{answer.status_code}: {_message(answer)}"
+                wait += _retry_after(answer)
+            if attempt < self.retries:
+                await asyncio.sleep(wait)
+        raise EngineFailure(f"{self._where}: {self.retries + 1} attempts failed, the last with {trouble}; {_GO_ON}")
+
+    def _refusal(self, answer: httpx.Response) -> EngineFailure:
+        advice = ""
+        if answer.status_code in (401, 403):
+            advice = "; the key is what the environment variable OPENAI_API_KEY, or that of --key-variable, holds"
+        elif answer.status_code == 404:
+            advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
+        return EngineFailure(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
+
+    def _response(self, request: Request, answer: httpx.Response) -> Response:
+        where = "/".join(map(str, request.key))
+        try:
+            content = answer.json()
+            (choice,), usage = content["choices"], content["usage"]
+            # A reasoning model that was cut in its thoughts has no content.
+            text = choice["text"] if self.api == "completions" else choice["message"]["content"] or ""
+            finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFailure(
+                f"{where}: {self._where} does not speak the protocol ({type(error).__name__}: {error}): "
+                f"{answer.text[:300]!r}; {_GO_ON}"
+            ) from error
+        if finish not in ("stop", "length"):
+            raise EngineFailure(f"{where}: {self._where} ended the response by {finish!r}; {_GO_ON}")
+        if self.api == "completions" and of_prompt != len(request.prompt_ids):
+            raise EngineFailure(
+                f"{where}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it adds "
+                "tokens or has another tokenizer; --api chat lets it render"
+            )
+        return Response(request, text, tokens, finish, None if self.api == "completions" else of_prompt)
+
+    @property
+    def _where(self) -> str:
+        """The address without user and password, for messages and the record."""
+        url = httpx.URL(self.base_url)
+        return str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": "openai",
+            "base_url": self._where,
+            "model": self.model,
+            "api": self.api,
+            "concurrency": self.concurrency,
+            "seed": f"of each response, modulo {_SEEDS}",
+            "top_k, penalties": "not sent: as the server is set up",
+        }
+
+    def close(self) -> None:
+        if not self._client.is_closed:
+            self._stream.run(self._client.aclose())
+            self._stream.close()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _message(answer: httpx.Response) -> str:
+    """The server's own words, wherever in its answer they stand."""
+    try:
+        content = answer.json()
+        error = content.get("error", content)
+        return str(error["message"] if isinstance(error, dict) and "message" in error else error)
+    except (ValueError, AttributeError):
+        return answer.text[:300]
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    """Seconds that the server asks for, given as such or as a date; 0 if it does not."""
+    value = answer.headers.get("retry-after", "0")
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return 0.0

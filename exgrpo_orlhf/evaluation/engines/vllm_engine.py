@@ -1,0 +1,205 @@
+"""Responses by vLLM in processes of its own: on GPUs, split by tensor and by replica, or on a CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
+from multiprocessing import resource_tracker
+from typing import Any
+
+from .engine import EngineFailure, Key, Request, Response
+from .stream import Stream
+
+# Read when vLLM is imported, here and in its processes; what the user has set stays.
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
+_CPU = {
+    "TORCH_COMPILE_DISABLE": "1",  # 15 s for the sampler alone
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in its engine's process, not in one more
+}
+_CPU_CACHE_BYTES = 256 * 2**20  # of keys and values; vLLM would take a share of the machine's memory
+_QUEUE = 2  # requests handed to a replica for each that it computes at once: it never waits for the next one
+_GO_ON = "what was answered so far is kept; run the same command again to go on"
+
+
+class VllmEngine:
+    """vLLM's asynchronous engine, with its own data parallelism for replicas; requests are handed on as others end.
+
+    Prompts go as token ids, so that vLLM adds nothing to them; the text is decoded here. Of the model's generation
+    config the end tokens count, and no sampling setting. A request's seed makes its own generator in vLLM.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        tensor_parallel: int = 1,
+        replicas: int = 1,
+        gpu_memory: float = 0.9,
+        max_model_len: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """dtype: 'auto' is the checkpoint's; gpu_memory: share of each GPU's memory; max_model_len: prompt and response
+        in tokens, None for as much of the model's context as the cache has room for; seed: of whatever has no seed of
+        its own
+
+        Raises EngineFailure if vLLM is not installed, GPUs are missing or the model cannot be loaded.
+        """
+        if find_spec("vllm") is None:
+            raise EngineFailure("vLLM is not installed: pip install -e '.[openrlhf]', or --engine transformers")
+        _default_environment(_QUIET)
+        import vllm
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        cpu = current_platform.is_cpu()
+        needed, there = tensor_parallel * replicas, 0 if cpu else current_platform.device_count()
+        if not cpu and needed > there:
+            raise EngineFailure(
+                f"tensor parallel {tensor_parallel} × replicas {replicas} takes {needed} GPUs; vLLM sees {there}"
+            )
+        settings: dict[str, Any] = {"gpu_memory_utilization": gpu_memory}
+        if cpu:
+            _default_environment(_CPU)
+            settings = {
+                "kv_cache_memory_bytes": _CPU_CACHE_BYTES,
+                "enforce_eager": True,
+                # With it vLLM 0.29 takes back a draw of a request's generator, which a CPU's cannot: the engine dies.
+                "enable_chunked_prefill": False,
+            }
+        # Ctrl-C is for this process, which ends the others: blocked here, it is blocked in all that begin here. When
+        # Python's resource tracker begins, it lifts the block, so it comes first.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._llm = AsyncLLM.from_engine_args(
+                vllm.AsyncEngineArgs(
+                    model=model_path,
+                    dtype=dtype,
+                    tensor_parallel_size=tensor_parallel,
+                    data_parallel_size=replicas,
+                    max_model_len=-1 if max_model_len is None else max_model_len,  # -1: as much as fits
+                    seed=seed,
+                    enable_prefix_caching=True,
+                    generation_config="vllm",
+                    disable_log_stats=True,
+                    use_tqdm_on_load=False,
+                    **settings,
+                ),
+                usage_context=UsageContext.LLM_CLASS,  # its batch sizes are meant for throughput
+            )
+        except (ValueError, RuntimeError, OSError, ImportError) as error:
+            raise EngineFailure(f"vLLM cannot start with {model_path}: {error}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._config = self._llm.vllm_config
+        self._manager = self._llm.engine_core.resources.engine_manager
+        self._guard = _kill_after_this_process([process.pid for process in self._manager.processes])
+        self._tokenizer = self._llm.get_tokenizer()
+        self._replicas, self._version = replicas, vllm.__version__
+        self._device = "cpu" if cpu else current_platform.get_device_name()
+        self.reproducible = _reproducible(cpu)
+        self._stream = Stream()
+
+    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+        """Portions as they come: whatever has ended since the last one was taken."""
+        pending = [request for request in requests if request.key not in done]
+        self._check_lengths(pending)
+        at_once = _QUEUE * self._replicas * self._config.scheduler_config.max_num_seqs
+        yield from self._stream.answers(pending, self._answer, at_once)
+
+    async def _answer(self, request: Request) -> Response:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+        name = "/".join(map(str, request.key))
+        try:
+            (output,) = [output async for output in self._llm.generate(prompt, params, name)]
+        except EngineDeadError as error:
+            raise self._death() from error
+        except (EngineGenerateError, ValueError) as error:
+            raise EngineFailure(f"{name}: vLLM refuses: {error.__cause__ or error}; {_GO_ON}") from error
+        response = output.outputs[0]
+        if response.finish_reason == "abort":  # what the other replicas say when one has died
+            raise self._death()
+        if response.finish_reason not in ("stop", "length"):
+            raise EngineFailure(f"{name}: vLLM ended the response by {response.finish_reason!r}; {_GO_ON}")
+        text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
+        return Response(request, text, len(response.token_ids), response.finish_reason)
+
+    def _death(self) -> EngineFailure:
+        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {_GO_ON}")
+
+    def _check_lengths(self, requests: Sequence[Request]) -> None:
+        limit = self._config.model_config.max_model_len
+        for request in requests:
+            asked = len(request.prompt_ids) + request.max_tokens
+            if asked > limit:
+                benchmark, row, _ = request.key
+                raise EngineFailure(
+                    f"{benchmark}, row {row}: a prompt of {len(request.prompt_ids)} tokens and a response of up to "
+                    f"{request.max_tokens} take {asked}; vLLM has room for {limit}"
+                )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": "vllm",
+            "version": self._version,
+            "device": self._device,
+            "dtype": str(self._config.model_config.dtype).removeprefix("torch."),
+            "tensor_parallel": self._config.parallel_config.tensor_parallel_size,
+            "replicas": self._replicas,
+            "max_model_len": self._config.model_config.max_model_len,
+            "max_num_seqs": self._config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": self._config.scheduler_config.max_num_batched_tokens,
+            "cache_tokens": self._config.cache_config.kv_cache_size_tokens,
+            "enforce_eager": self._config.model_config.enforce_eager,
+            "seed": self._config.model_config.seed,
+        }
+
+    def close(self) -> None:
+        self._stream.close()  # first, or vLLM takes the end of its processes for their death
+        self._llm.shutdown()
+        self._guard.kill()
+        self._guard.communicate()
+
+
+def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:
+    """A shell that waits for the end of this process and then kills those: after kill -9 vLLM's would go on for ever,
+    with the GPU's memory. It learns of the end by its standard input.
+    """
+    command = ["sh", "-c", 'cat > /dev/null; kill -9 "$@"', "sh", *map(str, pids)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def _reproducible(cpu: bool) -> str | None:
+    """On a CPU nothing depended on what was computed beside a request: measured with 1, 4 and 256 at a time, in other
+    orders, with a cold and a warm prefix cache, in float32 and bfloat16.
+    """
+    from vllm import envs
+
+    if cpu or envs.VLLM_BATCH_INVARIANT:
+        return None
+    return (
+        "on a GPU the last bits of the logits differ with what is computed beside a request, and now and then a token; "
+        "VLLM_BATCH_INVARIANT=1 is vLLM's slower mode without that, for compute capability 9.0 and above"
+    )
+
+
+def _default_environment(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,401 @@
+"""A server that speaks OpenAI's protocol, with its refusals and failures: a real one on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+from test_eval_vllm import greedy_by_transformers, needs_vllm, request, tiny_model
+
+from exgrpo_orlhf.evaluation.engines import EngineFailure, Request, Response
+from exgrpo_orlhf.evaluation.engines.server import ServerEngine
+
+KEY = "sk-secret"
+Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is, else as JSON
+
+
+@dataclass
+class Server:
+    """answer: (path, body of the request, how often it came before) → what it gets. asked: (when, path, body)"""
+
+    answer: Callable[[str, dict[str, Any], int], Answer]
+    models: Answer = (200, {}, {"data": [{"id": "tiny"}, {"id": "tiny-instruct"}, {"id": "other"}]})
+    asked: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+    at_once: int = 0
+    most_at_once: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    url: str = ""
+
+
+@contextmanager
+def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Server]:
+    server = Server(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.reply(server.models if self.path == "/v1/models" else (404, {}, "not found"))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with server.lock:
+                before = sum(body == other for _, _, other in server.asked)
+                server.asked.append((time.monotonic(), self.path, body))
+                server.keys.add(self.headers["authorization"])
+                server.at_once += 1
+                server.most_at_once = max(server.most_at_once, server.at_once)
+            reply = server.answer(self.path, body, before)
+            with server.lock:
+                server.at_once -= 1
+            self.reply(reply)
+
+        def reply(self, answer: Answer) -> None:
+            status, headers, content = answer
+            data = (content if isinstance(content, str) else json.dumps(content)).encode()
+            try:
+                self.send_response(status)
+                for name, value in ({"content-length": str(len(data))} | headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:  # who asked has gone
+                self.close_connection = True
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    class Httpd(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+    httpd = Httpd(("127.0.0.1", 0), Handler)
+    server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+
+
+@contextmanager
+def asking(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
+    engine = ServerEngine(url, "tiny", api=api, key=KEY, **settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def requests(n: int) -> list[Request]:
+    return [
+        Request(
+            key=("set", i, 0),
+            prompt=f"prompt {i}",
+            prompt_ids=(1, 2, 3, i),
+            messages=(("system", "be brief"), ("user", f"question {i}")),
+            seed=2**62 + i,
+            max_tokens=100,
+            temperature=0.6,
+            top_p=0.9,
+        )
+        for i in range(n)
+    ]
+
+
+def number(body: dict[str, Any]) -> int:
+    """Of the request, in either interface."""
+    return body["prompt"][-1] if "prompt" in body else int(body["messages"][-1]["content"].split()[-1])
+
+
+def completion(body: dict[str, Any], finish: str = "stop", **usage: int) -> Answer:
+    text = f"answer {number(body)}"
+    choice = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
+    usage = {"prompt_tokens": 4, "completion_tokens": 10 + number(body)} | usage
+    return 200, {}, {"choices": [choice | {"finish_reason": finish}], "usage": usage}
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> Answer:
+    return status, headers or {}, {"error": {"message": message}}
+
+
+def everything(engine: ServerEngine, asked: list[Request], done=()) -> dict[Any, Response]:
+    responses = [response for portion in engine.generate(asked, done) for response in portion]
+    assert len({response.request.key for response in responses}) == len(responses), "an answer came twice"
+    return {response.request.key: response for response in responses}
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_every_request_is_answered_once_but_those_done(api):
+    def answer(path, body, before):
+        return completion(body, "length" if number(body) == 3 else "stop")
+
+    asked = requests(30)
+    with serving(answer) as server, asking(server.url, api, concurrency=5) as engine:
+        engine.check()
+        answers = everything(engine, asked, done={("set", 7, 0), ("set", 29, 0)})
+    assert sorted(key[1] for key in answers) == sorted(set(range(30)) - {7, 29})
+    for response in answers.values():
+        row = response.request.key[1]
+        assert (response.text, response.tokens) == (f"answer {row}", 10 + row)
+        assert response.prompt_tokens == (4 if api == "chat" else None)
+        assert response.finish == ("length" if row == 3 else "stop")
+    assert len(server.asked) == 28
+    assert server.most_at_once <= 5
+    assert server.keys == {f"Bearer {KEY}"}
+    seeds = set()
+    for _, path, body in server.asked:
+        row = number(body)
+        assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("tiny", 100, 0.6, 0.9)
+        seeds.add(body["seed"])
+        if api == "completions":
+            assert (path, body["prompt"]) == ("/v1/completions", [1, 2, 3, row])
+        else:
+            assert path == "/v1/chat/completions"
+            assert body["messages"] == [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": f"question {row}"},
+            ]
+    assert len(seeds) == 28
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_what_has_ended_comes_out_while_the_rest_is_generated():
+    seen = threading.Event()
+
+    def answer(path, body, before):
+        if number(body) == 0:
+            assert seen.wait(30), "the others were held back"
+        return completion(body)
+
+    with serving(answer) as server, asking(server.url, concurrency=2) as engine:
+        rows = []
+        for portion in engine.generate(requests(10), ()):
+            rows += [response.request.key[1] for response in portion]
+            if len(rows) == 9:
+                assert 0 not in rows
+                seen.set()
+    assert rows[-1] == 0
+    assert len(rows) == 10
+
+
+@pytest.mark.parametrize(
+    ("failure", "at_least"),
+    [
+        (error(500, "out of memory"), 0.5),
+        (error(429, "slow down"), 0.5),
+        (error(429, "slow down", {"retry-after": "1"}), 1.5),  # seconds, and what is waited anyway
+        (error(503, "starting", {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}), 0.5),
+        (error(503, "starting", {"retry-after": "soon"}), 0.5),
+    ],
+)
+def test_an_overloaded_server_is_asked_again_after_a_while(failure, at_least):
+    def answer(path, body, before):
+        return failure if before == 0 else completion(body)
+
+    with serving(answer) as server, asking(server.url) as engine:
+        assert len(everything(engine, requests(4))) == 4
+    for row in range(4):
+        first, second = [when for when, _, body in server.asked if number(body) == row]
+        assert second - first >= at_least
+
+
+def test_attempts_come_to_an_end():
+    with serving(lambda path, body, before: error(500, "out of memory")) as server:
+        with asking(server.url, retries=1) as engine, pytest.raises(EngineFailure, match=r"2 attempts.*out of memory"):
+            everything(engine, requests(1))
+        assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        (error(401, "bad key"), "bad key.*OPENAI_API_KEY"),
+        (error(404, "no model tiny"), "no model tiny.*'tiny' among"),
+        (error(400, "context is 512 tokens"), "context is 512 tokens"),
+        ((400, {}, "plain words"), "plain words"),
+        ((422, {}, {"detail": [{"msg": "field required"}]}), "field required"),
+        ((200, {}, "<html>"), "does not speak the protocol.*<html>"),
+        ((200, {}, {"choices": []}), "does not speak the protocol"),
+        ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not speak the protocol.*usage"),
+    ],
+)
+def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):
+    with serving(lambda path, body, before: refusal) as server:
+        with asking(server.url) as engine, pytest.raises(EngineFailure, match=says) as raised:
+            everything(engine, requests(1))
+        assert len(server.asked) == 1
+        assert KEY not in str(raised.value)
+        assert KEY not in json.dumps(engine.describe())
+
+
+@pytest.mark.parametrize("finish", ["content_filter", "tool_calls", None])
+def test_a_response_that_ended_otherwise_is_no_response(finish):
+    with (
+        serving(lambda path, body, before: completion(body, finish)) as server,
+        asking(server.url, "chat") as engine,
+        pytest.raises(EngineFailure, match=f"set/0/0.*{finish}"),
+    ):
+        everything(engine, requests(1))
+
+
+def test_a_server_that_changes_the_prompt_is_found_out():
+    def answer(path, body, before):
+        return completion(body, prompt_tokens=5)
+
+    with serving(answer) as server:
+        with asking(server.url) as engine, pytest.raises(EngineFailure, match="5 tokens in a prompt of 4"):
+            everything(engine, requests(1))
+        with asking(server.url, "chat") as engine:
+            assert len(everything(engine, requests(1))) == 1
+
+
+def test_what_came_before_a_failure_is_handed_out():
+    def answer(path, body, before):
+        return completion(body) if number(body) < 5 else error(400, "enough")
+
+    kept = []
+
+    def keep(portions):
+        for portion in portions:
+            kept.extend(response.request.key[1] for response in portion)
+
+    with serving(answer) as server, asking(server.url, concurrency=1) as engine:
+        with pytest.raises(EngineFailure, match="enough"):
+            keep(engine.generate(requests(20), ()))
+        assert kept == [0, 1, 2, 3, 4]
+        assert len(server.asked) == 6, "nothing is asked after the failure"
+
+
+def test_a_slow_server_is_given_up():
+    over = threading.Event()
+
+    def answer(path, body, before):
+        over.wait(30)
+        return completion(body)
+
+    with serving(answer) as server:
+        try:
+            with (
+                asking(server.url, timeout=0.3) as engine,
+                pytest.raises(EngineFailure, match="did not answer within"),
+            ):
+                everything(engine, requests(1))
+        finally:
+            over.set()
+        assert len(server.asked) == 1
+
+
+def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
+    over, begun = threading.Event(), threading.Semaphore(0)
+
+    def answer(path, body, before):
+        begun.release()
+        if number(body) > 0:
+            over.wait(30)
+        return completion(body)
+
+    with serving(answer) as server, asking(server.url, concurrency=3) as engine:
+        portions = engine.generate(requests(50), ())
+        assert [response.request.key[1] for response in next(portions)] == [0]
+        for _ in range(4):  # row 0, and the three that are under way
+            assert begun.acquire(timeout=30)
+        portions.close()
+        over.set()
+        assert len(server.asked) == 4
+        assert len(everything(engine, requests(2))) == 2
+        assert len(server.asked) == 6
+
+
+def test_no_server_no_model_and_no_address_are_said_before_anything_is_asked():
+    with serving(lambda path, body, before: completion(body)) as server:
+        engine = ServerEngine(server.url, "tyni", api="chat", key=None)
+        with pytest.raises(EngineFailure, match="does not serve 'tyni'; nearest of 3: tiny"):
+            engine.check()
+        engine.close()
+        engine.close()
+        with asking(server.url.removesuffix("/v1")) as engine, pytest.raises(EngineFailure, match="ends in /v1"):
+            engine.check()
+        server.models = error(401, "who are you")
+        with asking(server.url) as engine, pytest.raises(EngineFailure, match=r"who are you.*OPENAI_API_KEY"):
+            engine.check()
+        server.models = (200, {}, {"models": []})
+        with asking(server.url) as engine, pytest.raises(EngineFailure, match="no list of models"):
+            engine.check()
+        url = server.url
+    with asking(url, retries=0) as engine:  # nobody listens there now
+        with pytest.raises(EngineFailure, match=r"no server answers.*Connect"):
+            engine.check()
+        with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
+            everything(engine, requests(1))
+
+
+def test_a_password_in_the_address_stays_out_of_the_record():
+    with asking("http://me:hidden@localhost:1/v1") as engine:
+        assert engine.describe()["base_url"] == "http://localhost:1/v1"
+        with pytest.raises(EngineFailure) as raised:
+            engine.check()
+        assert "hidden" not in str(raised.value)
+
+
+@needs_vllm
+@pytest.mark.openrlhf
+def test_vllms_own_server_answers_as_transformers_does(tmp_path):
+    folder = tiny_model(tmp_path / "model")
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "--dtype", "float32"]
+    command += ["--generation-config", "vllm"]
+    quick = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if not torch.cuda.is_available():
+        command += ["--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(2**26)]
+    server = subprocess.Popen(command, env=os.environ | quick)
+    try:
+        with asking(f"http://127.0.0.1:{port}/v1") as engine:
+            deadline = time.monotonic() + 240
+            while True:
+                try:
+                    engine.check()
+                    break
+                except EngineFailure:
+                    assert server.poll() is None, "the server ended"
+                    assert time.monotonic() < deadline, "the server does not start"
+                    time.sleep(0.5)
+            greedy = [request(i, temperature=0.0) for i in range(10)]
+            answers = everything(engine, greedy)
+            expected = greedy_by_transformers(folder, greedy)
+            same = [answers[one.key].text == text for one, text in zip(greedy, expected, strict=True)]
+            assert sum(same) >= 9
+            sampled = [request(i) for i in range(20)]
+            first = everything(engine, sampled)
+            again = everything(engine, sampled[::-1])
+            assert {key: response.text for key, response in first.items()} == {
+                key: response.text for key, response in again.items()
+            }
+            assert {response.finish for response in first.values()} == {"stop", "length"}
+            too_long = [request(0, max_tokens=600)]
+            with pytest.raises(EngineFailure, match="max_model_len"):
+                everything(engine, too_long)
+        with asking(f"http://127.0.0.1:{port}/v1", "chat") as engine:
+            (response,) = everything(engine, sampled[:1]).values()
+            assert 0 < response.tokens <= sampled[0].max_tokens
+    finally:
+        server.terminate()
+        server.wait(30)
