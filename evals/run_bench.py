@@ -45,6 +45,9 @@ def main() -> int:
 
     try:
         return actions[action](words)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
     except (EngineFailure, GradingError) as error:
         print(f"error: {error}\nWhat was finished is saved; the same command continues.", file=sys.stderr)
         return 1
@@ -57,30 +60,37 @@ def main() -> int:
 
 
 def _run(words: list[str]) -> int:
-    arguments = _run_parser().parse_args(words)
+    parser = _run_parser()
+    arguments = parser.parse_args(words)
     import transformers
 
     from exgrpo_orlhf.evaluation import sets, subject
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.record import record
+    from exgrpo_orlhf.evaluation.record import session
     from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
     from exgrpo_orlhf.run_control import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
     definitions = Definitions((DEFINITIONS, *arguments.definitions))
+    if arguments.list:
+        return _list(definitions)
     names = [name.strip() for name in (arguments.benchmarks or "").split(",") if name.strip()]
     if not arguments.suite and not names:
         raise ValueError(
             f"what shall be run? Give --suite or --benchmarks; there are {', '.join(definitions.benchmarks)}"
         )
+    if not arguments.model:
+        parser.error("--model is required")
+    if absent := [folder for folder in arguments.data if not folder.is_dir()]:
+        raise ValueError(f"--data {absent[0]}: there is no such folder")
     wanted = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
     settings = {name: getattr(arguments, name) for name in ("samples", "temperature", "top_p", "max_tokens")}
     wanted = [override(each, **settings) for each in dict.fromkeys(wanted)]
-    model, trained_with = subject.load(arguments.tokenizer or arguments.model)
+    model, trained_with, server = _model(arguments)
     found, not_run = [], {}
     for benchmark in wanted:
         try:
-            found.append(sets.load(benchmark, (*arguments.data, sets.DATASETS), arguments.limit))
+            found.append(sets.load(benchmark, arguments.data, arguments.limit))
         except sets.Unavailable as error:
             if benchmark.name in names:
                 raise ValueError(f"benchmark {benchmark.name!r} cannot be had: {error}") from error
@@ -99,14 +109,17 @@ def _run(words: list[str]) -> int:
         plain=not arguments.one_grader,
         timeout=arguments.timeout,
         workers=arguments.workers,
-        engine={"name": arguments.engine, "dtype": arguments.dtype},
+        engine={"name": arguments.engine, "dtype": arguments.dtype, **server},
+        groups={group: definitions.group(group) for group in {each.group for each in wanted}},
         record={
             "model": model.describe(),
             "template": asker.describe(),
             "seed": arguments.seed,
-            **record([Path(sys.argv[0]).name, *words]),
+            "command": [Path(sys.argv[0]).name, *words],
         },
+        session=session(),
     )
+    logging.info("%d benchmarks, %d questions → %s", len(found), sum(len(each.rows) for each in found), out)
     with StopRequest("what is under way is finished and saved, then the evaluation ends") as stop:
         results = evaluate(evaluation, out, engine, stop)
     if results is None:
@@ -115,10 +128,45 @@ def _run(words: list[str]) -> int:
     return _finish(out, results, arguments)
 
 
+def _list(definitions: Any) -> int:
+    for name, benchmark in definitions.benchmarks.items():
+        rows = "" if benchmark.rows is None else f", {benchmark.rows:,} questions"
+        print(f"{name:15} {benchmark.title}{rows}, {benchmark.samples} samples, group {benchmark.group}")
+    for name, members in definitions.suites.items():
+        print(f"--suite {name}: {', '.join(members)}")
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str, str]]:
+    """The model, how it was trained to be asked, and of a server what it is known by."""
+    from exgrpo_orlhf.evaluation import subject
+
+    if arguments.engine != "openai":
+        if arguments.tokenizer:
+            raise ValueError("--tokenizer is for --engine openai: any other model has its own tokenizer beside it")
+        return *subject.load(arguments.model), {}
+    if not arguments.base_url:
+        raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
+    tokenizer = arguments.tokenizer
+    if arguments.api == "completions" and not tokenizer:
+        if not Path(arguments.model).is_dir():
+            raise ValueError(
+                "--engine openai needs --tokenizer FOLDER-OR-HUB-ID of the served model, to write its prompts; or "
+                "--api chat, where the server writes them"
+            )
+        tokenizer = arguments.model
+    model = subject.served(arguments.model, tokenizer if arguments.api == "completions" else None)
+    return model, {}, {"model": arguments.model, "base_url": arguments.base_url, "api": arguments.api}
+
+
 def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
     """As the command line says, else as the checkpoint was trained, else as its tokenizer would have it."""
     from exgrpo_orlhf.prompts import Prompts
 
+    if model.tokenizer is None:
+        if arguments.template:
+            raise ValueError("--template has no place with --api chat: the server writes the prompts")
+        return Prompts(template="chat", system=arguments.system)
     default = "chat" if model.tokenizer.chat_template else "plain"
     template = arguments.template or trained_with.get("template", default)
     same = template == trained_with.get("template")
@@ -138,8 +186,6 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
     if arguments.engine == "openai":
         from exgrpo_orlhf.evaluation.engines.server import ServerEngine
 
-        if not arguments.base_url:
-            raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
         server = ServerEngine(
             arguments.base_url,
             arguments.model,
@@ -187,26 +233,27 @@ def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -
 
 def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="checkpoint's folder, hub id, or the server's name for it")
+    parser.add_argument("--model", help="checkpoint's folder, hub id, or the server's name for it")
+    parser.add_argument("--list", action="store_true", help="name the benchmarks and suites, and end")
     parser.add_argument("--suite", help="a list of benchmarks by name: paper, math, general, quick, chains")
     parser.add_argument("--benchmarks", help="names, separated by commas")
     parser.add_argument("--limit", type=_positive, help="so many questions of each, the same ones every time")
     parser.add_argument("--out", type=Path, help="folder (default: results/<model>-<suite> of the project)")
     parser.add_argument(
-        "--data", type=Path, action="append", default=[], metavar="FOLDER", help="where sets are, before datasets/"
+        "--data", type=Path, action="append", default=[], metavar="FOLDER", help="where sets are, looked at first"
     )
     parser.add_argument(
         "--definitions", type=Path, action="append", default=[], metavar="FILE", help="benchmarks of your own, as TOML"
     )
     sampling = parser.add_argument_group("in place of what the benchmarks say")
     sampling.add_argument("--samples", type=_positive, help="responses to each question")
-    sampling.add_argument("--temperature", type=float, help="0 is greedy")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy, with one sample unless --samples says more")
     sampling.add_argument("--top-p", type=float)
     sampling.add_argument("--max-tokens", type=_positive, help="of a response")
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--template", help="as Prompts.template (default: as the checkpoint was trained)")
     prompts.add_argument("--system", help="system message; '' for none")
-    prompts.add_argument("--tokenizer", help="folder or hub id, where --model is only a server's name")
+    prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--engine", choices=("auto", "vllm", "transformers", "openai"), default="auto")
     engine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))

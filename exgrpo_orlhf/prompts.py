@@ -128,6 +128,20 @@ class PromptEncoder:
         for question in questions:
             self.encode(question)
 
+    def turn_ends(self) -> tuple[int, ...]:
+        """The token that closes the assistant's turn in the template; () where none does.
+
+        A base model's generation config may not name it: its response would go on with a turn of the user's.
+        """
+        if self._chat:
+            said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+            after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition("answer")[2].strip()
+        else:
+            after = "<|im_end|>" if "<|im_end|>" in self._template.tokens else ""
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
+        added = self.tokenizer.get_added_vocab().values()
+        return (ids[0],) if ids and ids[0] in added else ()
+
     def fingerprint(self) -> str:
         """What token ids mean here: changes with the tokenizer, its chat template or ours."""
         ours = [self.settings.template, self.settings.system, asdict(self._template)]

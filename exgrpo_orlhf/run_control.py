@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -89,6 +90,14 @@ class Clock:
         }
 
 
+def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """What an evaluation calls its score, and the score; None in a step without one."""
+    if "eval/greedy_accuracy" in metrics:
+        return "greedy accuracy", metrics["eval/greedy_accuracy"]
+    sampled = (name for name in metrics if re.fullmatch(r"eval/validation/avg_at_\d+", name))
+    return next((("validation " + name.rpartition("/")[2], metrics[name]) for name in sampled), None)
+
+
 class Progress:
     """A line every few seconds: where the run is, how it does, when it ends."""
 
@@ -99,11 +108,11 @@ class Progress:
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.perf_counter()
-        if now - self.shown < 5 and step < self.steps and "eval/greedy_accuracy" not in metrics:
+        accuracy = validation_accuracy(metrics)
+        if now - self.shown < 5 and step < self.steps and accuracy is None:
             return
         self.shown = now
         left = (now - self.began) / (step - self.first) * (self.steps - step)
-        accuracy = metrics.get("eval/greedy_accuracy")
         log.info(
             "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
             self.name,
@@ -113,7 +122,7 @@ class Progress:
             100 * metrics["replay/actual_share"],
             metrics["replay/trajectories"],
             metrics["replay/retired"],
-            "" if accuracy is None else f"  greedy accuracy {accuracy:.3f}",
+            "" if accuracy is None else f"  {accuracy[0]} {accuracy[1]:.3f}",
             metrics["time/step"],
             *divmod(round(left), 60),
         )

@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import sys
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from . import checkpoints
 from .engines.engine import Engine, NonFiniteUpdate
 from .engines.local import LocalEngine
-from .evaluation.record import record
+from .evaluation.record import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .fresh import FreshQuestions
@@ -92,7 +92,7 @@ class TrainingRun:
         self.engine.prompts.check([*questions, *asked])
         self.fingerprint = self.engine.prompts.fingerprint()
         template = {"name": x.prompts.template, "system": x.prompts.system, "fingerprint": self.fingerprint}
-        about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **record(sys.argv)}
+        about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **session()}
         tokens = x.sampling.max_response_tokens
         self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
         self.buffer = ReplayBuffer(x.retirement, x.limits)
@@ -104,7 +104,9 @@ class TrainingRun:
             self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint, x.limits)
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
-            self.generated_tokens, self.best = state["generated_tokens"], state["best"]
+            self.generated_tokens = state["generated_tokens"]
+            if state.get("evaluation") == asdict(x.evaluation):  # or the best is one of another measure
+                self.best = state["best"]
         elif x.experience:
             ids = {question.id for question in questions}
             self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
@@ -131,7 +133,9 @@ class TrainingRun:
         progress = Progress(self.run.name, self.step, self.x.settings.steps)
         try:
             if self.metrics.last_step < 0:  # the policy as it came, before the first update
-                self.metrics.append(0, {**self._evaluate(), "cost/generated_tokens": 0})
+                metrics = self._evaluate()
+                self._check_best_metric(metrics)
+                self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
                 self.step += 1
@@ -248,7 +252,7 @@ class TrainingRun:
         if not self.validation.questions or self.x.settings.eval_every is None:
             return {}
         clock, engine = Clock(), self.engine
-        metrics = self.validation.evaluate(self.step, engine.answer, engine.decode, engine.prompts.render)
+        metrics = self.validation.evaluate(self.step, engine.answer, engine.decode, engine.prompts)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
@@ -257,15 +261,17 @@ class TrainingRun:
         name = self.x.settings.best_metric
         if name is None or not any(metric.startswith("eval/") for metric in metrics):
             return False
-        if name not in metrics:
-            raise ValueError(
-                f"train.best_metric = {name!r} was not measured; measured were "
-                f"{', '.join(sorted(metric for metric in metrics if metric.startswith('eval/')))}"
-            )
+        self._check_best_metric(metrics)
         if self.best is not None and metrics[name] <= self.best:
             return False
         self.best = metrics[name]
         return True
+
+    def _check_best_metric(self, metrics: Mapping[str, float]) -> None:
+        name = self.x.settings.best_metric
+        measured = sorted(metric for metric in metrics if metric.startswith("eval/"))
+        if name is not None and measured and name not in metrics:
+            raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
 
     def _save(self) -> None:
         state = {
@@ -275,6 +281,7 @@ class TrainingRun:
             "fresh": self.fresh.state_dict(),
             "generated_tokens": self.generated_tokens,
             "best": self.best,
+            "evaluation": asdict(self.x.evaluation),
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }
@@ -315,6 +322,9 @@ def _set_aside(run: Path, config_text: str) -> str | None:
     if not metrics.exists() or not metrics.stat().st_size:
         return None
     kept = run / "metrics.before-restart.jsonl"
+    if (run / "evaluation").exists():
+        shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
+        (run / "evaluation").rename(run / "evaluation.before-restart")
     log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
     metrics.replace(kept)
     same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text

@@ -9,7 +9,7 @@ import pytest
 from exgrpo_orlhf.evaluation.compare import _holm, compare
 from exgrpo_orlhf.evaluation.statistics import paired, paired_macro
 
-ALIKE = {"samples": 4, "verifier": "math", "temperature": 0.6, "top_p": 1.0, "max_tokens": 8192}
+ALIKE = {"samples": 4, "verifier": "math", "temperature": 0.6, "top_p": 1.0, "max_tokens": 8192, "ask": "Box it."}
 
 
 def question(number: int) -> dict:
@@ -23,7 +23,11 @@ def rows(correct: np.ndarray, first: int = 0) -> list[tuple[dict, list[bool]]]:
 
 def write(folder: Path, benchmarks: dict[str, list], template: str = "qwen_math", **changed) -> Path:
     """A results folder with what `compare` reads. changed: settings of all its benchmarks."""
-    record = {"template": {"name": template, "system": None, "fingerprint": f"of {template}"}}
+    record = {
+        "template": {"name": template, "system": None, "fingerprint": f"of {template}"},
+        "engine": {"name": "vllm", "dtype": "bfloat16"},
+        "git_commit": "a1",
+    }
     results = {"format": 1, "name": folder.name, "complete": True, "record": record, "benchmarks": {}}
     for name, asked in benchmarks.items():
         counts = {"questions": len(asked), "samples": len(asked[0][1])}
@@ -118,12 +122,29 @@ def test_other_templates_may_render_a_question_otherwise(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("samples", 2), ("temperature", 1.0), ("top_p", 0.95), ("max_tokens", 512), ("verifier", "choice")],
+    [("samples", 2), ("temperature", 1.0), ("top_p", 0.95), ("max_tokens", 512), ("verifier", "choice"), ("ask", None)],
 )
 def test_what_was_not_run_alike_is_said(tmp_path, name, value):
     a = write(tmp_path / "a", {"amc": rows(drawn(10, 4, 0.5, 1))})
     b = write(tmp_path / "b", {"amc": rows(drawn(10, 2 if name == "samples" else 4, 0.5, 1))}, **{name: value})
     assert compare(a, b).warnings == (f"AMC: {name} {ALIKE[name]} in a, {value} in b",)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"engine": {"name": "transformers", "dtype": "bfloat16"}}, "engine name: vllm in a, transformers in b"),
+        ({"engine": {"name": "vllm", "dtype": "float32"}}, "engine dtype: bfloat16 in a, float32 in b"),
+        ({"git_commit": "b2"}, "graded by different versions: a1 in a, b2 in b; regrade both"),
+        ({"graded_with": {"git_commit": "c3"}}, "graded by different versions: a1 in a, c3 in b; regrade both"),
+    ],
+)
+def test_another_engine_or_grader_is_said(tmp_path, record, said):
+    folders = [write(tmp_path / name, {"amc": rows(drawn(10, 4, 0.5, 1))}) for name in "ab"]
+    results = json.loads((folders[1] / "results.json").read_text())
+    results["record"] |= record
+    (folders[1] / "results.json").write_text(json.dumps(results))
+    assert compare(*folders).warnings == (said,)
 
 
 def test_an_incomplete_folder_is_said(tmp_path):

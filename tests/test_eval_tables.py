@@ -38,7 +38,7 @@ def test_every_benchmark_has_a_line_with_its_own_numbers(tmp_path):
             assert f"{100 * rate:.1f}" in line
         assert f"{benchmark['tokens']['response_mean']:,.0f}" in line
     assert "5/12" in line_of(text, "AIME25")
-    assert "10/83" in line_of(text, "AMC")
+    assert "10/10 (83)" in line_of(text, "AMC")
     assert "/12 " not in line_of(text, "AIME24")
     head = line_of(text, "benchmark")
     assert {len(line_of(text, title)) for title in ("AIME24", "AIME25", "AMC", "ARC-c")} == {len(head)}
@@ -47,7 +47,7 @@ def test_every_benchmark_has_a_line_with_its_own_numbers(tmp_path):
 def test_no_mean_hides_what_is_missing_or_in_part(tmp_path):
     text = terminal(make_results(tmp_path / "mine", PARTLY, REASONS))
     macro = line_of(text, "macro mean")
-    assert "over 4 of 9: AIME24, AIME25 (in part: 5/12), AMC (in part: 10/83), ARC-c" in macro
+    assert "over 4 of 9: AIME24, AIME25 (in part: 5/12), AMC (in part: 10/10 (83)), ARC-c" in macro
     assert "over the same 4 of 9" in line_of(text, "micro mean")
     assert "39 questions" in line_of(text, "micro mean")
     math = line_of(text, "math mean")

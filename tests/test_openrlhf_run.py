@@ -150,9 +150,19 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_kl_and_entropy(w
         "vllm.enable_prefix_caching": True,
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
-    finish(start(run, False, *bindings(warm_model, *more, **flags)), run)
-    assert_trained(run, 6)
+    sampled = (
+        "Evaluation.samples = 3",
+        "Evaluation.temperature = 0.7",
+        "Evaluation.top_p = 0.9",
+        "train.best_metric = 'eval/validation/avg_at_3'",
+    )
+    finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
+    done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
+    assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
+    assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
+    samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")
+    assert len({json.loads(line)["seed"] for line in samples}) == len(samples) == 3 * 10
 
 
 def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):

@@ -12,16 +12,20 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file, save_file
 from test_real_questions import byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions, override
+from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
 from exgrpo_orlhf.prompts import Prompts
 from exgrpo_orlhf.training import train
 
@@ -257,11 +261,12 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
     asked = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
 
     def prompt(template: str, system: str | None = None) -> str:
-        return subject.Asker(model, Prompts(template=template, system=system), 0).requests(asked)[0].prompt
+        return subject.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
 
     assert "boxed" in prompt("plain")
     assert prompt("chat").count("boxed") == 1
-    assert prompt("chat", "Be brief.").count("boxed") == 0
+    assert prompt("chat", "Be brief.").count("boxed") == 1
+    assert prompt("chat", "Be brief, and \\boxed{} the answer.").count("boxed") == 1
     assert prompt("simplerl").count("boxed") == 1
 
 
@@ -378,6 +383,84 @@ def test_compare_and_report_work_on_what_was_written(warm_model, raw_model, tmp_
     assert "<svg" in (tmp_path / "both.html").read_text()
 
 
+def killed_while_extending(bench, model: Path, out: Path, *more: object) -> None:
+    """As if a kill had come after some lines of a larger evaluation."""
+    bench("--model", model, *CHAINS, *more, "--out", out)
+    before = (out / "results.json").read_bytes()
+    larger = [8 if word == 4 else 3 if word == 2 else word for word in more]
+    bench("--model", model, *CHAINS, *larger, "--out", out)
+    lines = (out / "chains" / "samples.jsonl").read_bytes().split(b"\n")
+    (out / "chains" / "samples.jsonl").write_bytes(b"\n".join([*lines[:-3], b""]))
+    (out / "results.json").write_bytes(before)
+
+
+@pytest.mark.parametrize("more", [("--limit", 4), ("--limit", 6, "--samples", 2)])
+def test_a_benchmark_that_is_being_extended_is_in_no_results_of_others(more, warm_model, tmp_path, bench):
+    killed_while_extending(bench, warm_model, tmp_path, *more)
+    status, _, error = bench("regrade", tmp_path)
+    assert status == 2
+    assert "chains was extended and did not come to its end" in error
+    words = ("--benchmarks", "chains_beyond", "--engine", "transformers", "--no-mlflow", "--limit", 2)
+    assert bench("--model", warm_model, *words, "--out", tmp_path)[0] == 0
+    assert set(results(tmp_path)["benchmarks"]) == {"chains_beyond"}
+
+
+class Failing:
+    """Two portions, then the engine dies; between the two there is time."""
+
+    reproducible = None
+
+    def generate(self, requests, done):
+        for begin in (0, 2):
+            yield [Response(request, "1+1=2;#2", 8, "stop") for request in requests[begin : begin + 2]]
+        raise EngineFailure("the engine died")
+
+    def describe(self):
+        return {"name": "failing", "dtype": "float32"}
+
+    def close(self):
+        pass
+
+
+def test_what_was_finished_before_an_engine_died_is_there(warm_model, tmp_path, bench, script, monkeypatch):
+    monkeypatch.setattr(script, "_engine", lambda *_: Failing)
+    status, _, error = bench("--model", warm_model, *CHAINS, "--limit", 6, "--out", tmp_path)
+    assert status == 1
+    assert "the engine died" in error
+    assert len(samples(tmp_path)) == 4
+
+
+def test_an_attempt_without_a_response_binds_nobody(warm_model, tmp_path, bench):
+    words = ("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
+    assert bench(*words, "--device", "cuda:7", "--dtype", "bfloat16", "--samples", 9)[0] == 1
+    assert bench(*words)[0] == 0
+    assert results(tmp_path)["benchmarks"]["chains"]["samples"] == 1
+
+
+def test_a_set_or_an_instruction_that_has_changed_is_refused(byte_model, tmp_path, bench):
+    block = definition(tmp_path)
+    words = ("--definitions", block, "--benchmarks", "mine", "--engine", "transformers", "--no-mlflow")
+    words = ("--model", byte_model, *words, "--max-tokens", 8, "--out", tmp_path / "x")
+    assert bench(*words, "--limit", 4)[0] == 0
+    definition(tmp_path, ask='"Just guess."')
+    assert "answers another prompt than would be asked now" in bench(*words, "--limit", 6)[2]
+    definition(tmp_path)
+    rows = (tmp_path / "mine.jsonl").read_text().replace("What is", "How much is")
+    (tmp_path / "mine.jsonl").write_text(rows)
+    status, _, error = bench(*words, "--limit", 4)
+    assert status == 2
+    assert "answers another prompt than would be asked now" in error
+
+
+def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(warm_model, tmp_path, bench, monkeypatch):
+    words = ("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
+    bench(*words)
+    before = timeless(tmp_path)
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.record.versions", lambda: {"torch": "another"})
+    bench(*words)
+    assert timeless(tmp_path) == before
+
+
 # -- errors, before anything is generated -----------------------------------------------------------------------------
 
 
@@ -429,6 +512,77 @@ def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_
     assert said in str(error.value)
 
 
+def test_options_numbers_and_nested_fields_of_a_set_of_ones_own(tmp_path):
+    rows = [
+        {"data": {"q": "Which is red?"}, "opts": ["sky", "blood"], "right": 1, "kind": "colour"},
+        {"data": {"q": "Which is wet?"}, "opts": ["water", "sand"], "right": "A", "kind": "touch"},
+        {"data": {"q": "Which is old?"}, "opts": ["day", "sea", "moon"], "right": "sea", "kind": "age"},
+    ]
+    (tmp_path / "mc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist([{**row, "right": str(row["right"])} for row in rows]), tmp_path / "mc.parquet")
+    for name in ("mc.jsonl", "mc.parquet"):
+        file = f'[{{ name = "{name}", question = "data.q", options = "opts", answer = "right" }}]'
+        blocks = definition(tmp_path, verifier='"choice"', files=file, by='"kind"')
+        found = sets.load(Definitions((DEFINITIONS, blocks)).benchmark("mine"), (), None)
+        questions = [question for _, question in found.rows]
+        assert [question.answer for question in questions] == ["B", "A", "B"]
+        assert questions[2].prompt == "Which is old?\n\nA) day\nB) sea\nC) moon"
+        assert [question.meta["group"] for question in questions] == ["colour", "touch", "age"]
+
+
+def test_folders_are_looked_at_in_their_order_whatever_the_name_of_the_file(tmp_path, monkeypatch):
+    benchmark = Definitions().benchmark("aime24")
+    first, second, prepared = (tmp_path / name for name in ("first", "second", "datasets"))
+    for folder in (first, second, prepared):
+        folder.mkdir()
+    (second / "aime24_test.jsonl").write_text('{"problem": "two?", "expected_answer": "2"}\n')
+    row = {"prompt": [{"role": "user", "content": "prepared?"}], "reward_model": {"ground_truth": "3", "style": "rule"}}
+    pq.write_table(pa.Table.from_pylist([row]), prepared / "aime24.parquet")
+    monkeypatch.setattr(sets, "DATASETS", prepared)
+    assert sets.load(benchmark, (first, second), None).rows[0][1].prompt == "two?"
+    assert sets.load(benchmark, (first,), None).rows[0][1].prompt == "prepared?"
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "said"),
+    [
+        ({"problem": None, "answer": "1"}, {}, "row 0: not of the form expected"),
+        ({"problem": "a \ud800 b", "answer": "1"}, {}, "row 0: not of the form expected"),
+        ({"problem": "Which?", "answer": "neither"}, {"verifier": '"choice"'}, "row 0 has no answer of that kind"),
+        ({"problem": "7+7", "answer": "4"}, {"verifier": '"modular_chain"'}, "not a modular chain"),
+        ({"problem": "7", "answer": "4"}, {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
+        ({"problem": "7", "answer": "4"}, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
+    ],
+)
+def test_a_set_that_could_not_be_graded_is_refused_before_anything_is_generated(
+    row, more, said, byte_model, tmp_path, bench
+):
+    block = definition(tmp_path, **more)
+    (tmp_path / "mine.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
+    assert said in refused(bench, tmp_path, *words)
+
+
+def test_weights_that_are_not_there_or_not_numbers_end_it_with_a_clear_message(byte_model, tmp_path, bench):
+    block = definition(tmp_path)
+    words = ("--benchmarks", "mine", "--definitions", block, "--max-tokens", 8, "--engine", "transformers")
+    for name, change, said in (
+        ("torn", None, "no causal language model for transformers"),
+        ("missing", lambda weights: {k: w for k, w in weights.items() if "mlp.up" not in k}, "lacks 1 of its weights"),
+        ("nan", lambda weights: {k: w * float("nan") for k, w in weights.items()}, "are not finite"),
+    ):
+        model = tmp_path / name
+        shutil.copytree(byte_model, model)
+        file = model / "model.safetensors"
+        if change:
+            save_file(change(load_file(file)), file, metadata={"format": "pt"})
+        else:
+            file.write_bytes(file.read_bytes()[:1000])
+        status, _, error = bench("--model", model, *words, "--no-mlflow", "--out", tmp_path / f"x-{name}")
+        assert status == 1
+        assert said in error
+
+
 def test_a_model_that_cannot_be_evaluated_is_refused(warm_model, tmp_path, bench):
     words = ("--benchmarks", "chains", "--model")
     assert "there is no such folder" in refused(bench, tmp_path, *words, tmp_path / "absent")
@@ -446,7 +600,9 @@ def test_a_context_that_is_too_short_says_how_long_responses_can_be(warm_model, 
     words = ("--benchmarks", "chains", "--model", warm_model, "--max-tokens", 250)
     message = refused(bench, tmp_path, *words)
     assert "exceed the 256 positions" in message
-    assert "give --max-tokens 2" in message
+    room = int(message.rpartition("--max-tokens ")[2].split()[0])
+    words = ("--benchmarks", "chains", "--model", warm_model, "--engine", "transformers", "--no-mlflow", "--limit", 3)
+    assert bench(*words, "--max-tokens", room, "--out", tmp_path / "fits")[0] == 0
     block = definition(tmp_path)
     (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "x" * 9000, "answer": "1"}) + "\n")
     words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
@@ -472,28 +628,35 @@ def unreachable(set_id: str, *_: object) -> str:
 def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_own(
     warm_model, tmp_path, bench, monkeypatch
 ):
+    """And on the training run only what means there what its name says."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     bindings = [b for b in small_bindings(warm_model, "train.steps = 2") if not b.startswith("Tracking.enabled")]
     run = tmp_path / "run"
     train(config.load(("base.gin",), bindings), run, resume=False, tracking_uri=uri, tags={})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    words = ("--benchmarks", "chains", "--engine", "transformers", "--limit", 8, "--max-tokens", 24)
-    for _ in range(2):
-        status, _, error = bench("--model", run / "checkpoint-2", *words, "--out", tmp_path / "x")
-        assert status == 0, error
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("exgrpo")
-    run_id = client.search_runs([experiment.experiment_id])[0].info.run_id
-    (measured,) = client.get_metric_history(run_id, "eval/chains/avg_at_1")
+    (trained,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    words = ("--model", run / "checkpoint-2", "--engine", "transformers", "--suite", "chains")
+    for _ in range(2):
+        status, _, error = bench(*words, "--out", tmp_path / "x")
+        assert status == 0, error
+    (measured,) = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert measured.step == 2
     assert measured.value == results(tmp_path / "x")["benchmarks"]["chains"]["avg"]["value"]
-    names = {file.path for file in client.list_artifacts(run_id, "evaluation/x")}
+    assert {"eval/avg", "eval/avg_chains"} <= set(client.get_run(trained.info.run_id).data.metrics)
+    names = {file.path for file in client.list_artifacts(trained.info.run_id, "evaluation/x")}
     assert names == {f"evaluation/x/{name}" for name in ("results.json", "paper.md", "report.html")}
-    assert bench("--model", warm_model, *words, "--out", tmp_path / "y")[0] == 0
-    experiment = client.get_experiment_by_name("exgrpo-eval")
-    (own,) = client.search_runs([experiment.experiment_id])
-    assert own.info.run_name == "y"
-    assert "eval/avg" in own.data.metrics
+    for name, more in (("part", ("--limit", 8)), ("hot", ("--temperature", 1.5)), ("seed", ("--seed", 1))):
+        bench(*words, *more, "--out", tmp_path / name)
+    bench("--model", warm_model, "--engine", "transformers", "--benchmarks", "chains", "--out", tmp_path / "raw")
+    history = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
+    assert [each.value for each in history] == [measured.value], "no other score under that name"
+    own = client.search_runs([client.get_experiment_by_name("exgrpo-eval").experiment_id])
+    by_name = {each.info.run_name: each.data for each in own}
+    assert set(by_name) == {"part", "hot", "seed", "raw"}
+    assert by_name["part"].tags["trained_by"] == trained.info.run_id
+    assert "eval/avg" not in by_name["part"].metrics, "no mean of parts"
+    assert "eval/avg_chains" not in by_name["raw"].metrics, "the group was not run whole"
 
 
 def test_an_mlflow_that_does_not_answer_loses_nothing(warm_model, tmp_path, bench, monkeypatch, caplog):

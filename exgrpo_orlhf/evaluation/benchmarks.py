@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,19 +18,30 @@ from ..tasks.modular_chains import ModularChains
 DEFINITIONS = Path(__file__).resolve().parents[2] / "evals" / "benchmarks.toml"
 
 
+# How to answer, by the kind of the grader, and when it is said.
+_ASK = {
+    "math": ("Reason step by step and put the final answer within \\boxed{}.", "silent"),
+    "choice": ("Reason step by step and put the label of the right option within \\boxed{}.", "always"),
+}
+
+
 class BenchmarkError(ValueError):
     """A benchmark that is not there or not well defined: names the file, the block and the key."""
 
 
 @dataclass(frozen=True)
 class SetFile:
-    """A local file of a set. convert: how a row becomes a question; question, answer: its columns, where that asks
-    for them; note: said beside the score"""
+    """A local file of a set.
+
+    convert: how a row becomes a question; question, answer: its columns, where that asks for them; options: the column
+    of the options' texts, for multiple choice; note: said beside the score
+    """
 
     name: str
     convert: str = "columns"
     question: str = "question"
     answer: str = "answer"
+    options: str | None = None
     note: str | None = None
 
 
@@ -41,9 +53,12 @@ class Benchmark:
     group: benchmarks that have a mean of their own
     rows: the official number; None: not known
     samples: responses to each question; max_tokens: of a response
-    ask: how to answer, below each question; ask_when: 'always', or 'silent': where the template does not say it
+    ask: how to answer, below each question; ''; none. By default a mathematical answer is to be boxed, unless the
+        prompt says so already ('silent'), and the label of an option ('always')
+    ask_when: 'always', or 'silent': only where nothing in the prompt but the question speaks of a box
     by: a column, or a field of the question's meta, whose values get a score each
     folder: of the file that defines it, for files beside it
+    departures: what the command line has changed
     """
 
     name: str
@@ -59,21 +74,24 @@ class Benchmark:
     chains: ModularChains | None = None
     rows: int | None = None
     ask: str | None = None
-    ask_when: str = "always"
+    ask_when: str | None = None
     by: str | None = None
     function: str | None = None
     folder: Path = Path()
+    departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"benchmark {self.name!r}"
         sources = (self.public is not None) + bool(self.files) + (self.chains is not None)
         require(sources > 0, f"{where}: no source; give files, public or chains")
         require(self.samples >= 1, f"{where}: samples must be at least 1, got {self.samples!r}")
-        require(self.temperature >= 0, f"{where}: temperature must be at least 0 (greedy), got {self.temperature!r}")
+        require(
+            0 <= self.temperature < math.inf, f"{where}: temperature is 0 (greedy) or above, got {self.temperature!r}"
+        )
         require(0 < self.top_p <= 1, f"{where}: top_p must be above 0 and at most 1, got {self.top_p!r}")
         require(self.max_tokens >= 1, f"{where}: max_tokens must be at least 1, got {self.max_tokens!r}")
         require(
-            self.ask_when in ("always", "silent"),
+            self.ask_when in ("always", "silent", None),
             f"{where}: ask_when must be 'always' or 'silent', got {self.ask_when!r}",
         )
         require(
@@ -82,6 +100,12 @@ class Benchmark:
         )
         require(self.verifier != "code", f"{where}: programs are not evaluated here; verifier = 'function' can")
         self.grader(5.0, 1)
+
+    def instruction(self, silent: bool) -> str | None:
+        """What stands below a question. silent: whether nothing else in the prompt speaks of a box"""
+        ask, when = _ASK.get(self.verifier, (None, "always"))
+        ask, when = (ask if self.ask is None else self.ask), self.ask_when or when
+        return ask if ask and (when == "always" or silent) else None
 
     def grader(self, timeout: float, workers: int) -> Verifier:
         """What could not be graded is counted, and never ends an evaluation."""
@@ -115,6 +139,10 @@ class Definitions:
             raise BenchmarkError(f"--suite: there is no suite {name!r}; {_nearest(name, self.suites)}")
         return [self.benchmarks[each] for each in self.suites[name]]
 
+    def group(self, name: str) -> list[str]:
+        """All benchmarks of a group."""
+        return [each.name for each in self.benchmarks.values() if each.group == name]
+
     def _read(self, file: Path) -> None:
         try:
             blocks = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -122,11 +150,14 @@ class Definitions:
             raise BenchmarkError(f"{file}: no such file of benchmarks") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BenchmarkError(f"{file}: not TOML: {error}") from error
-        for suite, names in blocks.pop("suites", {}).items():
+        suites, defaults = blocks.pop("suites", {}), blocks.pop("defaults", {})
+        if not isinstance(suites, dict) or not isinstance(defaults, dict):
+            raise BenchmarkError(f"{file}: [suites] and [defaults] are tables")
+        for suite, names in suites.items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise BenchmarkError(f"{file}: suite {suite!r} is a list of benchmarks' names, not {names!r}")
             self.suites[suite] = tuple(dict.fromkeys(names))
-        self._defaults |= blocks.pop("defaults", {})
+        self._defaults |= defaults
         for name, block in blocks.items():
             if not isinstance(block, dict):
                 raise BenchmarkError(f"{file}: {name} = {block!r} stands in no block; blocks begin with [name]")
@@ -137,10 +168,12 @@ class Definitions:
         if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii():
             raise BenchmarkError(f"{where}: a name has letters, digits, - and _ alone: a folder and metrics bear it")
         given = {**self._defaults, **block}
-        _check(where, given, Benchmark, without=("name", "folder"))
+        _check(where, given, Benchmark, without=("name", "folder", "departures"))
         public = given.get("public")
-        if public is not None and public not in PUBLIC_SETS:
-            raise BenchmarkError(f"{where}: public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
+        if public is not None and str(public) not in PUBLIC_SETS:
+            raise BenchmarkError(
+                f"{where}: public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}"
+            )
         files = given.get("files", [])
         if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
             raise BenchmarkError(f'{where}: files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
@@ -160,8 +193,13 @@ class Definitions:
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
-    """With the settings that the command line gives (not None). Raises ValueError."""
-    return replace(benchmark, **{name: value for name, value in settings.items() if value is not None})
+    """With the settings that the command line gives (not None); a greedy answer is one sample. Raises ValueError."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("temperature") == 0:
+        given.setdefault("samples", 1)
+    changed = {name: value for name, value in given.items() if value != getattr(benchmark, name)}
+    departures = tuple(f"{name} {value}, not {getattr(benchmark, name)}" for name, value in changed.items())
+    return replace(benchmark, **changed, departures=departures)
 
 
 def _chains(given: Mapping[str, Any]) -> ModularChains:

@@ -14,7 +14,7 @@ import numpy as np
 from .statistics import PairedDifference, paired, paired_macro
 
 # What two runs must have in common for their difference to be the models' own.
-SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier")
+SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")
 
 Key = tuple[str, int]  # id of a question, how often it had occurred before
 Results = dict[str, Any]
@@ -194,6 +194,13 @@ def _record_warnings(ours: Results, theirs: Results) -> list[str]:
     if first["fingerprint"] != second["fingerprint"]:
         names = f"{first['name']} in a, {second['name']} in b"
         warnings.append(f"the prompts were rendered by different templates: {names}")
+    first, second = ours["record"], theirs["record"]
+    for name in ("name", "dtype"):
+        if first["engine"].get(name) != second["engine"].get(name):
+            warnings.append(f"engine {name}: {first['engine'].get(name)} in a, {second['engine'].get(name)} in b")
+    grader = [one.get("graded_with", one)["git_commit"] for one in (first, second)]
+    if grader[0] != grader[1]:
+        warnings.append(f"graded by different versions: {grader[0]} in a, {grader[1]} in b; regrade both")
     return warnings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import matplotlib.pyplot as plt
 from ..metrics_log import MetricsLog
 
 Rows = list[dict[str, float]]
-ACCURACY = "eval/greedy_accuracy"
+ACCURACY = "eval/greedy_accuracy"  # where validation is sampled: eval/validation/avg_at_<k> in its place
 
 # Title, metric on the x axis, metric on the y axis.
 PANELS = (
-    ("Greedy accuracy by step", "step", ACCURACY),
-    ("Greedy accuracy by generated tokens", "cost/generated_tokens", ACCURACY),
+    ("Validation accuracy by step", "step", ACCURACY),
+    ("Validation accuracy by generated tokens", "cost/generated_tokens", ACCURACY),
     ("Reward of fresh rollouts", "step", "reward/mean"),
     ("Lucky guesses among correct rollouts", "step", "reward/lucky_guess_rate"),
     ("Share of replayed questions", "step", "replay/actual_share"),
@@ -36,13 +37,15 @@ def read(run: Path) -> Rows:
 
 def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
     """The points at which both metrics were measured."""
+    if y == ACCURACY and not any(ACCURACY in row for row in rows):
+        y = next((name for row in rows for name in row if re.fullmatch(r"eval/validation/avg_at_\d+", name)), y)
     points = [(row[x], row[y]) for row in rows if x in row and y in row]
     return [a for a, _ in points], [b for _, b in points]
 
 
 def table(runs: Mapping[str, Rows]) -> str:
     """One line a run: accuracy before, after and best, the reward of the last 20 steps, cost."""
-    header = ("run", "greedy before", "after", "best", "reward", "lucky", "tokens", "minutes")
+    header = ("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")
     lines = [header]
     for name, rows in runs.items():
         accuracy = series(rows, "step", ACCURACY)[1]

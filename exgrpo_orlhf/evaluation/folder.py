@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CONFIG, RESULTS, TIMES = "config.json", "results.json", "times.jsonl"
+CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
+SAMPLES = "samples.jsonl"  # in a folder of each benchmark
 GROWS = ("limit", "samples")  # may be raised later: the responses that are there stay what they are
 
 
@@ -30,13 +31,18 @@ def claim(folder: Path) -> Iterator[None]:
         yield
 
 
-def settle(folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare with what the folder was begun with, and write down what is new.
+def settle(
+    folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Compare with what the folder was begun with. Returns what is to be written as its configuration.
 
     common: what every response depends on; benchmarks: by name, what the responses to it depend on, and GROWS
     Raises FolderError that names each difference.
     """
-    known = read_config(folder) if (folder / CONFIG).exists() else {"common": dict(common), "benchmarks": {}}
+    known = read_config(folder) if (folder / CONFIG).exists() else {"benchmarks": {}}
+    known["benchmarks"] = {name: each for name, each in known["benchmarks"].items() if has_samples(folder, name)}
+    if not known["benchmarks"]:  # an attempt that ended before its first response binds nobody
+        known["common"] = dict(common)
     differences = _differences("", known["common"], common)
     for name, wanted in benchmarks.items():
         before = known["benchmarks"].get(name)
@@ -52,7 +58,12 @@ def settle(folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Map
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    write(folder / CONFIG, {"common": dict(common), "benchmarks": {**known["benchmarks"], **benchmarks}})
+    return {"common": dict(common), "benchmarks": {**known["benchmarks"], **benchmarks}}
+
+
+def has_samples(folder: Path, benchmark: str) -> bool:
+    path = folder / benchmark / SAMPLES
+    return path.exists() and path.stat().st_size > 0
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -71,7 +82,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def write(path: Path, value: Any) -> None:
     """JSON, whole or not at all."""
     partial = path.with_name(f".unfinished-{path.name}")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -1,46 +1,69 @@
-"""Verdicts for finished responses while the engine works on the next ones."""
+"""Verdicts for finished responses, and their lines, while the engine works on the next ones."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore
 
 from ..questions.text import plain_text
 from ..replay import Grade, Question
-from ..rewards import Verifier
+from ..rewards import GradingError, Verifier
+from .benchmarks import BenchmarkError
 from .engines import Response
 from .samples import Sample
+from .sets import BenchmarkSet
 
 _TWO_GRADERS = ("math", "choice")  # kinds that are published with math-verify's plain recipe too
 _WAITING = 64  # portions: a grader that falls behind holds up the engine, not the memory
 
+Graded = list[tuple[str, Sample]]  # (benchmark, sample)
+
 
 class Grading:
-    """One thread, which waits for the graders' processes. Portions come back in the order they went in."""
+    """One thread, which waits for the graders' processes and writes what they say as soon as it is there."""
 
-    def __init__(self, verifiers: Mapping[str, Verifier], questions: Mapping[tuple[str, int], Question], plain: bool):
+    def __init__(
+        self,
+        verifiers: Mapping[str, Verifier],
+        questions: Mapping[tuple[str, int], Question],
+        plain: bool,
+        write: Callable[[Graded], None],
+    ) -> None:
         """verifiers: by benchmark; questions: by benchmark and row; plain: ask math-verify's plain recipe too"""
-        self._verifiers, self._questions, self._plain = verifiers, questions, plain
+        self._verifiers, self._questions, self._plain, self._write = verifiers, questions, plain, write
         self._thread = ThreadPoolExecutor(1, "grading")
-        self._pending: deque[Future[list[tuple[str, Sample]]]] = deque()
+        self._room = BoundedSemaphore(_WAITING)
+        self._failed: SimpleQueue[BaseException] = SimpleQueue()
 
-    def put(self, responses: Sequence[Response]) -> Iterator[list[tuple[str, Sample]]]:
-        """Hand in a portion; what comes back is graded by now: (benchmark, sample) pairs. Raises GradingError."""
-        self._pending.append(self._thread.submit(self._grade, responses))
-        while self._pending and (self._pending[0].done() or len(self._pending) > _WAITING):
-            yield self._pending.popleft().result()
-
-    def rest(self) -> Iterator[list[tuple[str, Sample]]]:
-        """Wait for all that was handed in."""
-        while self._pending:
-            yield self._pending.popleft().result()
+    def put(self, responses: Sequence[Response]) -> None:
+        """Hand in a portion. Raises what an earlier one failed with: GradingError, OSError."""
+        self._raise()
+        self._room.acquire()
+        self._thread.submit(self._grade, responses).add_done_callback(self._over)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Wait for all that was handed in. Raises as `put`."""
+        self._thread.shutdown(wait=True)
+        self._raise()
 
-    def _grade(self, responses: Sequence[Response]) -> list[tuple[str, Sample]]:
+    def _over(self, portion: Future[None]) -> None:
+        self._room.release()
+        if error := portion.exception():
+            self._failed.put(error)
+
+    def _raise(self) -> None:
+        try:
+            error = self._failed.get_nowait()
+        except Empty:
+            return
+        raise error
+
+    def _grade(self, responses: Sequence[Response]) -> None:
+        if not self._failed.empty():
+            return
         graded: dict[int, tuple[str, Sample]] = {}
         for benchmark in dict.fromkeys(response.request.key[0] for response in responses):
             mine = [i for i, response in enumerate(responses) if response.request.key[0] == benchmark]
@@ -48,7 +71,21 @@ class Grading:
             verdicts = verdicts_of(self._verifiers[benchmark], pairs, self._plain)
             for i, (question, _), (grade, plain) in zip(mine, pairs, verdicts, strict=True):
                 graded[i] = benchmark, _sample(responses[i], question, grade, plain)
-        return [graded[i] for i in range(len(responses))]
+        self._write([graded[i] for i in range(len(responses))])
+
+
+def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
+    """That every reference answer can be graded against, before anything is generated. Raises BenchmarkError."""
+    for asked in sets:
+        verifier = asked.benchmark.grader(timeout, workers)
+        where = f"benchmark {asked.benchmark.name!r}, verifier {verifier.kind!r}"
+        try:
+            grades = verifier.grade_all([(question, "") for _, question in asked.rows])
+        except (ValueError, GradingError) as error:
+            raise BenchmarkError(f"{where}: {error}") from error
+        for (row, question), grade in zip(asked.rows, grades, strict=True):
+            if grade.verdict == "error":
+                raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
 
 def verdicts_of(

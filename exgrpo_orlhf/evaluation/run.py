@@ -17,17 +17,16 @@ from ..replay import Question
 from ..rewards import Verifier, close_pools
 from ..run_control import Stop
 from .engines import GenerationEngine, Key, Request
-from .folder import RESULTS, FolderError, Times, claim, settle, write
-from .grading import Grading, verdicts_of
-from .record import now, versions
+from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, claim, read_config, settle, write
+from .grading import Grading, check_golds, verdicts_of
+from .record import git_commit, now, versions
 from .results import summarise
-from .samples import Sample, SampleFile
+from .samples import Sample, SampleFile, asked
 from .sets import BenchmarkSet
 from .subject import Asker
 
 log = logging.getLogger(__name__)
 _SAID_EVERY = 5.0  # seconds
-_ENGINE = "engine.json"
 _BATCH = 256  # responses regraded at a time
 
 
@@ -39,7 +38,8 @@ class Evaluation:
     limit: of questions; plain: grade by math-verify's plain recipe too
     timeout: seconds for a verdict; workers: grading processes, 0: one a core
     engine: what of the engine must stay the same when the evaluation is continued
-    record: what else is to be known (record.py)
+    groups: all benchmarks of each group, asked for or not
+    record: what else is to be known of it all; session: of this process (record.py)
     """
 
     asker: Asker
@@ -50,7 +50,9 @@ class Evaluation:
     timeout: float
     workers: int
     engine: Mapping[str, Any]
+    groups: Mapping[str, Sequence[str]]
     record: Mapping[str, Any]
+    session: Mapping[str, Any]
 
     def common(self) -> dict[str, Any]:
         """What all responses and verdicts depend on."""
@@ -69,6 +71,9 @@ class Evaluation:
         return {
             asked.benchmark.name: {
                 **{name: getattr(asked.benchmark, name) for name in names},
+                "ask": self.asker.instruction(asked.benchmark),
+                "of_group": list(self.groups[asked.benchmark.group]),
+                "departures": list(asked.benchmark.departures),
                 "source": asked.source,
                 "fingerprint": asked.fingerprint,
                 "questions": len(asked.rows),
@@ -82,7 +87,7 @@ class Evaluation:
 
     def each(self) -> dict[str, dict[str, Any]]:
         """What those of each benchmark depend on."""
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "ask")
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens")
         return {
             asked.benchmark.name: {
                 **{name: getattr(asked.benchmark, name) for name in names},
@@ -99,32 +104,35 @@ def evaluate(
     """The results, also written to out/results.json; None if a signal came before all responses were there.
 
     engine: makes it; called only if a response is missing
-    Raises FolderError, SampleError, SubjectError, EngineFailure, GradingError.
+    Raises BenchmarkError, SubjectError, FolderError, SampleError, before anything is generated; EngineFailure,
+    GradingError, after which what was finished is there.
     """
-    requests = {request.key: request for asked in evaluation.sets for request in evaluation.asker.requests(asked)}
-    with claim(out):
-        settle(out, evaluation.common(), evaluation.each())
-        names = [asked.benchmark.name for asked in evaluation.sets]
-        files = {name: SampleFile(out / name / "samples.jsonl") for name in names}
-        done = _done(files, requests)
-        times = Times(out)
-        try:
-            if len(done) < len(requests):
-                _generate(evaluation, list(requests.values()), done, _Writer(files, times), out, engine, stop)
-        finally:
-            times.flush()
-            close_pools()
-        if sum(len(file.done) for file in files.values()) < len(requests):
-            return None
-        for file in files.values():
-            file.sort()
-        engine_record = json.loads((out / _ENGINE).read_text(encoding="utf-8"))
-        record = {**evaluation.record, "engine": engine_record, "finished": now()}
-        facts, not_run = _with_earlier(out, evaluation.facts(), evaluation.not_run)
-        files = {name: files.get(name) or SampleFile(out / name / "samples.jsonl") for name in facts}
-        results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
-        write(out / RESULTS, results)
-        return results
+    try:
+        check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
+        requests = {request.key: request for request in evaluation.asker.requests(evaluation.sets)}
+        with claim(out):
+            config = settle(out, evaluation.common(), evaluation.each())
+            files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
+            done = _done(files, requests)
+            write(out / CONFIG, config)
+            times = Times(out)
+            try:
+                if len(done) < len(requests):
+                    _generate(evaluation, list(requests.values()), done, _Writer(files, times), out, engine, stop)
+            finally:
+                times.flush()
+            if sum(len(file.done) for file in files.values()) < len(requests):
+                return None
+            for file in files.values():
+                file.sort()
+            facts, not_run, graded_with = _with_earlier(out, evaluation)
+            files = {name: files.get(name) or _file(out, name) for name in facts}
+            record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
+            results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
+            write(out / RESULTS, results)
+            return results
+    finally:
+        close_pools()
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
@@ -136,24 +144,22 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         try:
             before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise FolderError(
-                f"{out}: no evaluation that came to its end ({error}); run it again to continue"
-            ) from error
-        files = {}
+            raise FolderError(f"{out}: no evaluation that came to its end; run it again to continue") from error
+        config = read_config(out)
+        files = {name: _file(out, name) for name in before["benchmarks"]}
+        for name, facts in before["benchmarks"].items():
+            if len(files[name].done) != facts["questions"] * facts["samples"]:
+                raise FolderError(f"{out}: {name} was extended and did not come to its end; continue that first")
         try:
             for name, facts in before["benchmarks"].items():
-                files[name] = SampleFile(out / name / "samples.jsonl")
-                verifier = Verifier(
-                    facts["verifier"],
-                    function=facts["function"],
-                    timeout=timeout,
-                    workers=workers,
-                    max_failed_share=1.0,
-                )
+                kind, function = facts["verifier"], facts["function"]
+                verifier = Verifier(kind, function=function, timeout=timeout, workers=workers, max_failed_share=1.0)
                 files[name].write(_regraded(files[name], verifier, plain, name))
         finally:
             close_pools()
-        record = {**before["record"], "graded_with": {**versions(), "at": now()}}
+        config["common"]["plain"] = plain
+        write(out / CONFIG, config)
+        record = {**before["record"], "graded_with": {"versions": versions(), "git_commit": git_commit(), "at": now()}}
         results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, Times(out).totals())
         write(out / RESULTS, results)
         return results
@@ -179,31 +185,45 @@ def _generate(
     make_engine: Callable[[], GenerationEngine],
     stop: Stop,
 ) -> None:
+    """Whatever ends it, an engine's failure too: what was finished is graded and written."""
     if done:
         log.info("%s: %d of %d responses are there already", out, len(done), len(requests))
-    verifiers = {
-        asked.benchmark.name: asked.benchmark.grader(evaluation.timeout, evaluation.workers)
-        for asked in evaluation.sets
-    }
+    limits = evaluation.timeout, evaluation.workers
+    verifiers = {asked.benchmark.name: asked.benchmark.grader(*limits) for asked in evaluation.sets}
     questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
     engine = make_engine()
-    grading = Grading(verifiers, questions, evaluation.plain)
     try:
-        write(out / _ENGINE, {**engine.describe(), "reproducible": engine.reproducible})
+        _begin_session(out, {**engine.describe(), "reproducible": engine.reproducible}, evaluation.session, bool(done))
         progress = _Progress(requests, done)
-        writer.begin()
-        with closing(engine.generate(requests, done)) as portions:
-            for portion in portions:
-                for graded in grading.put(portion):
-                    writer.write(graded)
+        with (
+            closing(Grading(verifiers, questions, evaluation.plain, writer.write)) as grading,
+            closing(engine.generate(requests, done)) as portions,
+        ):
+            writer.begin()
+            while not stop.signal and (portion := next(portions, None)) is not None:
+                grading.put(portion)
                 progress.show(Counter(response.request.key[0] for response in portion), sum(r.tokens for r in portion))
-                if stop.signal:
-                    break
-        for graded in grading.rest():
-            writer.write(graded)
     finally:
-        grading.close()
         engine.close()
+
+
+def _begin_session(out: Path, engine: dict[str, Any], session: Mapping[str, Any], continues: bool) -> None:
+    """Write down what generates from now on. Raises FolderError where its numbers would be of another kind."""
+    path = out / SESSIONS
+    sessions = json.loads(path.read_text(encoding="utf-8")) if continues and path.exists() else []
+    if sessions and (before := sessions[-1]["engine"].get("dtype")) != engine.get("dtype"):
+        raise FolderError(
+            f"{out}: its responses were computed in {before}, now it would be {engine['dtype']}; give --dtype "
+            f"{before}, or --out another folder"
+        )
+    new = {"engine": engine, **session}
+    write(path, [*sessions, *([] if new in sessions else [new])])
+
+
+def _sessions(out: Path) -> dict[str, Any]:
+    """Of the last session that generated, and of all where they differ."""
+    sessions = json.loads((out / SESSIONS).read_text(encoding="utf-8"))
+    return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
 
 
 class _Writer:
@@ -257,26 +277,37 @@ class _Progress:
 
 
 def _with_earlier(
-    out: Path, facts: dict[str, dict[str, Any]], not_run: Mapping[str, Mapping[str, str]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]]]:
-    """And the benchmarks that were run in this folder before, in the same way (folder.settle)."""
+    out: Path, evaluation: Evaluation
+) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
+    """Facts and what was not run, with the benchmarks that were run in this folder before (in the same way: settle),
+    and how they were graded again, if they were."""
+    facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
     if (out / RESULTS).exists():
         before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
-        facts = {**before["benchmarks"], **facts}
-        not_run = {**before["not_run"], **not_run}
-    return facts, {name: why for name, why in not_run.items() if name not in facts}
+        earlier = {name: known for name, known in before["benchmarks"].items() if name not in facts}
+        for name, known in list(earlier.items()):
+            if len(_file(out, name).done) != known["questions"] * known["samples"]:
+                log.warning("%s was extended and did not come to its end: it is left out of the results", name)
+                del earlier[name]
+        facts, not_run = {**earlier, **facts}, {**before["not_run"], **not_run}
+        graded_with = {name: known for name, known in before["record"].items() if name == "graded_with"}
+    return facts, {name: why for name, why in not_run.items() if name not in facts}, graded_with
+
+
+def _file(out: Path, benchmark: str) -> SampleFile:
+    return SampleFile(out / benchmark / SAMPLES)
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:
-    """What is there already. Raises FolderError for a sample of another question."""
+    """What is there already. Raises FolderError for the response to another prompt."""
     done = set()
     for name, file in files.items():
-        for (row, sample), seed in file.done.items():
+        for (row, sample), what in file.done.items():
             request = requests.get((name, row, sample))
-            if request is None or request.seed != seed:
+            if request is None or asked(request.seed, request.prompt) != what:
                 raise FolderError(
-                    f"{file.path}: row {row}, sample {sample} answers another question than the set has there now: the "
-                    "set has changed; give --out another folder"
+                    f"{file.path}: row {row}, sample {sample} answers another prompt than would be asked now: the set, "
+                    "the template or the instruction has changed; give --out another folder"
                 )
             done.add((name, row, sample))
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ class SampleFile:
     def __init__(self, path: Path) -> None:
         """Raises SampleError for a line that is not a sample, or is there twice."""
         self.path = path
-        self.done: dict[Place, int] = {}  # with the seed of the response
+        self.done: dict[Place, bytes] = {}  # with what was asked
         self._ordered = True
         if path.exists():
             self._cut_torn_line()
@@ -107,7 +108,7 @@ class SampleFile:
         place = (sample["row"], sample["sample"])
         self._ordered = self._ordered and (not self.done or place > self._last)
         self._last = place
-        self.done[place] = sample["seed"]
+        self.done[place] = asked(sample["seed"], sample["prompt"])
 
     def _cut_torn_line(self) -> None:
         with self.path.open("r+b") as file:
@@ -121,6 +122,11 @@ class SampleFile:
                     return
                 data = start
             file.truncate(0)
+
+
+def asked(seed: int, prompt: str) -> bytes:
+    """A response belongs to this and to no other."""
+    return hashlib.blake2b(f"{seed} {prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def _line(sample: Sample) -> bytes:

@@ -15,10 +15,12 @@ from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
 from ..questions.files import read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
-from ..questions.records import fingerprint
+from ..questions.records import field_value, fingerprint, missing_in
 from ..replay import Question
 from ..tasks.modular_chains import ModularChains
 from .benchmarks import Benchmark, BenchmarkError, SetFile
+
+_PREPARED = "prepared"  # verl's layout, as scripts/prepare_data.py writes it
 
 # By the name that `convert` has in a block: the columns it reads, and the function.
 _CONVERSIONS: dict[str, tuple[tuple[str, ...], Conversion]] = {
@@ -67,25 +69,25 @@ class BenchmarkSet:
 
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:
-    """The benchmark's set from the first place that has it. hub: look there too
+    """The benchmark's set from the first place that has it: the folders, the folder of its block, datasets/, the hub.
 
     limit: so many questions; chosen by their hashes, so that they are spread over the set, the same ones in every
         run, and part of those of any larger limit
+    hub: look there too
     Raises Unavailable where no place has it, BenchmarkError where a file is not as the block says.
     """
+    places = (*folders, benchmark.folder, DATASETS)
     if benchmark.chains:
-        found = (_made(benchmark, benchmark.chains), "made here", ())
-    elif (path := _prepared(benchmark, folders)) is not None:
-        found = (_from_file(benchmark, path, SetFile(path.name, "verl")), str(path), ())
-    elif (place := _named(benchmark, folders)) is not None:
+        rows, source, notes = _made(benchmark, benchmark.chains), "made here", ()
+    elif (place := _place(benchmark, places)) is not None:
         path, file = place
-        found = (_from_file(benchmark, path, file), str(path), (file.note,) if file.note else ())
+        rows, notes = _from_file(benchmark, path, file)
+        source = str(path)
     elif benchmark.public and hub:
-        found = (_from_hub(benchmark, benchmark.public), f"{benchmark.public.id} of the hub", ())
+        rows, source, notes = _from_hub(benchmark, benchmark.public), f"{benchmark.public.id} of the hub", ()
     else:
-        names = " or ".join([f"{benchmark.name}.parquet", *(file.name for file in benchmark.files)])
-        raise Unavailable(f"there is no {names} in {', '.join(map(str, (*folders, benchmark.folder)))}; see --data")
-    rows, source, notes = found
+        names = " or ".join([_prepared_name(benchmark), *(file.name for file in benchmark.files)])
+        raise Unavailable(f"there is no {names} in {', '.join(map(str, places))}; give its folder with --data")
     if not rows:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {source} holds no questions; was it written to the end?")
     chosen = rows if limit is None else _chosen(rows, limit)
@@ -93,35 +95,35 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
         notes = (f"{len(rows):,} rows, {benchmark.rows:,} are official", *notes)
     if len(chosen) < len(rows):
         notes = (*notes, f"--limit {limit}: {len(chosen):,} of {len(rows):,} rows")
-    return BenchmarkSet(benchmark, tuple(chosen), len(rows), source, notes)
+    return BenchmarkSet(benchmark, tuple(chosen), len(rows), source, (*notes, *benchmark.departures))
 
 
 def _made(benchmark: Benchmark, chains: ModularChains) -> list[tuple[int, Question]]:
     """With the questions' own ids: they are known from training."""
     made = []
     for row, question in enumerate(chains.load()):
-        group = {"group": str(question.meta[benchmark.by])} if benchmark.by else {}
+        group = {"group": str(question.meta[benchmark.by])} if benchmark.by in question.meta else {}
         made.append((row, replace(question, meta={**question.meta, **group})))
     return made
 
 
-def _prepared(benchmark: Benchmark, folders: Sequence[Path]) -> Path | None:
-    name = f"{benchmark.public.name if benchmark.public else benchmark.name}.parquet"
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+def _prepared_name(benchmark: Benchmark) -> str:
+    return f"{benchmark.public.name if benchmark.public else benchmark.name}.parquet"
 
 
-def _named(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
-    for file in benchmark.files:
-        for folder in (*folders, benchmark.folder):
-            if (folder / file.name).is_file():
-                return folder / file.name, file
-    return None
+def _place(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
+    known = (SetFile(_prepared_name(benchmark), _PREPARED), *benchmark.files)
+    there = ((folder / file.name, file) for folder in folders for file in known)
+    return next(((path, file) for path, file in there if path.is_file()), None)
 
 
-def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> list[tuple[int, Question]]:
+def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tuple[int, Question]], tuple[str, ...]]:
+    """The questions, and what is to be said of them."""
     needed, convert = _conversion(benchmark, file)
+    columns: list[str] = []
 
-    def check(present: Iterable[str]) -> None:
+    def check(present: Sequence[str]) -> None:
+        columns.extend(present)
         missing = [column for column in needed if column not in present]
         if missing:
             raise BenchmarkError(
@@ -129,20 +131,29 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> list[tuple[in
                 f"`files` of benchmark {benchmark.name!r}"
             )
 
-    by = (benchmark.by,) if benchmark.by and path.suffix != ".parquet" else ()
-    if benchmark.by and path.suffix == ".parquet":
+    if path.suffix == ".parquet" and benchmark.by:
         import pyarrow.parquet as pq
 
         by = (benchmark.by,) if benchmark.by in pq.read_schema(path).names else ()
+    else:
+        by = ()
     try:
         rows = list(read_rows(path, check, (*needed, *by)))
+        if rows and path.suffix == ".jsonl":
+            check([*rows[0], *(name for name in needed if "." in name and not missing_in(rows[0], name))])
     except BenchmarkError:
         raise
     except ValueError as error:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {error}") from error
-    if rows and path.suffix == ".jsonl":
-        check(list(rows[0]))
-    return _questions(benchmark, rows, convert, str(path))
+    notes: tuple[str, ...] = (file.note,) if file.note else ()
+    if benchmark.by and benchmark.by not in columns:
+        if file.convert != _PREPARED:
+            raise BenchmarkError(
+                f"{path}: no column {benchmark.by!r}, there are {', '.join(columns)}; mend `by` of benchmark "
+                f"{benchmark.name!r}"
+            )
+        notes = (*notes, f"no scores by {benchmark.by}: the prepared file has no such column")
+    return _questions(benchmark, rows, convert, str(path)), notes
 
 
 def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Question]]:
@@ -153,7 +164,10 @@ def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Questi
             commit(public.id, public.revision, binding)
         table = load_table(public.id, public.subset, public.split, public.revision, binding)
     except HubError as error:
-        raise Unavailable(f"{error}; or prepare it once with scripts/prepare_data.py --only {public.name}") from error
+        raise Unavailable(
+            f"{str(error).partition(';')[0]}; with scripts/prepare_data.py --only {public.name}, where there is a "
+            f"network and access, it becomes {public.name}.parquet: --data FOLDER"
+        ) from error
     missing = [column for column in public.columns if column not in table.column_names]
     if missing:
         raise BenchmarkError(
@@ -166,6 +180,11 @@ def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Questi
 
 
 def _conversion(benchmark: Benchmark, file: SetFile) -> tuple[tuple[str, ...], Conversion]:
+    """The columns that it reads, and the function."""
+    if file.convert == _PREPARED:
+        return _CONVERSIONS["verl"]
+    if file.options:
+        return (file.question, file.options, file.answer), conversions.choice(file.question, file.options, file.answer)
     if file.convert == "columns":
         return (file.question, file.answer), conversions.columns(file.question, file.answer)
     if file.convert == "boxed":
@@ -176,6 +195,15 @@ def _conversion(benchmark: Benchmark, file: SetFile) -> tuple[tuple[str, ...], C
     return _CONVERSIONS[file.convert]
 
 
+class _Row(dict[str, Any]):
+    """A row whose columns can be named by dotted paths into nested records."""
+
+    def __missing__(self, name: str) -> Any:
+        if missing_in(self, name):
+            raise KeyError(name)
+        return field_value(self, name)
+
+
 def _questions(
     benchmark: Benchmark, rows: Iterable[Mapping[str, Any]], convert: Conversion, place: str
 ) -> list[tuple[int, Question]]:
@@ -183,14 +211,16 @@ def _questions(
     questions = []
     for index, row in enumerate(rows):
         try:
-            text, answer = convert(row)
+            text, answer = convert(_Row(row))
+            text, answer = text.strip(), answer.strip()
+            text.encode(), answer.encode()  # half a surrogate pair is no text
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
                 f"benchmark {benchmark.name!r}: {place}, row {index}: not of the form expected "
                 f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
-        if not text.strip() or not answer.strip():
-            what = "question" if not text.strip() else "answer"
+        if not text or not answer:
+            what = "question" if not text else "answer"
             raise BenchmarkError(f"benchmark {benchmark.name!r}: {place}, row {index}: the {what} is empty")
         meta = {"group": str(row[benchmark.by])} if benchmark.by and benchmark.by in row else {}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))

@@ -6,9 +6,12 @@ import ast
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from ..checkpoints import BEST, find
 from ..prompts import PromptEncoder, Prompts
@@ -19,8 +22,7 @@ from .seeds import response_seed
 from .sets import BenchmarkSet
 
 _NO_LIMIT = 1 << 40  # tokens: here the model's context is the limit
-_SPEAKING = ("plain", "chat")  # templates that do not say how to answer
-_NOT_WEIGHTS = ("trainer", "replay", "_actor")  # of a checkpoint: what a model is without
+_OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")  # of a model
 
 
 class SubjectError(ValueError):
@@ -29,7 +31,9 @@ class SubjectError(ValueError):
 
 @dataclass(frozen=True)
 class Subject:
-    """path: as `from_pretrained` takes it; hash: of all its files, None for one of the hub, which has a revision
+    """path: as `from_pretrained` takes it, or a server's name for it
+    tokenizer: None where a server has it
+    hash: of its files, None for one of the hub, which has a revision, or of a server
     context: its positions; None: no limit is known
     run, step, mlflow_run_id, metrics_log: of the training run that made it, where it is a checkpoint of this trainer;
         the last is the identity of its metrics, by which MLflow knows it too
@@ -102,44 +106,70 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     return subject, _prompts_of(known["identity"])
 
 
+def served(name: str, tokenizer: str | None) -> Subject:
+    """A model behind a server. tokenizer: folder or hub id; None: the server has it. Raises SubjectError."""
+    if tokenizer is None:
+        return Subject(name, None, None)
+    of, _ = load(tokenizer)
+    return Subject(name, of.tokenizer, of.context)
+
+
 def hash_of(folder: Path) -> str:
-    """Of a model's files by name and content, without what training keeps beside them."""
+    """Of a model's own files by name and content, without what training or evaluation keeps beside them."""
     total = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.is_file() and relative.parts[0] not in _NOT_WEIGHTS:
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _OWN_FILES and path.is_file():
             with path.open("rb") as file:
-                total.update(f"{relative} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+                total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 
 class Asker:
-    """From a benchmark's questions to requests."""
+    """From benchmarks' questions to requests."""
 
     def __init__(self, subject: Subject, prompts: Prompts, seed: int) -> None:
         """Raises SubjectError where the tokenizer lacks what the template needs."""
         self.subject, self.prompts, self.seed = subject, prompts, seed
+        self.encoder: PromptEncoder | None = None
+        self._stop: tuple[int, ...] = ()
+        self._silent = "boxed" not in (prompts.system or "")
+        if subject.tokenizer is None:
+            return
         try:
             self.encoder = PromptEncoder(replace(prompts, max_tokens=_NO_LIMIT), subject.tokenizer)
-        except ValueError as error:
+            self._stop = self.encoder.turn_ends()
+            self._silent = "boxed" not in self.encoder.render(Question.make("", "?", "?"))
+        except (ValueError, TemplateError) as error:
             raise SubjectError(str(error).replace("Prompts.template = ", "--template ")) from error
 
-    def requests(self, asked: BenchmarkSet) -> list[Request]:
-        """`samples` for each question, in order. Raises SubjectError for a prompt that the model has no room for."""
-        benchmark, requests = asked.benchmark, []
+    def requests(self, sets: Sequence[BenchmarkSet]) -> list[Request]:
+        """`samples` for each question, in order. Raises SubjectError where the model has no room for one."""
+        requests = [request for asked in sets for request in self._of(asked)]
+        if self.subject.context is not None:
+            self._check_room(requests, self.subject.context)
+        return requests
+
+    def instruction(self, benchmark: Benchmark) -> str | None:
+        """What stands below each question."""
+        return benchmark.instruction(self._silent)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.prompts.template if self.encoder else "the server's",
+            "system": self.prompts.system,
+            "fingerprint": self.encoder.fingerprint() if self.encoder else None,
+        }
+
+    def _of(self, asked: BenchmarkSet) -> Iterator[Request]:
+        benchmark = asked.benchmark
+        instruction = self.instruction(benchmark)
         for row, question in asked.rows:
-            put = self._with_instruction(benchmark, question)
-            try:
-                ids = tuple(self.encoder.encode(put))
-            except ValueError as error:
-                raise SubjectError(
-                    f"benchmark {benchmark.name!r}, row {row}: the prompt has no tokens in this model's tokenizer, or "
-                    f"a message that --template {self.prompts.template} cannot write: {question.prompt!r:.80}"
-                ) from error
-            self._check_room(benchmark, row, len(ids))
-            text, messages = self.encoder.render(put), tuple(self.encoder.turns(put))
-            requests += [
-                Request(
+            put = question
+            if instruction:  # with an id of its own, or the encoder would know it by the one without
+                put = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
+            text, ids, messages = self._encoded(benchmark, row, put)
+            for sample in range(benchmark.samples):
+                yield Request(
                     (benchmark.name, row, sample),
                     text,
                     ids,
@@ -148,34 +178,36 @@ class Asker:
                     benchmark.max_tokens,
                     benchmark.temperature,
                     benchmark.top_p,
+                    self._stop,
                 )
-                for sample in range(benchmark.samples)
-            ]
-        return requests
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.prompts.template,
-            "system": self.prompts.system,
-            "fingerprint": self.encoder.fingerprint(),
-        }
+    def _encoded(
+        self, benchmark: Benchmark, row: int, put: Question
+    ) -> tuple[str, tuple[int, ...], tuple[tuple[str, str], ...]]:
+        """The prompt as text, as tokens and as messages."""
+        if self.encoder is None:
+            system = [("system", self.prompts.system)] if self.prompts.system else []
+            messages = (*system, ("user", str(put.prompt)))
+            return "\n\n".join(content for _, content in messages), (), messages
+        try:
+            return self.encoder.render(put), tuple(self.encoder.encode(put)), tuple(self.encoder.turns(put))
+        except (ValueError, TypeError, TemplateError) as error:
+            raise SubjectError(
+                f"benchmark {benchmark.name!r}, row {row}: it cannot be written by --template {self.prompts.template}, "
+                f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {put.prompt!r:.80}"
+            ) from error
 
-    def _with_instruction(self, benchmark: Benchmark, question: Question) -> Question:
-        silent = self.prompts.template in _SPEAKING and not self.prompts.system
-        if not benchmark.ask or (benchmark.ask_when == "silent" and not silent):
-            return question
-        # Its own id would find the prompt without the instruction in the encoder's memory.
-        return Question.make(question.source, f"{question.prompt}\n\n{benchmark.ask}", question.answer)
-
-    def _check_room(self, benchmark: Benchmark, row: int, length: int) -> None:
-        context = self.subject.context
-        if context is None or length + benchmark.max_tokens <= context:
+    def _check_room(self, requests: Sequence[Request], context: int) -> None:
+        longest = max(requests, key=lambda request: len(request.prompt_ids) + request.max_tokens)
+        length, tokens = len(longest.prompt_ids), longest.max_tokens
+        if length + tokens <= context:
             return
-        room = context - length
+        room = context - max(len(request.prompt_ids) for request in requests)
         mend = f"give --max-tokens {room} or less" if room > 0 else "the model is too small for this benchmark"
+        benchmark, row, _ = longest.key
         raise SubjectError(
-            f"benchmark {benchmark.name!r}, row {row}: {length} prompt tokens and {benchmark.max_tokens} of the "
-            f"response exceed the {context} positions of {self.subject.path}; {mend}"
+            f"benchmark {benchmark!r}, row {row}: {length} prompt tokens and {tokens} of the response exceed the "
+            f"{context} positions of {self.subject.path}; {mend}"
         )
 
 

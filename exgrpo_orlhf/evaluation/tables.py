@@ -46,9 +46,11 @@ def shortfall(benchmark: dict[str, Any]) -> str | None:
 
 
 def of_questions(benchmark: dict[str, Any]) -> str:
-    """'30' for a whole set, '20/30' for a part of one."""
-    asked, official = benchmark["questions"], benchmark["official_rows"] or benchmark["rows"]
-    return f"{asked:,}" if shortfall(benchmark) is None else f"{asked:,}/{official:,}"
+    """'30' for a whole set, '20/30' for a part of one, '20/40 (83)' where the set found is not the official one."""
+    asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
+    if shortfall(benchmark) is None:
+        return f"{asked:,}"
+    return f"{asked:,}/{rows:,}" + ("" if official in (None, rows) else f" ({official:,})")
 
 
 def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -97,9 +99,10 @@ def notes(results: Results) -> list[tuple[str, str]]:
 def terminal(results: Results) -> str:
     """One line a benchmark, the means with what they are over, what was not run and why, the notes.
 
-    truncated, no answer, timeout / error: % of the samples; tokens: of a response, on average.
+    plain: avg@k by math-verify's plain recipe; truncated, no answer, timeout / error: % of the samples; tokens: of a
+    response, on average.
     """
-    head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "pass@k", "maj@k", "truncated", "no answer")
+    head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer")
     lines: list[tuple[str, ...]] = [(*head, "timeout / error", "tokens", "seconds")]
     for benchmark in results["benchmarks"].values():
         best, majority, rates = largest(benchmark["pass"]), largest(benchmark["maj"]), benchmark["rates"]
@@ -109,6 +112,7 @@ def terminal(results: Results) -> str:
                 of_questions(benchmark),
                 str(benchmark["avg"]["k"]),
                 interval(benchmark["avg"]),
+                percent(benchmark["plain"]["value"]) if benchmark["plain"] else NONE,
                 _at(best, benchmark["samples"]),
                 _at(majority, benchmark["samples"]),
                 percent(rates["truncated"]),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..prompts import PromptEncoder
 from ..questions.overlap import same_questions
 from ..questions.records import fingerprint
 from ..questions.text import plain_text
@@ -18,7 +19,7 @@ from ..rewards import Verifier
 from ..settings import require
 from . import sets
 from .benchmarks import Definitions
-from .folder import RESULTS, write
+from .folder import RESULTS, SAMPLES, write
 from .record import now
 from .results import metrics, summarise
 from .samples import Sample, SampleFile
@@ -92,6 +93,9 @@ class Validation:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "max_tokens": max_tokens,
+            "ask": None,
+            "of_group": [NAME],
+            "departures": [],
             "source": "Work.validation",
             "fingerprint": fingerprint(questions),
             "questions": len(self.questions),
@@ -104,7 +108,7 @@ class Validation:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
     def evaluate(
-        self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], render: Callable[[Question], str]
+        self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
     ) -> dict[str, float]:
         """Metrics for the log; the samples and results.json go to evaluation/<step>/ of the run.
 
@@ -119,7 +123,7 @@ class Validation:
         grades = iter(zip(self._verifier.grade_all(pairs), pairs, strict=True))
         samples: list[Sample] = []
         for row, (question, rollouts) in enumerate(zip(self.questions, responses, strict=True)):
-            prompt = render(question)
+            prompt, length = prompts.render(question), len(prompts.encode(question))
             for sample, rollout in enumerate(rollouts):
                 grade, (_, text) = next(grades)
                 samples.append(
@@ -136,14 +140,16 @@ class Validation:
                         "verdict": grade.verdict,
                         "sound": grade.sound,
                         "plain": None,
-                        "prompt_tokens": 0,
+                        "prompt_tokens": length,
                         "response_tokens": len(rollout.token_ids),
                         "finish": rollout.finish,
                         "group": _group(question),
                     }
                 )
         folder = self._run / "evaluation" / str(step)
-        file = SampleFile(folder / NAME / "samples.jsonl")
+        path = folder / NAME / SAMPLES
+        path.unlink(missing_ok=True)  # of a step that is run again: nothing in it is wanted
+        file = SampleFile(path)
         file.write(samples)
         model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
         record = {**self._record, "model": {**model, "mlflow_run_id": None, "metrics_log": None}, "finished": now()}
@@ -169,7 +175,7 @@ def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
     absent = []
     for benchmark in Definitions().suite(suite):
         try:
-            tests = sets.load(benchmark, (sets.DATASETS,), None, hub=False)
+            tests = sets.load(benchmark, (), None, hub=False)
         except sets.Unavailable:
             absent.append(benchmark.title)
             continue

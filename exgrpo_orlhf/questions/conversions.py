@@ -35,6 +35,26 @@ def columns(question: str, answer: str) -> Conversion:
     return convert
 
 
+def choice(question: str, options: str, answer: str) -> Conversion:
+    """Multiple choice with the options' texts in a column; the answer is a label, a number from 0, or an option's text.
+
+    Raises ValueError where it is none of these.
+    """
+
+    def convert(row: Row) -> tuple[str, str]:
+        texts, right = [str(text) for text in row[options]], _text(row[answer])
+        labels = string.ascii_uppercase[: len(texts)]
+        if right in texts:
+            right = labels[texts.index(right)]
+        elif right.isdigit() and int(right) < len(texts):
+            right = labels[int(right)]
+        elif right not in labels or not right:
+            raise ValueError(f"the answer {right!r} is none of the {len(texts)} options, nor its letter or number")
+        return _with_choices(row[question], labels, texts), right
+
+    return convert
+
+
 def boxed(question: str, solution: str) -> Conversion:
     """The answer is what the solution boxes last."""
 

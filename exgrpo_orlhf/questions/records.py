@@ -124,6 +124,11 @@ def field_value(record: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def missing_in(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a dotted path ends early."""
+    return isinstance(field_value(record, name), _Missing)
+
+
 def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) -> str | tuple[Message, ...]:
     """The prompt as a question keeps it: its text, or (role, content) pairs.
 

@@ -17,6 +17,7 @@ class Request:
     messages: (role, content) pairs that the text was rendered from, for servers that render themselves
     seed: of this response alone, below 2^63
     temperature: 0 is greedy
+    stop_ids: tokens that end the response besides the model's own
     """
 
     key: Key
@@ -27,6 +28,7 @@ class Request:
     max_tokens: int
     temperature: float
     top_p: float
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ...engines.local.generation import end_tokens, generate
@@ -28,19 +29,26 @@ class TransformersEngine:
         Raises EngineFailure for a device that is not there or a model that cannot be loaded.
         """
         torch.set_num_threads(threads)
-        name = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-        if name.startswith("cuda") and not torch.cuda.is_available():
-            raise EngineFailure(f"--device {device}: torch sees no GPU here; use auto or cpu")
-        self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
         self.rows, self.tokenizer, self.threads = rows, tokenizer, threads
+        name = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa"
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            said = str(error).partition("\n")[0]
+            raise EngineFailure(f"--device {device}: not here ({said}); use auto or cpu") from error
+        self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
+        try:
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa", output_loading_info=True
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise EngineFailure(f"{model_path}: no causal language model for transformers ({said})") from error
+        if missing := sorted(loaded["missing_keys"]):
             raise EngineFailure(
-                f"{model_path}: no causal language model that transformers can load: {error}"
-            ) from error
+                f"{model_path} lacks {len(missing)} of its weights, such as {missing[0]}, which would be random "
+                "numbers; save the whole model"
+            )
         self.model = model.to(name).eval()
         self.end = end_tokens(self.model, tokenizer.eos_token_id)
         if not self.end:
@@ -55,27 +63,35 @@ class TransformersEngine:
         for chunk in self._chunks(requests):
             if all(request.key in done for request in chunk):
                 continue
-            first = chunk[0]
+            yield self._answer(chunk, done)
+
+    def _answer(self, chunk: Sequence[Request], done: Collection[Key]) -> list[Response]:
+        first = chunk[0]
+        try:
             rollouts = generate(
                 self.model,
                 [request.prompt_ids for request in chunk],
-                end=self.end,
+                end=sorted({*self.end, *first.stop_ids}),
                 pad=self.pad,
                 max_new_tokens=first.max_tokens,
                 temperature=first.temperature or None,
                 top_p=first.top_p,
                 seeds=[request.seed for request in chunk],
             )
-            yield [
-                Response(
-                    request,
-                    self.tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True),
-                    len(rollout.token_ids),
-                    rollout.finish,
-                )
-                for request, rollout in zip(chunk, rollouts, strict=True)
-                if request.key not in done
-            ]
+        except ArithmeticError as error:
+            raise EngineFailure(f"{first.key[0]}, row {first.key[1]} and others: {error}; are the weights?") from error
+        except torch.OutOfMemoryError as error:
+            raise EngineFailure(f"{len(chunk)} responses at a time are too many for the GPU; lower --rows") from error
+        return [
+            Response(
+                request,
+                self.tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True),
+                len(rollout.token_ids),
+                rollout.finish,
+            )
+            for request, rollout in zip(chunk, rollouts, strict=True)
+            if request.key not in done
+        ]
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Of one benchmark and setting each; prompts of similar length, so that little is padding."""

@@ -122,6 +122,7 @@ class VllmEngine:
             top_p=request.top_p,
             max_tokens=request.max_tokens,
             seed=request.seed,
+            stop_token_ids=list(request.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
