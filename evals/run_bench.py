@@ -219,16 +219,25 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
 
 def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -> int:
     """Tables, report, MLflow."""
-    from exgrpo_orlhf.evaluation import mlflow_log, paper, report, tables
+    from exgrpo_orlhf.evaluation import mlflow_log, report, tables
 
-    (out / "paper.md").write_text(paper.markdown(results, paper.read_paper(PAPER)), encoding="utf-8")
+    _beside_the_paper(out, results)
     report.write_report([out], out / "report.html")
     print(tables.terminal(results))
-    print(f"\n{out}: results.json, paper.md, report.html", file=sys.stderr)
+    print(f"\n{out}: results.json, report.html", file=sys.stderr)
     if not arguments.no_mlflow:
         database = f"sqlite:///{ROOT / 'mlflow.db'}"
         mlflow_log.log_results(out, results, default_uri=database, experiment=arguments.experiment)
     return 0
+
+
+def _beside_the_paper(out: Path, results: dict[str, Any]) -> None:
+    """paper.md, where a benchmark of the paper's was run."""
+    from exgrpo_orlhf.evaluation import paper
+
+    table = paper.read_paper(PAPER)
+    if set(table.samples) & set(results["benchmarks"]):
+        (out / "paper.md").write_text(paper.markdown(results, table), encoding="utf-8")
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -291,11 +300,11 @@ def _regrade(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     _add_grading(parser)
     arguments = parser.parse_args(words)
-    from exgrpo_orlhf.evaluation import paper, report, tables
+    from exgrpo_orlhf.evaluation import report, tables
     from exgrpo_orlhf.evaluation.run import regrade
 
     results = regrade(arguments.folder, arguments.timeout, arguments.workers, not arguments.one_grader)
-    (arguments.folder / "paper.md").write_text(paper.markdown(results, paper.read_paper(PAPER)), encoding="utf-8")
+    _beside_the_paper(arguments.folder, results)
     report.write_report([arguments.folder], arguments.folder / "report.html")
     print(tables.terminal(results))
     return 0

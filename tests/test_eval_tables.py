@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
@@ -12,7 +13,8 @@ from results_builder import TITLES, make_results
 from exgrpo_orlhf.evaluation.paper import markdown, read_paper
 from exgrpo_orlhf.evaluation.tables import terminal
 
-PAPER = read_paper(ROOT / "evals" / "paper.toml")
+PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
+PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
 WHOLE = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
 PARTLY = {"aime24": (12, 12, 12, 32), "aime25": (5, 12, 12, 32), "amc": (10, 10, 83, 4), "arc_c": (12, 12, 12, 1)}
 REASONS = {key: f"no {key} here" for key in TITLES if key not in PARTLY}
@@ -116,7 +118,7 @@ def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
     assert float(ours[10].strip(" |")) == pytest.approx(100 * sum(values[6:]) / 3, abs=0.0501)
     assert "\\*" not in " ".join(ours)
     assert "\n- " not in text  # no footnote
-    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 2 + 2 + 25
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 2 + 3 + 25
     math = results["means"]["groups"]["math"]
     assert cells(text, "95 % interval")[6] == f"{100 * math['low']:.1f} to {100 * math['high']:.1f}"
 
@@ -148,6 +150,17 @@ def test_other_sampling_marks_the_column_and_its_average(tmp_path, field, value,
     assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [8, 10]
     assert f"- GPQA: {said}." in text
     assert "- OOD avg: holds GPQA, not sampled as in the paper." in text
+
+
+def test_a_set_that_is_another_than_the_papers_is_marked_and_the_plain_recipes_score_stands_below(tmp_path):
+    results = make_results(tmp_path / "mine", WHOLE)
+    text = markdown(results, PUBLISHED, "Llama-3.1-8B")
+    ours = cells(text, "**mine, step 120**")
+    assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [5, 6]
+    assert "- Olympiad: 12 questions, 675 in the paper's file." in text
+    plain = cells(text, "by math-verify's plain recipe")
+    assert plain[0] == f"{100 * results['benchmarks']['aime24']['plain']['value']:.1f}"
+    assert plain[1] == "–"
 
 
 def test_an_unknown_backbone_is_refused_with_those_there_are(tmp_path):

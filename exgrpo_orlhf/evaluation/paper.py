@@ -17,7 +17,8 @@ ROUNDING = 0.1 + 1e-9
 class Paper:
     """A table of a paper, as printed, in %.
 
-    samples: column -> samples a question of its protocol; averages: column -> the columns it is the mean of
+    samples: column -> samples a question of its protocol; questions: of a column whose set is another than the official
+    one; averages: column -> the columns it is the mean of
     rows: (backbone, method) -> one value a column
     """
 
@@ -26,6 +27,7 @@ class Paper:
     temperature: float
     top_p: float
     samples: dict[str, int]
+    questions: dict[str, int]
     titles: dict[str, str]
     averages: dict[str, list[str]]
     rows: dict[tuple[str, str], dict[str, float]]
@@ -60,6 +62,7 @@ def read_paper(path: Path) -> Paper:
         temperature=protocol["temperature"],
         top_p=protocol["top_p"],
         samples=protocol["samples"],
+        questions=protocol["questions"],
         titles=dict(zip(columns, raw["table"]["titles"], strict=True)),
         averages=raw["table"]["averages"],
         rows=rows,
@@ -74,7 +77,7 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
     """
     if backbone is not None and backbone not in paper.backbones():
         raise ValueError(f"no backbone {backbone!r} in {paper.source}; there are {', '.join(paper.backbones())}")
-    values, intervals, footnotes = [], [], []
+    values, intervals, plain, footnotes = [], [], [], []
     for column, name in paper.titles.items():
         if column in paper.averages:
             value, bounds, why = _average(results, paper, column)
@@ -82,6 +85,8 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
             value, bounds, why = _column(results, paper, column)
         values.append(value)
         intervals.append(bounds)
+        other = results["benchmarks"].get(column, {}).get("plain")
+        plain.append(percent(other["value"]) if other else NONE)
         if why:
             footnotes.append(f"{name}: {why}.")
     lines = [
@@ -89,6 +94,7 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
         ["---", *["---:"] * len(paper.titles)],
         [f"**{_cell(model_name(results))}**", *values],
         ["95 % interval", *intervals],
+        ["by math-verify's plain recipe", *plain],
     ]
     for (model, method), row in paper.rows.items():
         if backbone in (None, model):
@@ -119,6 +125,8 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
     found = []
     if part := shortfall(benchmark):
         found.append(part)
+    elif benchmark["questions"] != paper.questions.get(column, benchmark["questions"]):
+        found.append(f"{benchmark['questions']} questions, {paper.questions[column]} in the paper's file")
     if benchmark["samples"] != paper.samples[column]:
         found.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
     if benchmark["temperature"] != paper.temperature:
