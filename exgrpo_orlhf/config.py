@@ -47,6 +47,7 @@ from .replay import (
 )
 from .rewards import Verifier
 from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
+from .study.suite import Suite
 from .tasks.chain_model import ChainModel
 from .tasks.modular_chains import ModularChains
 from .tracking import TrackingSettings
@@ -80,8 +81,8 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "MixedPolicyLoss": (MixedPolicyLoss, ()),
     "Evaluation": (ValidationSettings, ()),
     "Tracking": (TrackingSettings, ()),
+    "Suite": (Suite, ()),
 }
-
 
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
@@ -117,20 +118,26 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int |
     seed: takes the place of train.seed
     Raises ConfigError.
     """
+    return _load(_build, files, overrides, seed)
+
+
+def load_suite(file: str | Path) -> Suite:
+    """The suite that a gin file binds. Raises ConfigError."""
+    return _load(_GIN["Suite"], [file], (), None)
+
+
+def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
     gin.clear_config()
     bindings = _Bindings()
     named = [_find(file, None) for file in files]
-    for path in named:
-        for included in _includes(path):
-            _read(included, bindings)
-    for path in named:
+    for path in [*(included for file in named for included in _includes(file)), *named]:
         _read(path, bindings)
     for override in overrides:
         _bind(override, f"--set {override!r}", bindings, allow_include=False)
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
     try:
-        return _build()
+        return build()
     except ConfigError:
         raise
     except (ValueError, TypeError, RuntimeError, FileNotFoundError) as error:

@@ -53,6 +53,7 @@ def main() -> int:
         "engine": experiment.settings.engine,
         "seed": str(experiment.settings.seed),
         "git_commit": _git_commit(),
+        **dict(arguments.tag),
     }
     try:
         outcome = train(
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="BINDING", help="one more binding, such as 'ReplayMixer.rho=0.25'"
     )
     parser.add_argument("--seed", type=int, help="train.seed")
+    parser.add_argument(
+        "--tag", action="append", default=[], type=_tag, metavar="NAME=VALUE", help="one more tag of the MLflow run"
+    )
     parser.add_argument("--name", help="name of the run (default: from gin files, --set and seed)")
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name> of the project)")
     parser.add_argument(
@@ -94,6 +98,13 @@ def _name(arguments: argparse.Namespace, seed: int, free_to_change: re.Pattern[s
         if not free_to_change.match(name.strip()):
             parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
     return "-".join([*parts, f"seed{seed}"])
+
+
+def _tag(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _git_commit() -> str:

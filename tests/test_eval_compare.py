@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.evaluation.compare import _holm, compare
+from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.statistics import paired, paired_macro
 
 ALIKE = {"samples": 4, "verifier": "math", "temperature": 0.6, "top_p": 1.0, "max_tokens": 8192, "ask": "Box it."}
@@ -178,11 +178,6 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
     asked = {"amc": rows(drawn(10, 4, 0.5, 1))}
     a, b = write(tmp_path / "one" / "x", asked), write(tmp_path / "two" / "x", asked)
     assert (compare(a, b).a, compare(a, b).b) == (str(a), str(b))
-
-
-def test_holm_by_hand():
-    assert _holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert _holm([0.9, 0.8]) == [1, 1]
 
 
 def test_the_table_is_aligned_and_says_everything(tmp_path):

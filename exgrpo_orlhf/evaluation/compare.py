@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .statistics import PairedDifference, paired, paired_macro
+from .statistics import PairedDifference, holm, paired, paired_macro
 
 # What two runs must have in common for their difference to be the models' own.
 SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")
@@ -35,7 +35,7 @@ class BenchmarkDifference:
     a: float
     b: float
     paired: PairedDifference
-    p_holm: float
+    p_holm: float | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compare(a: Path, b: Path, seed: int = 0) -> Comparison:
             f"{_listed(theirs['benchmarks'])}"
         )
     tests = [paired(first, second, rng) for _, _, first, second in found]
-    corrected = _holm([test.p_value for test in tests])
+    corrected = holm([test.p_value for test in tests])
     return Comparison(
         *names,
         benchmarks=tuple(
@@ -213,16 +213,6 @@ def _benchmark_warnings(here: Results, there: Results, first: int, second: int, 
     elif common < max(first, second):
         warnings.append(f"{here['title']}: {common} questions in common of {first} in a, {second} in b")
     return warnings
-
-
-def _holm(p_values: list[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m times m − k + 1, never below a smaller one's."""
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected
 
 
 def _cells(test: PairedDifference) -> tuple[str, str, str]:

@@ -194,6 +194,18 @@ def paired_macro(
     return PairedDifference(difference, estimate.low, estimate.high, max(p_value, 1 / resamples))
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction: of m, the k-th smallest times m − k + 1, never below a smaller one's. None: no test,
+    and not counted."""
+    tested = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
 def _bootstrap(
     strata: Sequence[Array], weights: Sequence[float], rng: np.random.Generator, resamples: int
 ) -> list[Estimate]:

@@ -1,0 +1,1 @@
+"""Studies: suites of runs over seeds, each run a process of scripts/train.py."""

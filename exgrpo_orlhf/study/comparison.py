@@ -1,0 +1,250 @@
+"""Variants compared over seeds: what each reached, and by how much it differs from a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ..evaluation.statistics import holm
+from .curve import AXES, Curve, Run
+from .seeds import Mean, mean, paired
+
+# What is taken from every run and compared, in the metric's unit: (key, heading).
+MEASURES = (
+    ("final", "final"),  # the last value at the last step
+    ("equal_tokens", "at equal tokens"),  # at the fewest generated tokens that a compared run has, interpolated
+    ("area_steps", "area, steps"),  # mean height of the curve over the steps that all runs cover
+    ("area_tokens", "area, tokens"),
+    ("area_seconds", "area, seconds"),
+)
+# What a run cost until its last value.
+COSTS = ("tokens", "seconds")
+SEED = "train.seed"  # the param that must differ between the runs of a variant
+
+
+class ComparisonError(ValueError):
+    """What was asked for cannot be compared; the message names what is there."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Curves in the order of their seeds; values: by measure and cost, one a curve, NaN where it cannot be taken."""
+
+    name: str
+    curves: tuple[Curve, ...]
+    values: Mapping[str, tuple[float, ...]]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(curve.run.seed for curve in self.curves)
+
+    @property
+    def collapsed(self) -> tuple[int, ...]:
+        """The seeds that did: see Curve.collapsed."""
+        return tuple(curve.run.seed for curve in self.curves if curve.collapsed)
+
+    def mean(self, measure: str) -> Mean | None:
+        """None where the measure cannot be taken of every run: a mean over some would be of others."""
+        values = self.values[measure]
+        return None if any(map(math.isnan, values)) else mean(values)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """variant − baseline over the seeds that both have.
+
+    p: paired t test; p_holm: corrected over the variants compared by this measure; p_exact: sign flips, uncorrected.
+    """
+
+    variant: str
+    measure: str
+    seeds: tuple[int, ...]
+    mean: Mean
+    p: float | None
+    p_holm: float | None
+    p_exact: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric. ranges: (low, high) of each axis that all runs cover, None without; notes: what a reader must know"""
+
+    metric: str
+    variants: tuple[Variant, ...]
+    baseline: str | None
+    differences: tuple[Difference, ...]
+    ranges: Mapping[str, tuple[float, float] | None]
+    notes: tuple[str, ...]
+
+
+def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Comparison:
+    """At most one curve for each variant and seed, at least one in all. The baseline comes first, the other variants
+    by name. Raises ComparisonError for a baseline that is not among them."""
+    by_variant: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_variant.setdefault(curve.run.variant, []).append(curve)
+    if baseline is not None and baseline not in by_variant:
+        there, nearest = ", ".join(sorted(by_variant)), get_close_matches(baseline, by_variant, 1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ComparisonError(f"the baseline {baseline!r} is not among the variants that have {metric}: {there}{hint}")
+    ranges = {axis: _common(curves, axis) for axis in AXES}
+    variants = []
+    for name in sorted(by_variant, key=lambda name: (name != baseline, name)):
+        chosen = tuple(sorted(by_variant[name], key=lambda curve: curve.run.seed))
+        taken = [_measured(curve, ranges) for curve in chosen]
+        variants.append(Variant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
+    differences = _differences(variants) if baseline is not None else ()
+    notes = (*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ()))
+    return Comparison(metric, tuple(variants), baseline, differences, ranges, notes)
+
+
+def _common(curves: Sequence[Curve], axis: str) -> tuple[float, float] | None:
+    along = [curve.along(axis) for curve in curves]
+    known = [x for x in along if x is not None]
+    if len(known) < len(along):
+        return None
+    low, high = max(float(x[0]) for x in known), min(float(x[-1]) for x in known)
+    return (low, high) if low <= high else None
+
+
+def _measured(curve: Curve, ranges: Mapping[str, tuple[float, float] | None]) -> dict[str, float]:
+    found = {"final": curve.final}
+    tokens = ranges["tokens"]
+    found["equal_tokens"] = math.nan if tokens is None else curve.at("tokens", tokens[1])
+    for axis in AXES:
+        common = ranges[axis]
+        found[f"area_{axis}"] = math.nan if common is None else curve.area(axis, *common)
+    for cost in COSTS:
+        along = curve.along(cost)
+        found[cost] = math.nan if along is None else float(along[-1])
+    return found
+
+
+def _differences(variants: Sequence[Variant]) -> tuple[Difference, ...]:
+    """Of all variants but the first, the baseline; measures in order, variants within them."""
+    base, *others = variants
+    found: list[Difference] = []
+    for measure, _ in MEASURES:
+        theirs = dict(zip(base.seeds, base.values[measure], strict=True))
+        tests = []
+        for variant in others:
+            ours = dict(zip(variant.seeds, variant.values[measure], strict=True))
+            seeds = tuple(seed for seed in ours if seed in theirs)
+            differences = [ours[seed] - theirs[seed] for seed in seeds]
+            if seeds and not any(map(math.isnan, differences)):
+                tests.append((variant.name, seeds, paired(differences)))
+        corrected = holm([test.p for _, _, test in tests])
+        found += [
+            Difference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
+            for (name, seeds, test), p_holm in zip(tests, corrected, strict=True)
+        ]
+    return tuple(found)
+
+
+def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[float, float] | None]) -> Iterable[str]:
+    runs = [curve.run for variant in variants for curve in variant.curves]
+    if len({run.engine for run in runs}) > 1:
+        yield f"runs of different engines are compared: {_by_engine(variants)}"
+    single = [variant.name for variant in variants if len(variant.curves) == 1]
+    if single:
+        yield f"one seed only, so no interval: {', '.join(single)}"
+    for variant in variants:
+        if len(variant.curves) > 1 and len(set(variant.values["final"])) == 1:
+            yield f"{variant.name}: all seeds end at the same value: no spread, so no interval"
+    everywhere = sorted({seed for variant in variants for seed in variant.seeds})
+    for variant in variants:
+        if missing := [seed for seed in everywhere if seed not in variant.seeds]:
+            yield f"{variant.name}: no run of {_seeds(missing)}"
+    last = Counter(int(curve.steps[-1]) for variant in variants for curve in variant.curves)
+    if len(last) > 1:
+        named = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
+        yield f"the last {metric} is not at the same step in all runs, and 'final' compares them all the same: {named}"
+    for axis in ("tokens", "seconds"):
+        without = [str(c.run) for v in variants for c in v.curves if c.along(axis) is None]
+        if without:
+            yield f"no record of {axis} at the steps of {metric}, so no comparison by {axis}: {some(without)}"
+    if any(len(curve.steps) == 1 for variant in variants for curve in variant.curves):
+        alone = [str(c.run) for v in variants for c in v.curves if len(c.steps) == 1]
+        yield f"{metric} was measured once only, so that there is no area and no collapse to see: {some(alone)}"
+    for axis, common in ranges.items():
+        if common is None and all(c.along(axis) is not None for v in variants for c in v.curves):
+            yield f"no range of {axis} is covered by all runs: nothing is compared along it"
+    for variant in variants:
+        if variant.collapsed:
+            share = f"{len(variant.collapsed)} of {len(variant.curves)}"
+            yield f"{variant.name}: {share} seeds collapsed (end below the start or half of their own best): " + _seeds(
+                variant.collapsed
+            )
+
+
+def _paired_notes(variants: Sequence[Variant]) -> Iterable[str]:
+    base, *others = variants
+    for variant in others:
+        common = [seed for seed in variant.seeds if seed in base.seeds]
+        if not common:
+            yield f"{variant.name}: no seed in common with {base.name}, so no difference"
+        elif len(common) == 1:
+            yield f"{variant.name}: one seed in common with {base.name}: a difference without interval or p-value"
+        elif len(common) < max(len(variant.seeds), len(base.seeds)):
+            yield f"{variant.name}: differences are over {_seeds(common)}, which {base.name} has too"
+
+
+def settings(variants: Sequence[Variant]) -> tuple[dict[str, list[str]], list[str]]:
+    """(param -> its value in each variant, where variants differ; notes on variants whose own runs differ).
+
+    Several values of one variant are joined by ' | '; a param a variant lacks is ''.
+    """
+    names = sorted({name for v in variants for c in v.curves for name in c.run.params} - {SEED})
+    differing: dict[str, list[str]] = {}
+    mixed: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        values = [sorted({curve.run.params.get(name, "") for curve in variant.curves}) for variant in variants]
+        if any(each != values[0] for each in values):
+            differing[name] = [" | ".join(each) for each in values]
+        for variant, each in zip(variants, values, strict=True):
+            if len(each) > 1:
+                mixed[variant.name].append(name)
+    return differing, [
+        f"{variant}: its runs differ in more than the seed: {some(params)}" for variant, params in mixed.items()
+    ]
+
+
+def newest(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """One run for each variant and seed, a finished one before others and the newest before older ones; notes."""
+    by_key: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        by_key.setdefault((run.variant, run.seed), []).append(run)
+    chosen, notes = [], []
+    for (variant, seed), same in by_key.items():
+        best = max(same, key=lambda run: (run.status == "FINISHED", run.started, run.id))
+        chosen.append(best)
+        if len(same) > 1:
+            others = ", ".join(run.id for run in same if run is not best)
+            notes.append(f"{variant}, seed {seed}: {count(same)}; the newest is taken, {best.id}, and not {others}")
+    return chosen, notes
+
+
+def _by_engine(variants: Sequence[Variant]) -> str:
+    counts = Counter((curve.run.engine, variant.name) for variant in variants for curve in variant.curves)
+    found = [
+        f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
+        for engine in sorted({engine for engine, _ in counts})
+    ]
+    return "; ".join(found)
+
+
+def count(runs: int | Sequence[object]) -> str:
+    number = runs if isinstance(runs, int) else len(runs)
+    return f"{number:,} run{'' if number == 1 else 's'}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

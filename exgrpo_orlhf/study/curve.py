@@ -1,0 +1,115 @@
+"""One run's metric along the run, and the numbers taken from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .seeds import mean
+
+Array = npt.NDArray[np.float64]
+AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as the tracking server lists it.
+
+    metrics: names of those it has; started: milliseconds since 1970; url: of its page, None for a local store
+    """
+
+    id: str
+    name: str
+    variant: str
+    seed: int
+    engine: str
+    status: str
+    started: int
+    params: Mapping[str, str]
+    metrics: frozenset[str]
+    url: str | None
+
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed} ({self.name}, {self.id})"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric where it was measured, (N,) each with N ≥ 1.
+
+    steps: increasing; tokens: generated from the run's start to the end of that step; seconds: spent on the steps until
+    then, without evaluation. Neither falls. None: the run has no record of them for these steps.
+    """
+
+    run: Run
+    steps: Array
+    values: Array
+    tokens: Array | None
+    seconds: Array | None
+
+    def along(self, axis: str) -> Array | None:
+        return {"steps": self.steps, "tokens": self.tokens, "seconds": self.seconds}[axis]
+
+    @property
+    def final(self) -> float:
+        return float(self.values[-1])
+
+    @property
+    def collapsed(self) -> bool:
+        """Ends below its start, or below half of its own best (where that is above 0). Higher is better here."""
+        best = float(self.values.max())
+        return self.final < float(self.values[0]) or (best > 0 and self.final < best / 2)
+
+    def at(self, axis: str, x: float) -> float:
+        """The value there, interpolated linearly; NaN outside what was measured."""
+        along = self.along(axis)
+        if along is None or not along[0] <= x <= along[-1]:
+            return math.nan
+        return float(np.interp(x, along, self.values))
+
+    def area(self, axis: str, low: float, high: float) -> float:
+        """The area under the curve from low to high over that width: its mean height, in the metric's own unit.
+
+        Trapezoids through the measured points and the interpolated ends; NaN where the curve does not cover the range
+        or it has no width.
+        """
+        along = self.along(axis)
+        if along is None or not along[0] <= low < high <= along[-1]:
+            return math.nan
+        inside = (along > low) & (along < high)
+        x = np.array([low, *along[inside], high])
+        y = np.array([self.at(axis, low), *self.values[inside], self.at(axis, high)])
+        return float(np.trapezoid(y, x) / (high - low))
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean of several curves and its 95 % interval, (X,) each, where all of them are; no interval for one curve
+    or where they are equal: low = high = mean there."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+def band(curves: Sequence[Curve], axis: str) -> Band | None:
+    """None where a curve has no such axis or they have no range in common."""
+    along = [curve.along(axis) for curve in curves]
+    known = [x for x in along if x is not None]
+    if len(known) < len(along):
+        return None
+    low, high = max(x[0] for x in known), min(x[-1] for x in known)
+    x = np.unique(np.concatenate([each[(each >= low) & (each <= high)] for each in known]))
+    if not len(x):
+        return None
+    values = np.array([np.interp(x, each, curve.values) for each, curve in zip(known, curves, strict=True)])
+    means = [mean(column) for column in values.T]
+    bounds = np.array(
+        [[m.value, m.value if m.low is None else m.low, m.value if m.high is None else m.high] for m in means]
+    )
+    return Band(x, *bounds.T)

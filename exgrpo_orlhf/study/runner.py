@@ -1,0 +1,164 @@
+"""Runs a study: a process of scripts/train.py for each run, a bounded number at a time.
+
+What has been done is on the disk alone (runs.py): a study that was stopped or killed goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from ..run_control import StopRequest
+from .runs import Measured, Run, seconds_left
+
+log = logging.getLogger(__name__)
+SAY_EVERY = 5.0  # seconds between two lines of progress
+LOOK_EVERY = 0.1  # seconds between two looks at the processes
+
+
+class Runner:
+    """waiting, running, finished: the runs; failed: with their exit status; stopped_by: the signal that ended it"""
+
+    def __init__(
+        self,
+        group: str,
+        waiting: Sequence[Run],
+        measured: Mapping[str, Measured],
+        *,
+        script: Path,
+        jobs: int,
+        threads: int | None,
+        tags: Mapping[str, str],
+    ) -> None:
+        """measured: of the runs that have begun or are finished; script: scripts/train.py; tags: of every run"""
+        self.waiting, self.running = list(waiting), dict[Run, subprocess.Popen[bytes]]()
+        self.finished, self.failed = list[Run](), dict[Run, int]()
+        self.stopped_by: signal.Signals | None = None
+        self.measured = dict(measured)
+        self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
+        self._total = len(self.waiting)
+        self._in_use = set[Run]()  # those of which it has been said
+
+    def go(self) -> None:
+        """Until all have ended. After a first Ctrl-C or SIGTERM those that run finish their step and save; a second
+        one kills them: what their checkpoints do not have is done again."""
+        said = time.monotonic()
+        with StopRequest("the running ones finish their step and save; the same command goes on later") as stop:
+            try:
+                while self.running or (self.waiting and not stop.signal):
+                    if not stop.signal:
+                        self._start()
+                    elif self.stopped_by is None:
+                        self.stopped_by = stop.signal
+                        for process in self.running.values():
+                            process.send_signal(signal.SIGINT)
+                    self._collect()
+                    if time.monotonic() - said >= SAY_EVERY:
+                        said = time.monotonic()
+                        self._say()
+                    time.sleep(LOOK_EVERY)
+            except KeyboardInterrupt:
+                log.warning("the running ones are killed")
+            finally:
+                for process in self.running.values():
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
+            self.stopped_by = stop.signal if self.running or self.waiting else None
+
+    def command(self, run: Run) -> list[str]:
+        words = [sys.executable, str(self._script), "--resume", "--seed", str(run.seed), "--out", str(run.folder)]
+        for file in run.variant.files:
+            words += ["--gin", file]
+        for binding in run.variant.bindings:
+            words += ["--set", binding]
+        for name, value in {**self._tags, "group": self._group, "variant": run.variant.name}.items():
+            words += ["--tag", f"{name}={value}"]
+        return words
+
+    def _start(self) -> None:
+        for run in list(self.waiting):
+            if len(self.running) == self._jobs:
+                return
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if _in_use(run.folder):  # by a process that a killed study left dying, or that was started by hand
+                if run not in self._in_use:
+                    log.warning("%s waits: another process trains in %s", run.name, run.folder)
+                    self._in_use.add(run)
+                continue
+            self.waiting.remove(run)
+            run.note_failure(None)
+            # In a group of its own: Ctrl-C in the terminal would reach it too, and two of them end it without saving.
+            with (run.folder / "run.log").open("ab") as file:
+                self.running[run] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "exgrpo_orlhf.study.child", str(os.getpid()), *self.command(run)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **self._environment(run)},
+                    process_group=0,
+                )
+            log.info("%s starts, log in %s", run.name, run.folder / "run.log")
+
+    def _environment(self, run: Run) -> dict[str, str]:
+        threads = self._threads or (run.experiment.local.threads if run.experiment.local else None)
+        return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+
+    def _collect(self) -> None:
+        for run, process in list(self.running.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del self.running[run]
+            self.measured[run.name] = Measured.of(run)
+            if status == 0:
+                self.finished.append(run)
+                log.info("%s is finished", run.name)
+            elif self.stopped_by is not None:
+                self.waiting.append(run)
+                log.info("%s stopped after step %d", run.name, max(0, self.measured[run.name].step))
+            else:
+                self.failed[run] = status
+                run.note_failure(status)
+                log.error("%s failed (%s); the others go on", run.name, described(status))
+
+    def _say(self) -> None:
+        for run in self.running:
+            self.measured[run.name] = Measured.of(run)
+        now = ", ".join(f"{run.name} {max(0, self.measured[run.name].step)}/{run.steps}" for run in self.running)
+        left = seconds_left([*self.running, *self.waiting], self.measured, self._jobs)
+        log.info(
+            "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
+            *(self._group, len(self.finished), self._total, len(self.running), now, len(self.failed)),
+            *(len(self.waiting), "" if left is None else f"; {hours(left)} left, until {_clock(left)}"),
+        )
+
+
+def described(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process trains in this folder (run_control.claim)."""
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

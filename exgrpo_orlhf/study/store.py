@@ -1,0 +1,257 @@
+"""Runs and their curves out of an MLflow store: a local database or any tracking server.
+
+Runs are listed by pages and chosen by the server's own filter; histories are fetched of the chosen runs alone, of the
+metrics wanted and the two that every axis needs, some at a time. All of it is MLflow's public client: its servers'
+bulk endpoint belongs to their web page, cuts at 25,000 values without saying so, and local stores lack it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ..tracking import MLFLOW_ENVIRONMENT
+from .comparison import count, newest, some
+from .curve import Array, Curve, Run
+
+PAGE = 100  # runs: with ours, 25,000 params, metrics and tags; MLflow sends all of them, whatever is looked at
+AT_ONCE = 8  # histories
+SLOW = 2.0  # seconds, after which progress is shown
+TOKENS, SECONDS = "cost/generated_tokens", "time/step"
+_PRESENT = "LIKE '%'"  # of a tag
+
+
+class StoreError(ValueError):
+    """The store does not answer, or has not what was asked for; the message names what it has."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """runs: one for each variant and seed; notes: what was left out, and why"""
+
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...]
+
+
+class Store:
+    """Raises StoreError from every call: no answer, no such experiment, group or metric."""
+
+    def __init__(self, uri: str) -> None:
+        database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+        if uri.startswith("sqlite:///") and not database.is_file():
+            raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
+        for name, value in MLFLOW_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow.tracking import MlflowClient  # seconds
+
+        self.uri, self._uri = _without_password(uri), uri
+        self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
+
+    def select(
+        self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
+    ) -> Selection:
+        """The runs to compare: the children of a group (they have a tag `variant`), else all that have one of the
+        metrics (a number as its last value).
+
+        more: a further filter in MLflow's language; unfinished: take runs too that have not ended well
+        """
+        where = self._experiment(experiment)
+        asked = [more] if more else []
+        if group is not None:
+            queries = [[*asked, f"tags.`group` = {_quoted(group)}", f"tags.`variant` {_PRESENT}"]]
+        else:  # MLflow's filters know no "or", and no "has" but this
+            queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
+        pages = (run for each in queries for run in self._pages(where, " and ".join(each), "runs listed"))
+        found = list({run.info.run_id: run for run in pages}.values())
+        if not found:
+            raise StoreError(self._nothing(where, experiment, group, metrics, more))
+        listed, unnamed = self._runs(found, where)
+        present = Counter(name for run in listed for name in run.metrics)
+        for metric in metrics:
+            if metric not in present and listed:
+                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; {_named(metric, present)}")
+        notes = []
+        if strange := [run for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
+            named = some([f"{run.info.run_name} ({run.info.run_id})" for run in strange])
+            notes.append(f"left out, for they do not say their variant (tag variant or gin) and seed: {named}")
+        ended = [run for run in listed if unfinished or run.status == "FINISHED"]
+        if len(ended) < len(listed):
+            left = [f"{run}: {run.status}" for run in listed if run.status != "FINISHED"]
+            notes.append(f"{count(left)} not finished and left out (--unfinished takes such runs): {some(left)}")
+        elif running := Counter(run.status for run in ended if run.status != "FINISHED"):
+            counted = ", ".join(f"{number} {status}" for status, number in sorted(running.items()))
+            notes.append(f"unfinished runs are compared too: {counted}")
+        chosen, doubles = newest(run for run in ended if any(metric in run.metrics for metric in metrics))
+        for metric in metrics:
+            if without := [str(run) for run in ended if metric not in run.metrics]:
+                notes.append(f"without {metric}: {some(without)}")
+            if not any(metric in run.metrics for run in chosen):
+                raise StoreError(f"none of {count(listed)} can be compared by {metric!r}: {'; '.join(notes)}")
+        return Selection(tuple(chosen), (*notes, *doubles))
+
+    def curves(self, runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[Curve]]:
+        """Each metric's curves, of the runs that have it."""
+        names = dict.fromkeys((*metrics, TOKENS, SECONDS))
+        wanted = [(run, name) for run in runs for name in names if name in run.metrics]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            histories = threads.map(lambda each: self._history(*each), wanted)
+            found = {
+                (run.id, name): history
+                for (run, name), history in zip(wanted, _told(histories, "histories read", len(wanted)), strict=True)
+            }
+        return {
+            metric: [
+                _curve(run, found[run.id, metric], found.get((run.id, TOKENS)), found.get((run.id, SECONDS)))
+                for run in runs
+                if metric in run.metrics
+            ]
+            for metric in metrics
+        }
+
+    def _experiment(self, name: str) -> str:
+        found = self._ask(lambda: self._client.get_experiment_by_name(name))
+        if found is not None and found.lifecycle_stage == "active":
+            return str(found.experiment_id)
+        names = [each.name for each in self._ask(lambda: self._client.search_experiments(max_results=1000))]
+        deleted = " (it is deleted)" if found else ""
+        nearest = get_close_matches(name, names, 5, cutoff=0.4) or names[:10]
+        known = f"the nearest are {', '.join(nearest)}" if nearest else "it has none"
+        raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; {known}")
+
+    def _pages(self, where: str, clauses: str, doing: str) -> Iterator[Any]:
+        def pages() -> Iterator[Any]:
+            token = None
+            while True:
+                page = self._ask(
+                    lambda token=token: self._client.search_runs(
+                        [where], filter_string=clauses, max_results=PAGE, page_token=token
+                    )
+                )
+                yield from page
+                token = page.token
+                if not token:
+                    return
+
+        return _told(pages(), doing)
+
+    def _history(self, run: Run, name: str) -> tuple[Array, Array]:
+        """(steps, values), (N,) each, steps increasing; of several values at a step the latest."""
+        logged = self._ask(lambda: self._client.get_metric_history(run.id, name))
+        at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
+        steps, values = np.array(list(at), np.float64), np.array(list(at.values()), np.float64)
+        sound = np.abs(values) < sys.float_info.max  # which is what MLflow makes of an infinity
+        if not sound.all():
+            bad = int(steps[~sound][0])
+            raise StoreError(
+                f"{run}: {name} is {at[bad]} at step {bad}: no number to compare; leave it out by --filter"
+            )
+        return steps, values
+
+    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[Run], list[Any]]:
+        """(ours, those that are not: without a variant or a seed, such as evaluations of a released model)."""
+        runs, unnamed = [], []
+        for run in found:
+            info, tags = run.info, run.data.tags
+            variant, seed = tags.get("variant") or tags.get("gin"), tags.get("seed", "")
+            if variant is None or not seed.lstrip("-").isdigit():
+                unnamed.append(run)
+                continue
+            url = f"{self.uri}/#/experiments/{where}/runs/{info.run_id}" if self.uri.startswith("http") else None
+            about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
+            runs.append(Run(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+        return runs, unnamed
+
+    def _nothing(self, where: str, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> str:
+        """Why no run was found, with what there is."""
+        filtered = f" that pass {more!r}" if more else ""
+        if group is not None:
+            groups: Counter[str] = Counter()
+            for run in self._pages(where, f"tags.`group` {_PRESENT} and tags.`variant` {_PRESENT}", "runs looked at"):
+                groups[run.data.tags["group"]] += 1
+            if group in groups and more:
+                return f"none of {count(groups[group])} of the group {group!r} passes {more!r}"
+            known = ", ".join(f"{name} ({count(groups[name])})" for name in sorted(groups)) or "none"
+            return f"experiment {experiment!r} has no runs in the group {group!r}; groups: {known}"
+        present: Counter[str] = Counter()
+        listed = 0
+        for run in self._pages(where, more or "", "runs looked at"):
+            present.update(run.data.metrics.keys())
+            listed += 1
+        if not listed:
+            return f"experiment {experiment!r} has no runs{filtered}"
+        missing = [metric for metric in metrics if metric not in present]
+        if not missing:
+            return f"none of {count(listed)} of {experiment!r}{filtered} has a number as its last {metrics[0]!r}"
+        known = _named(missing[0], present)
+        return f"none of {count(listed)} of {experiment!r}{filtered} has the metric {missing[0]!r}; {known}"
+
+    def _ask(self, call: Any) -> Any:
+        """The answer; StoreError in a line for whatever MLflow, its database or the network came up with."""
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return call()
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            first = str(error).strip().partition("\n")[0][:300].replace(self._uri, self.uri)
+            raise StoreError(f"MLflow at {self.uri}: {first}") from error
+
+
+def _curve(run: Run, measured: Any, tokens: Any, seconds: Any) -> Curve:
+    steps, values = measured
+    return Curve(run, steps, values, _tokens_at(steps, tokens), _seconds_at(steps, seconds))
+
+
+def _tokens_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
+    """Interpolated where the run noted them at other steps. They never fall: a resumed run may repeat some steps."""
+    if history is None or not history[0][0] <= steps[0] <= steps[-1] <= history[0][-1]:
+        return None
+    return np.interp(steps, history[0], np.maximum.accumulate(history[1]))
+
+
+def _seconds_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
+    """The sum of all steps' times until then."""
+    if history is None or steps[-1] > history[0][-1]:
+        return None
+    total = np.concatenate([[0.0], np.cumsum(history[1])])
+    return total[np.searchsorted(history[0], steps, side="right")]
+
+
+def _told(items: Iterator[Any], doing: str, total: int | None = None) -> Iterator[Any]:
+    """The items; on standard error how many there were, once that takes a while."""
+    said = time.monotonic()
+    for number, item in enumerate(items, 1):
+        if time.monotonic() - said > SLOW:
+            print(f"{number:,}{'' if total is None else f' of {total:,}'} {doing}", file=sys.stderr, flush=True)
+            said = time.monotonic()
+        yield item
+
+
+def _named(metric: str, present: Counter[str]) -> str:
+    """The metrics there are, those like it first and ours of evaluations before others."""
+    near = get_close_matches(metric, present, 3)
+    names = near + sorted((name for name in present if name not in near), key=lambda n: (not n.startswith("eval/"), n))
+    shown = ", ".join(f"{name} ({count(present[name])})" for name in names[:12])
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"metrics: {shown}{more}" if names else "they have none"
+
+
+def _quoted(value: str) -> str:
+    if "'" in value and '"' in value:
+        raise StoreError(f"MLflow's filters cannot hold a name with both kinds of quotes: {value}")
+    return f'"{value}"' if "'" in value else f"'{value}'"
+
+
+def _without_password(uri: str) -> str:
+    return uri.replace(f"{urlsplit(uri).netloc.rpartition('@')[0]}@", "", 1) if "@" in urlsplit(uri).netloc else uri

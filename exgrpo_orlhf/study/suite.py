@@ -1,0 +1,145 @@
+"""What a study runs: variants of an experiment by name, and seeds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..settings import require
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")  # a folder's and a tag's
+# A value up to the next comma that stands in no brackets or quotes.
+_VALUE = re.compile(r"(?:[^,()\[\]{}'\"]|'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\})+")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Which runs belong together (gin name `Suite`).
+
+    Whatever else the suite's file binds or includes holds for every run, unless its variant binds it differently.
+
+    variants: name -> gin files and bindings; () is the suite's file alone
+    baseline: the variant that the others are compared with
+    seeds: train.seed of the runs of every variant
+    """
+
+    variants: dict[str, tuple[str, ...]]
+    baseline: str | None = None
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.variants, dict) and bool(self.variants),
+            f"Suite.variants must be a dict such as {{'rho_25': ('ablation_rho_25.gin',)}}, got {self.variants!r}",
+        )
+        for name, parts in self.variants.items():
+            check_name(name, "Suite.variants: the name of a variant")
+            require(
+                isinstance(parts, tuple) and all(isinstance(part, str) for part in parts),
+                f"Suite.variants[{name!r}] must be a tuple of gin files and bindings such as ('a.gin',), got {parts!r}",
+            )
+        require(
+            self.baseline is None or self.baseline in self.variants,
+            f"Suite.baseline must be one of {', '.join(map(repr, self.variants))}, or None; got {self.baseline!r}",
+        )
+        require(
+            bool(self.seeds) and len({*self.seeds}) == len(self.seeds) and all(type(s) is int for s in self.seeds),
+            f"Suite.seeds must be whole numbers, each once, such as (0, 1, 2), got {self.seeds!r}",
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """name: its folder and MLflow tag; files, bindings: --gin and --set of scripts/train.py"""
+
+    name: str
+    files: tuple[str, ...]
+    bindings: tuple[str, ...] = ()
+
+
+def check_name(name: object, what: str) -> None:
+    require(
+        isinstance(name, str) and _NAME.fullmatch(name) is not None,
+        f"{what} must be letters, digits, '_', '.', '+', '=' and '-', as it names a folder; got {name!r}",
+    )
+
+
+def of_suite(suite: Suite, file: str) -> list[Variant]:
+    """The suite's file comes first, so that a variant's bindings win over it. What has a '=' is a binding."""
+    return [
+        Variant(name, (file, *(p for p in parts if "=" not in p)), tuple(p for p in parts if "=" in p))
+        for name, parts in suite.variants.items()
+    ]
+
+
+def of_files(combinations: Sequence[str]) -> list[Variant]:
+    """'a.gin' is a variant, named 'a'; so is 'a.gin+engines/local_gpu.gin', named 'a+local_gpu'. Raises ValueError."""
+    variants = []
+    for combination in combinations:
+        files = tuple(combination.split("+"))
+        name = "+".join(Path(file).stem for file in files)
+        check_name(name, f"--gin {combination}: the name of the file")
+        variants.append(Variant(name, files))
+    return _distinct(variants)
+
+
+def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]:
+    """Each variant with each combination of the values, such as 'base-rho=0.25' of 'ReplayMixer.rho=0.25,0.5'.
+
+    Raises ValueError.
+    """
+    axes = []
+    for text in grid:
+        parameter, _, values = (part.strip() for part in text.partition("="))
+        parts = _VALUE.findall(values)
+        if not parameter or ",".join(parts) != values or not all(map(str.strip, parts or [""])):
+            raise ValueError(f"--grid {text!r} is not a binding with values such as 'ReplayMixer.rho=0.25,0.5,0.75'")
+        axes.append([(parameter, part.strip()) for part in parts])
+    points = list(itertools.product(*axes))
+    return _distinct(
+        [
+            Variant(
+                "-".join([variant.name, *(_point_name(*binding) for binding in point)]),
+                variant.files,
+                (*variant.bindings, *(f"{parameter} = {value}" for parameter, value in point)),
+            )
+            for variant in variants
+            for point in points
+        ]
+    )
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """'0-7', '0,3,5' or both together. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{text!r} are no seeds; write 0-7 or 0,3,5")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len({*found}) < len(found):
+        raise ValueError(f"{text!r} names a seed twice")
+    return tuple(found)
+
+
+def _point_name(parameter: str, value: str) -> str:
+    return f"{parameter.rpartition('.')[2]}={re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_')}"
+
+
+def _distinct(variants: list[Variant]) -> list[Variant]:
+    by_name: dict[str, Variant] = {}
+    for variant in variants:
+        other = by_name.setdefault(variant.name, variant)
+        if other is not variant:
+            raise ValueError(
+                f"two variants have the name {variant.name}: {_said(other)} and {_said(variant)}; in a suite's file "
+                "(gin/suites/) they can be given names"
+            )
+    return variants
+
+
+def _said(variant: Variant) -> str:
+    return " ".join([*variant.files, *variant.bindings])

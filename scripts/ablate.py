@@ -1,0 +1,183 @@
+#!/usr/bin/env python
+"""Run a study: variants × seeds, each run a process of scripts/train.py of its own.
+
+    python scripts/ablate.py --suite gin/suites/paper.gin --seeds 0-7 --jobs 2
+    python scripts/ablate.py --gin base.gin ablation_no_entropy.gin --with engines/local_gpu.gin --seeds 0,1 --group a
+    python scripts/ablate.py --gin base.gin --grid 'ReplayMixer.rho=0.25,0.5,0.75' --seeds 0-2 --group rho --dry-run
+
+Runs go to runs/<group>/<variant>/seed<k>/ and, below one parent run, to MLflow. The same command goes on where it was
+stopped or killed: finished runs are skipped, failed ones are tried again with --retry. Ctrl-C and SIGTERM let the
+running ones finish their step and save; a second one kills them.
+Exit status: 0 when all runs are finished, 1 if one failed, 128 + signal when a signal ended it, 2 for what cannot be
+run, said before anything starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exgrpo_orlhf.study.runs import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.checkpoints import CheckpointError
+    from exgrpo_orlhf.run_control import RunFolderError, claim
+    from exgrpo_orlhf.study.runs import plan
+    from exgrpo_orlhf.study.suite import check_name, of_files, of_suite, over_grid
+
+    try:
+        suite = config.load_suite(arguments.suite) if arguments.suite else None
+        variants = of_suite(suite, arguments.suite) if suite else of_files(arguments.gin)
+        threads = [f"LocalEngine.threads = {arguments.threads}"] if arguments.threads is not None else []
+        variants = [
+            replace(v, files=(*v.files, *arguments.with_), bindings=(*v.bindings, *arguments.set, *threads))
+            for v in over_grid(variants, arguments.grid)
+        ]
+        if not suite and not arguments.group:
+            raise ValueError("a list of gin files has no name of its own: give --group NAME")
+        group = arguments.group or Path(arguments.suite).stem
+        check_name(group, "--group")
+        out = arguments.out or ROOT / "runs" / group
+        runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out)
+        baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
+        if arguments.dry_run:
+            return _study(arguments, runs, group, out, baseline)
+        with claim(out, resume=True):
+            return _study(arguments, runs, group, out, baseline)
+    except (CheckpointError, RunFolderError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path, baseline: str | None) -> int:
+    import torch
+
+    from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
+    from exgrpo_orlhf.study.runner import Runner, hours
+    from exgrpo_orlhf.study.runs import Measured, seconds_left, table
+
+    measured = {run.name: Measured.of(run) for run in runs}
+    finished = [run for run in runs if run.finished()]
+    parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{ROOT / 'mlflow.db'}")
+    if not arguments.dry_run:
+        parent.open({"gin": arguments.suite or " ".join(arguments.gin)} | ({"baseline": baseline} if baseline else {}))
+        for run in parent.lacking(finished):
+            finished.remove(run)
+            print(f"{run.name} is trained, but not to its end in MLflow: it is sent again", file=sys.stderr)
+    waiting = [run for run in runs if run not in finished]
+    failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
+    waiting = [run for run in waiting if run not in failed]
+    jobs = arguments.jobs or _jobs(runs)
+    counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
+    left = seconds_left(waiting, measured, jobs)
+    pace = "" if left is None else f", {hours(left)} at the pace so far"
+    print(f"{group}: {len(runs)} runs, {counts}{pace}", file=sys.stderr)
+    script, tags = ROOT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
+    runner = Runner(group, waiting, measured, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
+    if arguments.dry_run:
+        print(table(runs, {run.name for run in finished}, measured))
+        print(*(shlex.join(runner.command(run)) for run in waiting), sep="\n")
+        return 0
+
+    torch.set_num_threads(arguments.threads or 1)
+    for run in waiting:
+        run.experiment.model.prepare()  # here, once: each of the first processes would warm it up for itself
+    runner.go()
+    failed |= runner.failed
+    finished += runner.finished
+    parent.close(runs, "KILLED" if runner.stopped_by else "FAILED" if failed else "FINISHED")
+    _say_failed(failed)
+    print(table(runs, {run.name for run in finished}, runner.measured))
+    metric = next((m.score_name for m in runner.measured.values() if m.score_name), "eval/greedy_accuracy")
+    compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
+    print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
+    return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
+
+
+def _say_failed(failed: Mapping[Run, int]) -> None:
+    from exgrpo_orlhf.study.runner import described
+
+    for run, status in failed.items():
+        print(f"\n{run.name} failed ({described(status)}); the end of {run.folder / 'run.log'}:", file=sys.stderr)
+        print(run.log_tail(), file=sys.stderr)
+    if failed:
+        print("\nthe same command with --retry runs them again", file=sys.stderr)
+
+
+def _jobs(runs: list[Run]) -> int:
+    """As many as the cores have threads for; one where a run has a GPU or a cluster to itself."""
+    import torch
+
+    local = [run.experiment.local for run in runs]
+    on_gpu = ("cuda", "auto") if torch.cuda.is_available() else ("cuda",)
+    if any(settings is None or settings.device.startswith(on_gpu) for settings in local):
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // max(settings.threads for settings in local))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from exgrpo_orlhf.study.suite import seeds
+
+    def seed_list(text: str) -> tuple[int, ...]:
+        try:
+            return seeds(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--suite", metavar="FILE", help="gin file that binds Suite.variants, such as gin/suites/paper.gin"
+    )
+    what.add_argument(
+        "--gin", nargs="+", metavar="FILE", help="a variant each; FILE+FILE combines, the later file wins"
+    )
+    parser.add_argument(
+        "--with", dest="with_", nargs="+", default=[], metavar="FILE", help="gin files for every run, such as a layout"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="BINDING", help="a binding for every run; wins over all files"
+    )
+    parser.add_argument(
+        "--grid", action="append", default=[], metavar="NAME=VALUE,…",
+        help="every variant with each of these values; given again, with each combination",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=seed_list, help="0-7 or 0,3,5 (default: the suite's, else 0)")
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        help="runs at a time (default: what the cores have threads for; 1 on GPU and OpenRLHF)",
+    )
+    parser.add_argument("--threads", type=_positive, help="CPU threads of each process (default: LocalEngine.threads)")
+    parser.add_argument("--group", help="name of the study on the disk and in MLflow (default: the suite's file's)")
+    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/<group> of the project)")
+    parser.add_argument("--retry", action="store_true", help="run failed ones again, from their last checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="say what is done, and what would run for how long")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+#!/usr/bin/env python
+"""Compare the runs of a study over their seeds: means with intervals, differences from a baseline, curves.
+
+    python scripts/compare.py --group paper --baseline on_policy
+    python scripts/compare.py --experiment exgrpo --group paper --metric eval/avg --out compare.html --png compare.png
+
+Runs come from MLflow (MLFLOW_TRACKING_URI, --uri, else the project's mlflow.db): with --group the children of that
+group, by their tags variant and seed; without it all runs that have the metric, with their gin files as the variant.
+Exit status: 0, or 2 where nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    from exgrpo_orlhf.study import figures, tables
+    from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
+    from exgrpo_orlhf.study.page import page
+    from exgrpo_orlhf.study.store import Store, StoreError
+
+    uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ROOT / 'mlflow.db'}"
+    metrics = list(dict.fromkeys(arguments.metric or ["eval/greedy_accuracy"]))
+    try:
+        store = Store(uri)
+        selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
+        curves = store.curves(selection.runs, metrics)
+        compared = [compare(metric, curves[metric], arguments.baseline) for metric in metrics]
+        mixed = [note for each in compared for note in settings(each.variants)[1]]
+        notes = [*selection.notes, *dict.fromkeys(mixed)]
+        print(tables.terminal(compared, notes))
+        title = f"{arguments.experiment}{', ' + arguments.group if arguments.group else ''}: {', '.join(metrics)}"
+        about = f"{len(selection.runs)} runs of experiment {arguments.experiment}"
+        about += f", group {arguments.group}" if arguments.group else ""
+        about += f", with {arguments.filter}" if arguments.filter else ""
+        about += f", from {store.uri}"
+        outputs = (
+            (arguments.markdown, lambda: tables.markdown(title, compared, notes)),
+            (arguments.csv, lambda: tables.values_csv(compared)),
+            (arguments.curves, lambda: tables.curves_csv(compared)),
+            (arguments.png, lambda: figures.picture(compared)),
+            (arguments.out, lambda: page(title, about, compared, notes)),
+        )
+        for path, make in outputs:
+            if path is not None:
+                tables.write(path, make())
+                print(f"wrote {path}", file=sys.stderr)
+    except (StoreError, ComparisonError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", default="exgrpo", help="MLflow experiment (default exgrpo)")
+    parser.add_argument("--group", help="the study: tag `group` of its runs, as scripts/ablate.py sets it")
+    parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="repeatable; higher is better (default eval/greedy_accuracy)"
+    )
+    parser.add_argument("--baseline", metavar="VARIANT", help="what the others are compared with, seed by seed")
+    parser.add_argument("--filter", metavar="TEXT", help="also in MLflow's language: \"params.`train.steps` = '200'\"")
+    parser.add_argument("--unfinished", action="store_true", help="take runs that failed, were stopped or still run")
+    parser.add_argument("--uri", help="tracking server or sqlite:///FILE")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="one page with tables, charts and the runs")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="values of runs and variants, and differences")
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="CSV: every run's curves")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="curves and last values")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
