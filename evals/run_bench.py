@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ def main() -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     except (EngineFailure, GradingError) as error:
-        print(f"error: {error}\nWhat was finished is saved; the same command continues.", file=sys.stderr)
+        print(f"error: {error}\nWhat was finished before is saved; the same command continues.", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -109,13 +110,18 @@ def _run(words: list[str]) -> int:
         plain=not arguments.one_grader,
         timeout=arguments.timeout,
         workers=arguments.workers,
-        engine={"name": arguments.engine, "dtype": arguments.dtype, **server},
+        engine={"name": arguments.engine, **server},
         groups={group: definitions.group(group) for group in {each.group for each in wanted}},
         record={
             "model": model.describe(),
             "template": asker.describe(),
             "seed": arguments.seed,
-            "command": [Path(sys.argv[0]).name, *words],
+            "command": [Path(sys.argv[0]).name, *(re.sub(r"//[^/@\s]+@", "//", word) for word in words)],
+            "asked_otherwise": [
+                f"{name} {value!r}"
+                for name, value in (("template", asker.prompts.template), ("system", asker.prompts.system))
+                if trained_with and value != trained_with.get(name)
+            ],
         },
         session=session(),
     )
@@ -147,16 +153,15 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
         return *subject.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
-    tokenizer = arguments.tokenizer
-    if arguments.api == "completions" and not tokenizer:
+    known = {"model": arguments.model, "api": arguments.api}
+    if arguments.api == "completions" and not arguments.tokenizer:
         if not Path(arguments.model).is_dir():
             raise ValueError(
                 "--engine openai needs --tokenizer FOLDER-OR-HUB-ID of the served model, to write its prompts; or "
                 "--api chat, where the server writes them"
             )
-        tokenizer = arguments.model
-    model = subject.served(arguments.model, tokenizer if arguments.api == "completions" else None)
-    return model, {}, {"model": arguments.model, "base_url": arguments.base_url, "api": arguments.api}
+        return *subject.load(arguments.model), known
+    return subject.served(arguments.model, arguments.tokenizer if arguments.api == "completions" else None), {}, known
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:

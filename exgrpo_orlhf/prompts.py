@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .replay import Question
@@ -135,7 +136,11 @@ class PromptEncoder:
         """
         if self._chat:
             said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
-            after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition("answer")[2].strip()
+            try:
+                _, found, after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition("answer")
+            except TemplateError:  # it writes no assistant's turns
+                return ()
+            after = after.strip() if found else ""
         else:
             after = "<|im_end|>" if "<|im_end|>" in self._template.tokens else ""
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]

@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class TrainingRun:
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
             self.generated_tokens = state["generated_tokens"]
-            if state.get("evaluation") == asdict(x.evaluation):  # or the best is one of another measure
+            if state.get("best_of") == self._measure():  # or the best is one of another measure
                 self.best = state["best"]
         elif x.experience:
             ids = {question.id for question in questions}
@@ -267,6 +267,11 @@ class TrainingRun:
         self.best = metrics[name]
         return True
 
+    def _measure(self) -> list[Any]:
+        """What the best checkpoint is the best by."""
+        evaluation = self.x.evaluation
+        return [self.x.settings.best_metric, evaluation.samples, evaluation.temperature, evaluation.top_p]
+
     def _check_best_metric(self, metrics: Mapping[str, float]) -> None:
         name = self.x.settings.best_metric
         measured = sorted(metric for metric in metrics if metric.startswith("eval/"))
@@ -281,7 +286,7 @@ class TrainingRun:
             "fresh": self.fresh.state_dict(),
             "generated_tokens": self.generated_tokens,
             "best": self.best,
-            "evaluation": asdict(self.x.evaluation),
+            "best_of": self._measure(),
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from exgrpo_orlhf import prompts
 from exgrpo_orlhf.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.tasks.chain_model import chain_tokenizer
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")
 LETTERS_CHAT = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -182,3 +183,26 @@ def test_fingerprint_changes_with_every_text_of_ours(letters, monkeypatch):
     letters.chat_template = LETTERS_CHAT
     seen.append(fingerprint(template="think_answer"))
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("template", "token"),
+    [
+        ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}<h>{{ m.role }}</h>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}", "<|eot_id|>"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", None),
+        ("{% for m in messages %}<|im_start|>{{ m.content | upper }}<|im_end|>{% endfor %}", None),
+        ("{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('no') }}{% endif %}{% endfor %}", None),
+    ],
+)
+def test_the_token_that_closes_the_assistants_turn_is_found_where_there_is_one(template, token):
+    """A base model's generation config does not name it, and its response would go on with the user's next turn."""
+    tokenizer = chain_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
+    tokenizer.chat_template = template
+    ends = PromptEncoder(Prompts(template="chat"), tokenizer).turn_ends()
+    assert ends == (() if token is None else (tokenizer.convert_tokens_to_ids(token),))
+    assert PromptEncoder(Prompts(template="qwen_math"), tokenizer).turn_ends() == (
+        tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    )
+    assert PromptEncoder(Prompts(template="plain"), tokenizer).turn_ends() == ()

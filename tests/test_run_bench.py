@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions, override
 from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
+from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
 from exgrpo_orlhf.prompts import Prompts
 from exgrpo_orlhf.training import train
 
@@ -430,6 +432,54 @@ def test_what_was_finished_before_an_engine_died_is_there(warm_model, tmp_path, 
     assert len(samples(tmp_path)) == 4
 
 
+def test_a_disk_that_is_full_leaves_whole_lines_and_nothing_behind_them(warm_model, tmp_path, bench, monkeypatch):
+    """Sixty portions wait when the second write fails: none of them is written behind it."""
+    words = ("--model", warm_model, *CHAINS, "--limit", 70, "--rows", 1, "--out", tmp_path)
+    written = []
+
+    def full(self, samples):
+        written.append(samples)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        append(self, samples)
+
+    append = SampleFile.append
+    monkeypatch.setattr(SampleFile, "append", full)
+    assert bench(*words)[0] == 2
+    assert len(written) == 2
+    monkeypatch.setattr(SampleFile, "append", append)
+    assert len(samples(tmp_path)) == 1
+    assert bench(*words)[0] == 0
+
+
+def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
+    file = SampleFile(tmp_path / "x" / "samples.jsonl")
+    line = dict.fromkeys(Sample.__annotations__, "") | {"row": 0, "sample": 0, "seed": 1}
+    file.append([line])
+    before = file.path.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.append([{**line, "sample": 1}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, old)
+    assert file.path.read_bytes() == before
+
+
+def test_what_generated_earlier_benchmarks_is_remembered_and_its_dtype_binds_later_ones(warm_model, tmp_path, bench):
+    words = ("--model", warm_model, "--engine", "transformers", "--no-mlflow", "--limit", 3, "--out", tmp_path)
+    assert bench(*words, "--benchmarks", "chains")[0] == 0
+    status, _, error = bench(*words, "--benchmarks", "chains_beyond", "--dtype", "bfloat16")
+    assert status == 2
+    assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
+    assert bench(*words, "--benchmarks", "chains_beyond", "--dtype", "float32", "--rows", 2)[0] == 0
+    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
+    assert rows == [64, 2]
+
+
 def test_an_attempt_without_a_response_binds_nobody(warm_model, tmp_path, bench):
     words = ("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
     assert bench(*words, "--device", "cuda:7", "--dtype", "bfloat16", "--samples", 9)[0] == 1
@@ -528,6 +578,38 @@ def test_options_numbers_and_nested_fields_of_a_set_of_ones_own(tmp_path):
         assert [question.answer for question in questions] == ["B", "A", "B"]
         assert questions[2].prompt == "Which is old?\n\nA) day\nB) sea\nC) moon"
         assert [question.meta["group"] for question in questions] == ["colour", "touch", "age"]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "gold"),
+    [
+        (["4", "2", "1", "3"], 1, "B"),  # a number counts
+        (["4", "2", "1", "3"], "1", "names B and C"),
+        (["C", "A", "B"], "A", "names A and B"),
+        (["a", "b", "c"], "AB", "names none"),
+        ("['x', 'y']", "x", "is no list of texts"),
+        (["x", "y"], "y", "B"),
+        (["x", "y"], "0", "A"),
+    ],
+)
+def test_an_answer_that_names_two_options_or_none_is_refused(options, answer, gold, tmp_path):
+    (tmp_path / "mc.jsonl").write_text(json.dumps({"q": "Which?", "o": options, "a": answer}) + "\n")
+    file = '[{ name = "mc.jsonl", question = "q", options = "o", answer = "a" }]'
+    benchmark = Definitions((DEFINITIONS, definition(tmp_path, verifier='"choice"', files=file))).benchmark("mine")
+    if len(gold) == 1:
+        assert sets.load(benchmark, (), None).rows[0][1].answer == gold
+    else:
+        with pytest.raises(BenchmarkError, match=gold):
+            sets.load(benchmark, (), None)
+
+
+def test_a_parquet_file_that_bears_the_blocks_name_is_read_as_the_block_says(tmp_path):
+    rows = [{"data": {"q": "two?", "level": 3}, "answer": "2"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    files = '[{ name = "mine.parquet", question = "data.q" }]'
+    blocks = definition(tmp_path, files=files, by='"data.level"')
+    ((_, question),) = sets.load(Definitions((DEFINITIONS, blocks)).benchmark("mine"), (), None).rows
+    assert (question.prompt, question.answer, question.meta["group"]) == ("two?", "2", "3")
 
 
 def test_folders_are_looked_at_in_their_order_whatever_the_name_of_the_file(tmp_path, monkeypatch):
@@ -643,17 +725,24 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     (measured,) = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert measured.step == 2
     assert measured.value == results(tmp_path / "x")["benchmarks"]["chains"]["avg"]["value"]
-    assert {"eval/avg", "eval/avg_chains"} <= set(client.get_run(trained.info.run_id).data.metrics)
+    there = set(client.get_run(trained.info.run_id).data.metrics)
+    assert "eval/avg_chains" in there
+    assert "eval/avg" not in there, "that is the paper's suite"
     names = {file.path for file in client.list_artifacts(trained.info.run_id, "evaluation/x")}
     assert names == {"evaluation/x/results.json", "evaluation/x/report.html"}
-    for name, more in (("part", ("--limit", 8)), ("hot", ("--temperature", 1.5)), ("seed", ("--seed", 1))):
+    for name, more in (
+        ("part", ("--limit", 8)),
+        ("hot", ("--temperature", 1.5)),
+        ("seed", ("--seed", 1)),
+        ("asked", ("--template", "simplerl", "--max-tokens", 64)),
+    ):
         bench(*words, *more, "--out", tmp_path / name)
     bench("--model", warm_model, "--engine", "transformers", "--benchmarks", "chains", "--out", tmp_path / "raw")
     history = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert [each.value for each in history] == [measured.value], "no other score under that name"
     own = client.search_runs([client.get_experiment_by_name("exgrpo-eval").experiment_id])
     by_name = {each.info.run_name: each.data for each in own}
-    assert set(by_name) == {"part", "hot", "seed", "raw"}
+    assert set(by_name) == {"part", "hot", "seed", "asked", "raw"}
     assert by_name["part"].tags["trained_by"] == trained.info.run_id
     assert "eval/avg" not in by_name["part"].metrics, "no mean of parts"
     assert "eval/avg_chains" not in by_name["raw"].metrics, "the group was not run whole"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from queue import Empty, SimpleQueue
-from threading import BoundedSemaphore
+from threading import Semaphore
 
 from ..questions.text import plain_text
 from ..replay import Grade, Question
@@ -35,35 +34,34 @@ class Grading:
         """verifiers: by benchmark; questions: by benchmark and row; plain: ask math-verify's plain recipe too"""
         self._verifiers, self._questions, self._plain, self._write = verifiers, questions, plain, write
         self._thread = ThreadPoolExecutor(1, "grading")
-        self._room = BoundedSemaphore(_WAITING)
-        self._failed: SimpleQueue[BaseException] = SimpleQueue()
+        self._room = Semaphore(_WAITING)
+        self._failed: BaseException | None = None  # the first; nothing is graded or written after it
 
     def put(self, responses: Sequence[Response]) -> None:
         """Hand in a portion. Raises what an earlier one failed with: GradingError, OSError."""
-        self._raise()
         self._room.acquire()
-        self._thread.submit(self._grade, responses).add_done_callback(self._over)
+        self._raise()
+        self._thread.submit(self._work, responses)
 
     def close(self) -> None:
         """Wait for all that was handed in. Raises as `put`."""
         self._thread.shutdown(wait=True)
         self._raise()
 
-    def _over(self, portion: Future[None]) -> None:
-        self._room.release()
-        if error := portion.exception():
-            self._failed.put(error)
-
     def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _work(self, responses: Sequence[Response]) -> None:
         try:
-            error = self._failed.get_nowait()
-        except Empty:
-            return
-        raise error
+            if self._failed is None:
+                self._grade(responses)
+        except BaseException as error:  # for the main thread
+            self._failed = error
+        finally:
+            self._room.release()
 
     def _grade(self, responses: Sequence[Response]) -> None:
-        if not self._failed.empty():
-            return
         graded: dict[int, tuple[str, Sample]] = {}
         for benchmark in dict.fromkeys(response.request.key[0] for response in responses):
             mine = [i for i, response in enumerate(responses) if response.request.key[0] == benchmark]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..metrics_log import METRICS_PER_CALL, check_name
 from ..tracking import LOG_TAG, MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
+from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics
 
@@ -40,7 +41,7 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
             log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
         own = trained is None or why is not None
         run_id = _own_run(client, uri, out, results, experiment, trained) if own else trained
-        _log_metrics(client, run_id, results)
+        _log_metrics(client, run_id, results, _scores(results, not own))
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")
@@ -61,13 +62,22 @@ def _departure(results: Mapping[str, Any]) -> str | None:
             return f"{known['title']} was run in part"
         if known["departures"]:
             return f"{known['title']} with {', '.join(known['departures'])}"
-    return None
+    asked = results["record"]["asked_otherwise"]
+    return f"the prompts are not those of training ({', '.join(asked)})" if asked else None
+
+
+def _scores(results: Mapping[str, Any], trained: bool) -> dict[str, float]:
+    """For a training run without the means over whatever was asked for, unless that is the paper's suite."""
+    found = metrics(results)
+    if trained and set(results["benchmarks"]) != set(Definitions().suites["paper"]):
+        return {name: value for name, value in found.items() if name not in ("eval/avg", "eval/micro_avg")}
+    return found
 
 
 def _other_values(client: Any, run_id: str, results: Mapping[str, Any]) -> str | None:
     """A score that the run has already at this step, with another value (another seed, say)."""
     step = results["record"]["model"]["step"] or 0
-    for name, value in metrics(results).items():
+    for name, value in _scores(results, trained=True).items():
         there = [each for each in client.get_metric_history(run_id, name) if each.step == step]
         if there and all(each.value != value for each in there):
             return f"{name} is {there[-1].value:g} there already"
@@ -113,13 +123,13 @@ def _own_run(client: Any, uri: str, out: Path, results: Mapping[str, Any], exper
     return str(run.info.run_id)
 
 
-def _log_metrics(client: Any, run_id: str, results: Mapping[str, Any]) -> None:
+def _log_metrics(client: Any, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]) -> None:
     from mlflow.entities import Metric
 
     step = results["record"]["model"]["step"] or 0
     now = int(time.time() * 1000)
     new = []
-    for name, value in metrics(results).items():
+    for name, value in scores.items():
         check_name(name)
         there = client.get_metric_history(run_id, name)
         if not any(each.step == step and each.value == value for each in there):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,19 @@ from ..replay import Question
 from ..rewards import Verifier, close_pools
 from ..run_control import Stop
 from .engines import GenerationEngine, Key, Request
-from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, claim, read_config, settle, write
+from .folder import (
+    CONFIG,
+    RESULTS,
+    SAMPLES,
+    SESSIONS,
+    FolderError,
+    Times,
+    claim,
+    has_samples,
+    read_config,
+    settle,
+    write,
+)
 from .grading import Grading, check_golds, verdicts_of
 from .record import git_commit, now, versions
 from .results import summarise
@@ -27,6 +40,7 @@ from .subject import Asker
 
 log = logging.getLogger(__name__)
 _SAID_EVERY = 5.0  # seconds
+_UNFINISHED = "it was extended and did not come to its end"
 _BATCH = 256  # responses regraded at a time
 
 
@@ -114,11 +128,13 @@ def evaluate(
             config = settle(out, evaluation.common(), evaluation.each())
             files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
             done = _done(files, requests)
+            continues = any(has_samples(out, name) for name in config["benchmarks"])
             write(out / CONFIG, config)
             times = Times(out)
             try:
                 if len(done) < len(requests):
-                    _generate(evaluation, list(requests.values()), done, _Writer(files, times), out, engine, stop)
+                    begin = partial(_begin_session, out, evaluation.session, continues)
+                    _generate(evaluation, list(requests.values()), done, _Writer(files, times), begin, engine, stop)
             finally:
                 times.flush()
             if sum(len(file.done) for file in files.values()) < len(requests):
@@ -181,19 +197,20 @@ def _generate(
     requests: Sequence[Request],
     done: set[Key],
     writer: _Writer,
-    out: Path,
+    begin: Callable[[dict[str, Any]], None],
     make_engine: Callable[[], GenerationEngine],
     stop: Stop,
 ) -> None:
-    """Whatever ends it, an engine's failure too: what was finished is graded and written."""
+    """Whatever ends it, an engine's failure too: what was finished is graded and written. begin: takes what the engine
+    says of itself"""
     if done:
-        log.info("%s: %d of %d responses are there already", out, len(done), len(requests))
+        log.info("%d of %d responses are there already", len(done), len(requests))
     limits = evaluation.timeout, evaluation.workers
     verifiers = {asked.benchmark.name: asked.benchmark.grader(*limits) for asked in evaluation.sets}
     questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
     engine = make_engine()
     try:
-        _begin_session(out, {**engine.describe(), "reproducible": engine.reproducible}, evaluation.session, bool(done))
+        begin({**engine.describe(), "reproducible": engine.reproducible})
         progress = _Progress(requests, done)
         with (
             closing(Grading(verifiers, questions, evaluation.plain, writer.write)) as grading,
@@ -207,17 +224,17 @@ def _generate(
         engine.close()
 
 
-def _begin_session(out: Path, engine: dict[str, Any], session: Mapping[str, Any], continues: bool) -> None:
+def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engine: dict[str, Any]) -> None:
     """Write down what generates from now on. Raises FolderError where its numbers would be of another kind."""
     path = out / SESSIONS
     sessions = json.loads(path.read_text(encoding="utf-8")) if continues and path.exists() else []
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != engine.get("dtype"):
         raise FolderError(
-            f"{out}: its responses were computed in {before}, now it would be {engine['dtype']}; give --dtype "
+            f"{out}: its responses were computed in {before}, now it would be {engine.get('dtype')}; give --dtype "
             f"{before}, or --out another folder"
         )
     new = {"engine": engine, **session}
-    write(path, [*sessions, *([] if new in sessions else [new])])
+    write(path, [*(each for each in sessions if each != new), new])
 
 
 def _sessions(out: Path) -> dict[str, Any]:
@@ -289,6 +306,7 @@ def _with_earlier(
             if len(_file(out, name).done) != known["questions"] * known["samples"]:
                 log.warning("%s was extended and did not come to its end: it is left out of the results", name)
                 del earlier[name]
+                not_run[name] = {**{key: known[key] for key in ("title", "group")}, "reason": _UNFINISHED}
         facts, not_run = {**earlier, **facts}, {**before["not_run"], **not_run}
         graded_with = {name: known for name, known in before["record"].items() if name == "graded_with"}
     return facts, {name: why for name, why in not_run.items() if name not in facts}, graded_with

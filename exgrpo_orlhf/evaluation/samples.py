@@ -59,9 +59,16 @@ class SampleFile:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Whole lines, handed to the system before this returns."""
-        with self.path.open("ab") as file:
-            file.write(b"".join(_line(sample) for sample in samples))
+        """Whole lines, handed to the system before this returns; where that fails (a full disk), none of them."""
+        with self.path.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            lines = memoryview(b"".join(_line(sample) for sample in samples))
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+            except BaseException:
+                file.truncate(end)
+                raise
         for sample in samples:
             self._note(sample)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
-from ..questions.files import read_rows
+from ..questions.files import column_paths, read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.records import field_value, fingerprint, missing_in
 from ..replay import Question
@@ -112,13 +112,18 @@ def _prepared_name(benchmark: Benchmark) -> str:
 
 
 def _place(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
-    known = (SetFile(_prepared_name(benchmark), _PREPARED), *benchmark.files)
+    name = _prepared_name(benchmark)
+    own = any(file.name == name for file in benchmark.files)
+    known = benchmark.files if own else (SetFile(name, _PREPARED), *benchmark.files)
     there = ((folder / file.name, file) for folder in folders for file in known)
     return next(((path, file) for path, file in there if path.is_file()), None)
 
 
 def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tuple[int, Question]], tuple[str, ...]]:
     """The questions, and what is to be said of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     needed, convert = _conversion(benchmark, file)
     columns: list[str] = []
 
@@ -131,20 +136,18 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tu
                 f"`files` of benchmark {benchmark.name!r}"
             )
 
-    if path.suffix == ".parquet" and benchmark.by:
-        import pyarrow.parquet as pq
-
-        by = (benchmark.by,) if benchmark.by in pq.read_schema(path).names else ()
-    else:
-        by = ()
+    by = (benchmark.by,) if benchmark.by else ()
     try:
+        if path.suffix == ".parquet" and by and by[0] not in column_paths(pq.read_schema(path)):
+            by = ()
         rows = list(read_rows(path, check, (*needed, *by)))
         if rows and path.suffix == ".jsonl":
-            check([*rows[0], *(name for name in needed if "." in name and not missing_in(rows[0], name))])
+            dotted = (name for name in (*needed, *by) if "." in name and not missing_in(rows[0], name))
+            check([*rows[0], *dotted])
     except BenchmarkError:
         raise
-    except ValueError as error:
-        raise BenchmarkError(f"benchmark {benchmark.name!r}: {error}") from error
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise BenchmarkError(f"benchmark {benchmark.name!r}: {path}: {error}") from error
     notes: tuple[str, ...] = (file.note,) if file.note else ()
     if benchmark.by and benchmark.by not in columns:
         if file.convert != _PREPARED:
@@ -222,7 +225,8 @@ def _questions(
         if not text or not answer:
             what = "question" if not text else "answer"
             raise BenchmarkError(f"benchmark {benchmark.name!r}: {place}, row {index}: the {what} is empty")
-        meta = {"group": str(row[benchmark.by])} if benchmark.by and benchmark.by in row else {}
+        grouped = benchmark.by is not None and not missing_in(row, benchmark.by)
+        meta = {"group": str(field_value(row, benchmark.by or ""))} if grouped else {}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     return questions
 

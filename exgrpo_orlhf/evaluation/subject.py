@@ -108,10 +108,19 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
 
 def served(name: str, tokenizer: str | None) -> Subject:
     """A model behind a server. tokenizer: folder or hub id; None: the server has it. Raises SubjectError."""
+    from transformers import AutoConfig, AutoTokenizer
+
     if tokenizer is None:
         return Subject(name, None, None)
-    of, _ = load(tokenizer)
-    return Subject(name, of.tokenizer, of.context)
+    try:
+        known = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError, KeyError) as error:
+        raise SubjectError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
+    try:
+        context = getattr(AutoConfig.from_pretrained(tokenizer).get_text_config(), "max_position_embeddings", None)
+    except (OSError, ValueError, KeyError):  # a tokenizer alone: the server says when a prompt is too long
+        context = None
+    return Subject(name, known, context)
 
 
 def hash_of(folder: Path) -> str:

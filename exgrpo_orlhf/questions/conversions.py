@@ -36,21 +36,28 @@ def columns(question: str, answer: str) -> Conversion:
 
 
 def choice(question: str, options: str, answer: str) -> Conversion:
-    """Multiple choice with the options' texts in a column; the answer is a label, a number from 0, or an option's text.
+    """Multiple choice with a list of the options' texts in a column.
 
-    Raises ValueError where it is none of these.
+    The answer is a number, which counts from 0; or text: a label, an option's text, or digits for a number. Raises
+    ValueError where it is none of these, or where it names one option in one way and another in another.
     """
 
     def convert(row: Row) -> tuple[str, str]:
+        if not isinstance(row[options], list):
+            raise ValueError(f"{options!r} is no list of texts but {row[options]!r:.60}")
         texts, right = [str(text) for text in row[options]], _text(row[answer])
         labels = string.ascii_uppercase[: len(texts)]
-        if right in texts:
-            right = labels[texts.index(right)]
-        elif right.isdigit() and int(right) < len(texts):
-            right = labels[int(right)]
-        elif right not in labels or not right:
-            raise ValueError(f"the answer {right!r} is none of the {len(texts)} options, nor its letter or number")
-        return _with_choices(row[question], labels, texts), right
+        number = int(right) if right.isdecimal() and int(right) < len(texts) else None
+        if type(row[answer]) is not str:  # a number of the file's own, in JSONL as it is written
+            named = [] if number is None else [labels[number]]
+        else:
+            named = [label for label, text in zip(labels, texts, strict=True) if text == right]
+            named += [right] if len(right) == 1 and right in labels else []
+            named += [] if number is None else [labels[number]]
+        if len(set(named)) != 1:
+            what = "none" if not named else f"{' and '.join(sorted(set(named)))}: more than one"
+            raise ValueError(f"the answer {row[answer]!r} names {what} of the {len(texts)} options {texts!r:.120}")
+        return _with_choices(row[question], labels, texts), named[0]
 
     return convert
 
