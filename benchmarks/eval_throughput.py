@@ -62,9 +62,9 @@ def main() -> None:
         asker = subject.Asker(model, Prompts(template="plain"), seed=0)
         evaluation = Evaluation(
             asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
-            engine={"name": arguments.engine}, record={},
+            engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, record={}, session={},
         )  # fmt: skip
-        requests = asker.requests(asked)
+        requests = asker.requests([asked])
         answers = {row: question.answer for row, question in asked.rows}
         engine: GenerationEngine
         if arguments.engine == "vllm":
