@@ -68,7 +68,10 @@ class StopRequest:
     def _request(self, number: int, _: object) -> None:
         self.signal = signal.Signals(number)
         log.warning("%s: %s; once more ends it now", self.signal.name, self._what_follows)
-        signal.signal(number, self._before[self.signal])
+        before = self._before[self.signal]
+        if before == signal.SIG_IGN:  # a process of the background has Ctrl-C ignored; "now" was promised all the same
+            before = signal.default_int_handler if self.signal == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, before)
 
 
 class Clock:

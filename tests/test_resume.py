@@ -18,6 +18,7 @@ from conftest import ROOT, small_bindings
 from safetensors.torch import load_file
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.run_control import StopRequest
 from exgrpo_orlhf.training import train
 
 STEPS = 12
@@ -225,3 +226,17 @@ def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     train(config.load(["base.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])
+
+
+def test_a_second_ctrl_c_ends_a_process_of_the_background_too():
+    """Its shell has it ignore Ctrl-C; once it has promised to end at the second one, it must."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert stop.signal == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
