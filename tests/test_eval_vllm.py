@@ -80,10 +80,20 @@ def texts(answers: dict[tuple, Response]) -> dict[tuple, str]:
     return {key: response.text for key, response in answers.items()}
 
 
+_BEFORE: set[int] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def before() -> None:
+    """What other tests have left, such as idle graders, is none of an engine's."""
+    _BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def engine_processes() -> list[psutil.Process]:
     """Children of this process and theirs, but Python's own that keeps the books on shared memory."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    ours = [child for child in children if child.pid not in _BEFORE]
+    return [child for child in ours if "resource_tracker" not in " ".join(child.cmdline())]
 
 
 @pytest.fixture(scope="module")
