@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +21,15 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.replay import RetirementPolicy, Trajectory, snapshot
 
 VOCABULARY, LENGTH, K = 151_936, 1_000, 4
+# Runs a script and leaves what the kernel knows of the process in a file. (What a parent is told of its child's memory
+# has its own in it, from before the exec.)
+MEASURED = """
+import atexit, runpy, sys
+from pathlib import Path
+seen, sys.argv = sys.argv[1], sys.argv[2:]
+atexit.register(lambda: Path(seen).write_text(Path("/proc/self/status").read_text()))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
@@ -36,7 +45,7 @@ def byte_tokenizer() -> Qwen2Tokenizer:
 
 def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data, tmp_path):
     """The logits of the replayed group's rows alone would take 2.4 GB, in float32 and once; training on them without
-    chunks takes about three times that. The whole process stays below 1.7 GB.
+    chunks takes about three times that. The whole process stays below 1.5 GB.
     """
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
@@ -74,9 +83,8 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
 
     subprocess.run([*command, "--set", "train.steps = 1"], check=True)
     seed_buffer(run, bindings)
-    process = subprocess.Popen([*command, "--set", "train.steps = 3"])
-    _, status, usage = os.wait4(process.pid, 0)  # of this process alone
-    assert status == 0
+    seen = tmp_path / "status"
+    subprocess.run([command[0], "-c", MEASURED, seen, *command[1:], "--set", "train.steps = 3"], check=True)
 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
     assert [row["replay/actual_share"] for row in rows[1:]] == [0, 0.5, 0.5]
@@ -85,10 +93,10 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
         assert row["replay/response_tokens"] == LENGTH
         assert row["rollout/response_tokens"] > LENGTH / 2
         assert row["policy/grad_norm"] > 0, "the stored success is a signal beside wrong answers"
-    peak = usage.ru_maxrss * 1024  # kilobytes on Linux
+    peak = 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", seen.read_text())[1])
     logits = K * LENGTH * VOCABULARY * 4
     print(f"peak {peak / 1e9:.2f} GB, the logits of one group {logits / 1e9:.2f} GB")
-    assert peak < 0.8 * logits  # up to half of it are the libraries that transformers finds and imports
+    assert peak < 0.6 * logits  # half of it are the libraries that transformers finds and imports
 
 
 def seed_buffer(run, bindings) -> None:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, stdtrit
 
 Array = npt.NDArray[np.float64]
 
@@ -230,6 +229,8 @@ def _resampled(stratum: Array, rng: np.random.Generator, resamples: int) -> Iter
 
 def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Estimate:
     """One metric: its values (Q_s,) in each stratum, and the resampled means (resamples,)."""
+    from scipy.special import ndtr, stdtrit  # 40 MB that a run without validation does without
+
     value = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
     variance = inflated = third = noise = 0.0  # of the mean; `noise`: of its variance, given the mean
     for weight, values in zip(weights, strata, strict=True):
