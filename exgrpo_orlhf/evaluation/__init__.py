@@ -1,1 +1,1 @@
-"""Evaluation during training, and what runs look like side by side."""
+"""Benchmarks and validation: what is asked, who answers, how sure the score is, and what it looks like."""
