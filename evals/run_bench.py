@@ -43,6 +43,7 @@ def main() -> int:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from exgrpo_orlhf.evaluation.engines import EngineFailure
     from exgrpo_orlhf.rewards import GradingError
+    from exgrpo_orlhf.run_control import RunFolderError
 
     try:
         return actions[action](words)
@@ -52,7 +53,7 @@ def main() -> int:
     except (EngineFailure, GradingError) as error:
         print(f"error: {error}\nWhat was finished before is saved; the same command continues.", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RunFolderError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

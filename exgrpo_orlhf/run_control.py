@@ -33,7 +33,7 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunFolderError(f"another process is training in {run}") from None
+            raise RunFolderError(f"another process is at work in {run}") from None
         yield
 
 

@@ -29,6 +29,7 @@ from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Defi
 from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
 from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
 from exgrpo_orlhf.prompts import Prompts
+from exgrpo_orlhf.run_control import claim
 from exgrpo_orlhf.training import train
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
@@ -500,6 +501,14 @@ def test_a_set_or_an_instruction_that_has_changed_is_refused(byte_model, tmp_pat
     status, _, error = bench(*words, "--limit", 4)
     assert status == 2
     assert "answers another prompt than would be asked now" in error
+
+
+def test_two_processes_do_not_work_in_one_folder(warm_model, tmp_path, bench):
+    with claim(tmp_path, resume=True):
+        status, _, error = bench("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
+    assert status == 2
+    assert f"another process is at work in {tmp_path}" in error
+    assert not (tmp_path / "chains").exists()
 
 
 def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(warm_model, tmp_path, bench, monkeypatch):

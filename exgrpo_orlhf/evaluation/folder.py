@@ -1,12 +1,10 @@
-"""The folder of an evaluation: held by one process, and never written under two configurations."""
+"""The folder of an evaluation, which is never written under two configurations."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,7 @@ GROWS = ("limit", "samples")  # may be raised later: the responses that are ther
 
 
 class FolderError(ValueError):
-    """A folder that is in use, or holds an evaluation of something else: says of what."""
-
-
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Raises FolderError where another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderError(f"{folder}: another process is at work in it") from None
-        yield
+    """A folder that holds an evaluation of something else, or none: says of what."""
 
 
 def settle(

@@ -68,7 +68,7 @@ class Grading:
             pairs = [(self._questions[responses[i].request.key[:2]], responses[i].text) for i in mine]
             verdicts = verdicts_of(self._verifiers[benchmark], pairs, self._plain)
             for i, (question, _), (grade, plain) in zip(mine, pairs, verdicts, strict=True):
-                graded[i] = benchmark, _sample(responses[i], question, grade, plain)
+                graded[i] = benchmark, sample_of(responses[i], question, grade, plain)
         self._write([graded[i] for i in range(len(responses))])
 
 
@@ -97,7 +97,7 @@ def verdicts_of(
     return [(grade, other.verdict) for grade, other in zip(grades, others, strict=True)]
 
 
-def _sample(response: Response, question: Question, grade: Grade, plain: str | None) -> Sample:
+def sample_of(response: Response, question: Question, grade: Grade, plain: str | None) -> Sample:
     request = response.request
     _, row, sample = request.key
     return {

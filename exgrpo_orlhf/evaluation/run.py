@@ -16,7 +16,7 @@ from typing import Any
 
 from ..replay import Question
 from ..rewards import Verifier, close_pools
-from ..run_control import Stop
+from ..run_control import Stop, claim
 from .engines import GenerationEngine, Key, Request
 from .folder import (
     CONFIG,
@@ -25,7 +25,6 @@ from .folder import (
     SESSIONS,
     FolderError,
     Times,
-    claim,
     has_samples,
     read_config,
     settle,
@@ -124,7 +123,7 @@ def evaluate(
     try:
         check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
         requests = {request.key: request for request in evaluation.asker.requests(evaluation.sets)}
-        with claim(out):
+        with claim(out, resume=True):
             config = settle(out, evaluation.common(), evaluation.each())
             files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
             done = _done(files, requests)
@@ -156,7 +155,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
 
     A file of samples is as before or graded anew, whenever this ends. Raises FolderError, SampleError, GradingError.
     """
-    with claim(out):
+    with claim(out, resume=True):
         try:
             before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

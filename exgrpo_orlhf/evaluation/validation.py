@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from ..rewards import Verifier
 from ..settings import require
 from . import sets
 from .benchmarks import Definitions
+from .engines import Request, Response
 from .folder import RESULTS, SAMPLES, write
+from .grading import sample_of
 from .record import now
 from .results import metrics, summarise
-from .samples import Sample, SampleFile
+from .samples import SampleFile
 from .seeds import response_seed
 
 log = logging.getLogger(__name__)
@@ -79,7 +81,12 @@ class Validation:
         Raises ValueError for questions that a test set has too.
         """
         self._record = {**record, "seed": seed}
-        self.questions, self.settings, self._verifier, self._run = list(questions), settings, verifier, run
+        self.questions, self.settings, self._verifier, self._run = (
+            list(map(_grouped, questions)),
+            settings,
+            verifier,
+            run,
+        )
         self._seeds = [
             [response_seed(seed, NAME, row, question.id, sample) for sample in range(settings.samples)]
             for row, question in enumerate(questions)
@@ -114,38 +121,30 @@ class Validation:
 
         answer: from questions, the seeds of each one's responses, temperature and top-p to the responses of each
         """
-        responses = answer(self.questions, self._seeds, self.settings.temperature, self.settings.top_p)
-        pairs = [
-            (question, decode(rollout.token_ids))
-            for question, rollouts in zip(self.questions, responses, strict=True)
-            for rollout in rollouts
+        settings, tokens = self.settings, self._facts["max_tokens"]
+        rollouts = answer(self.questions, self._seeds, settings.temperature, settings.top_p)
+        responses = [
+            Response(
+                Request(
+                    (NAME, row, sample),
+                    prompts.render(question),
+                    tuple(prompts.encode(question)),
+                    tuple(prompts.turns(question)),
+                    self._seeds[row][sample],
+                    tokens,
+                    settings.temperature,
+                    settings.top_p,
+                ),
+                decode(rollout.token_ids),
+                len(rollout.token_ids),
+                rollout.finish,
+            )
+            for row, (question, own) in enumerate(zip(self.questions, rollouts, strict=True))
+            for sample, rollout in enumerate(own)
         ]
-        grades = iter(zip(self._verifier.grade_all(pairs), pairs, strict=True))
-        samples: list[Sample] = []
-        for row, (question, rollouts) in enumerate(zip(self.questions, responses, strict=True)):
-            prompt, length = prompts.render(question), len(prompts.encode(question))
-            for sample, rollout in enumerate(rollouts):
-                grade, (_, text) = next(grades)
-                samples.append(
-                    {
-                        "row": row,
-                        "sample": sample,
-                        "id": question.id,
-                        "seed": self._seeds[row][sample],
-                        "question": plain_text(question.prompt),
-                        "prompt": prompt,
-                        "gold": question.answer,
-                        "response": text,
-                        "extracted": grade.extracted,
-                        "verdict": grade.verdict,
-                        "sound": grade.sound,
-                        "plain": None,
-                        "prompt_tokens": length,
-                        "response_tokens": len(rollout.token_ids),
-                        "finish": rollout.finish,
-                        "group": _group(question),
-                    }
-                )
+        asked = [self.questions[response.request.key[1]] for response in responses]
+        grades = self._verifier.grade_all([(q, response.text) for q, response in zip(asked, responses, strict=True)])
+        samples = [sample_of(*each, None) for each in zip(responses, asked, grades, strict=True)]
         folder = self._run / "evaluation" / str(step)
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again: nothing in it is wanted
@@ -190,5 +189,8 @@ def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
         log.info("validation was not compared with %s: not in %s", ", ".join(absent), sets.DATASETS)
 
 
-def _group(question: Question) -> str | None:
-    return str(question.meta["operands"]) if "operands" in question.meta else None
+def _grouped(question: Question) -> Question:
+    """Chains are scored by their length too."""
+    if "operands" not in question.meta:
+        return question
+    return replace(question, meta={**question.meta, "group": str(question.meta["operands"])})
