@@ -28,6 +28,7 @@ import gin
 import numpy as np
 from gin import config_parser
 
+from .dynamic_sampling import DynamicSampling
 from .engines.local import LocalSettings
 from .engines.openrlhf import flags
 from .engines.openrlhf.settings import OpenRLHFSettings
@@ -49,6 +50,8 @@ from .rewards import Verifier
 from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
 from .study.suite import Suite
 from .tasks.chain_model import ChainModel
+from .tasks.countdown import Countdown
+from .tasks.countdown_model import CountdownModel
 from .tasks.modular_chains import ModularChains
 from .tracking import TrackingSettings
 
@@ -58,11 +61,13 @@ GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
 _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "train": (TrainSettings, ()),
     "ModularChains": (ModularChains, ()),
+    "Countdown": (Countdown, ()),
     "QuestionFile": (QuestionFile, ()),
     "QuestionHub": (QuestionHub, ()),
     "QuestionMix": (QuestionMix, ()),
     "LengthFilter": (LengthFilter, ()),
     "ChainModel": (ChainModel, ()),
+    "CountdownModel": (CountdownModel, ()),
     "PretrainedModel": (PretrainedModel, ()),
     "Prompts": (Prompts, ()),
     "Sampling": (Sampling, ()),
@@ -74,6 +79,7 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "QuestionSampler": (QuestionSampler, ()),
     "TrajectorySelector": (TrajectorySelector, ()),
     "ScoreReuse": (ScoreReuse, ()),
+    "DynamicSampling": (DynamicSampling, ()),
     "RetirementPolicy": (RetirementPolicy, ()),
     "ReplayBuffer": (BufferLimits, ()),
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
@@ -91,7 +97,7 @@ _GIN: dict[str, Callable[..., Any]] = {
 
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
 FREE_TO_CHANGE = re.compile(
-    r"(train\.(steps|save_every|keep|eval_every|best_metric)|ChainModel\.cache|(Tracking|Evaluation)\.\w+"
+    r"(train\.(steps|save_every|keep|eval_every|best_metric)|(Chain|Countdown)Model\.cache|(Tracking|Evaluation)\.\w+"
     r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout|flags|more_flags|score_tokens)|Verifier\.(workers|max_failed_share))$"
 )
 
@@ -162,6 +168,7 @@ def _build() -> Experiment:
         "verifier": _GIN["Verifier"](),
         "selector": _GIN["TrajectorySelector"](),
         "scoring": _GIN["ScoreReuse"](),
+        "dynamic_sampling": _GIN["DynamicSampling"](),
         "retirement": _GIN["RetirementPolicy"](),
         "limits": _GIN["ReplayBuffer"](),
         "advantages": _GIN["GroupAdvantages"](),
@@ -273,10 +280,9 @@ def _bind(text: str, name: str, bindings: _Bindings, allow_include: bool) -> Non
 
 
 def _statements(text: str, name: str) -> list[Any]:
-    stream = io.StringIO(text)
     parser = None
     try:
-        parser = config_parser.ConfigParser(stream, gin.config.ParserDelegate())
+        parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
         return list(parser)
     except SyntaxError as error:
         line, message = error.lineno, f"{error.msg}: {(error.text or text).strip()!r}"
@@ -338,8 +344,7 @@ def _explain(error: Exception, bindings: _Bindings) -> ConfigError:
         return ConfigError(f"{', '.join(sorted(bindings.left_open))} must be bound: {_HOW_TO_BIND}")
     if macro := re.search(r"configurable 'macro' .* in scope '([\w/]+)'", str(error)):
         return ConfigError(f"%{macro[1]} is used, but no file gives it a value: add {macro[1]} = …")
-    missing = re.match(r"Required bindings for `(\w+)` not provided in config: \[(.*)\]", message)
-    if missing:
+    if missing := re.match(r"Required bindings for `(\w+)` not provided in config: \[(.*)\]", message):
         names = ", ".join(f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", "))
         return ConfigError(f"{names} must be bound: {_HOW_TO_BIND}")
     unbound = re.search(r"No values supplied by Gin or caller for arguments: \['?([\w', ]+)'?\]", message)
@@ -351,7 +356,4 @@ def _explain(error: Exception, bindings: _Bindings) -> ConfigError:
 
 
 def _name(path: Path) -> str:
-    try:
-        return f"gin/{path.relative_to(GIN_FOLDER)}"
-    except ValueError:
-        return str(path)
+    return f"gin/{path.relative_to(GIN_FOLDER)}" if path.is_relative_to(GIN_FOLDER) else str(path)

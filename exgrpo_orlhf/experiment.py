@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .dynamic_sampling import DynamicSampling
 from .engines.local.settings import LocalSettings
 from .engines.openrlhf.settings import OpenRLHFSettings
 from .evaluation.validation import ValidationSettings
@@ -34,7 +35,8 @@ class Sources:
     """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
 
     validation: None for no evaluation during training
-    experience: the replay/ folder of another run's checkpoint to start from, or None for an empty buffer
+    experience: the replay/ folder of another run's checkpoint to start from, or a .jsonl file of expert trajectories
+        (experience.py); None for an empty buffer
     """
 
     questions: Any
@@ -71,6 +73,7 @@ class Experiment:
     mixer: ReplayMixer
     selector: TrajectorySelector
     scoring: ScoreReuse
+    dynamic_sampling: DynamicSampling
     retirement: RetirementPolicy
     limits: BufferLimits
     advantages: GroupAdvantages
@@ -82,6 +85,12 @@ class Experiment:
     config_hash: str
     params: Mapping[str, str]
     identity: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not self.mixer.collects and self.experience is None:
+            raise ValueError(
+                "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it"
+            )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import checkpoints
+from . import checkpoints, experience
 from .engines.engine import Engine, NonFiniteUpdate
 from .engines.local import LocalEngine
 from .evaluation.record import session
@@ -30,7 +30,7 @@ from .fresh import FreshQuestions
 from .metrics_log import MetricsLog
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .replay import Question, ReplayBuffer, snapshot
+from .replay import Plan, Question, ReplayBuffer, RolloutGroup, snapshot
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
 from .run_control import Clock, Progress, Stop, StopRequest, claim
 from .tracking import MlflowTracker
@@ -108,8 +108,7 @@ class TrainingRun:
             if state.get("best_of") == self._measure():  # or the best is one of another measure
                 self.best = state["best"]
         elif x.experience:
-            ids = {question.id for question in questions}
-            self.buffer = snapshot.borrow(Path(x.experience), x.retirement, self.fingerprint, x.limits, ids)
+            self.buffer = experience.load(x, questions, self.engine.prompts)
         self.saved_step = self.step if checkpoint else None
         identity = None if checkpoint else _set_aside(run, x.config_text)
         self.metrics = MetricsLog(run / "metrics.jsonl", identity)
@@ -181,19 +180,23 @@ class TrainingRun:
             buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
-        # K fresh rollouts for a fresh question, K−1 beside the stored one.
-        groups = engine.rollout(plan, mixer.group_size)
-        clock.lap("rollout")
-        groups = x.verifier.grade_groups(groups, engine.decode)
-        clock.lap("grade")
+        # K fresh rollouts for a fresh question, K−1 beside the stored one; new questions for those without a signal.
+        def roll(plan: Plan) -> list[RolloutGroup]:
+            groups = engine.rollout(plan, mixer.group_size)
+            clock.lap("rollout")
+            groups = x.verifier.grade_groups(groups, engine.decode)
+            clock.lap("grade")
+            return groups
 
-        # The latest accuracy counts fresh rollouts only; the mastered retire.
-        mixer.observe(groups, step)
+        sampled = x.dynamic_sampling.sample(plan, chosen, roll, self.fresh, buffer)
+
+        # The latest accuracy counts fresh rollouts only, also of groups that are not trained on; the mastered retire.
+        mixer.observe(sampled.everything, step)
         if mixer.collecting:
-            buffer.observe(groups, step)
+            buffer.observe(sampled.everything, step)
 
         # A = r − mean(r) over the whole group of K, the stored success included; one loss over fresh and replayed rows.
-        batch = mixer.assemble(groups, chosen, x.advantages)
+        batch = mixer.assemble(sampled.groups, chosen, x.advantages)
         clock.lap("assemble")
         try:
             stats = engine.update(batch, x.loss)
@@ -211,11 +214,12 @@ class TrainingRun:
                 buffer.remember_scores(row.question.id, {row.replayed.key: score}, step)
         clock.lap("store")
 
-        self.generated_tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        self.generated_tokens += sum(len(row.token_ids) for group in sampled.everything for row in group.rollouts)
         clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)
         return {
-            **reward_metrics(groups),
-            **plan_metrics(plan),
+            **reward_metrics(sampled.everything),
+            **sampled.metrics(),
+            **plan_metrics(sampled.plan),
             **scoring_metrics,
             **buffer_metrics(buffer, mixer.buckets),
             **row_metrics(

@@ -22,6 +22,8 @@ LAYOUTS = [name for name in ALL if name.startswith(("engines/", "models/", "eval
 LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
     "models/continual_rlvr": ["PretrainedModel.path = 'some/model'"],
+    "baselines/luffy": ["Work.experience = 'experts.jsonl'"],
+    "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
 
 
@@ -37,7 +39,8 @@ def load(name: str, *more: str):
 def stated(name: str) -> dict[str, str]:
     """The bindings in the file's own text, macros aside, written as params has them."""
     statements = config._statements((GIN / name).read_text(), name)
-    return {f"{s.selector}.{s.arg_name}": repr(s.value) for s in statements if getattr(s, "arg_name", None)}
+    bindings = [s for s in statements if getattr(s, "arg_name", None)]
+    return {f"{s.scope}/{s.selector}.{s.arg_name}".removeprefix("/"): repr(s.value) for s in bindings}
 
 
 @pytest.mark.parametrize("name", ALL)

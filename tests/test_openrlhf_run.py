@@ -18,7 +18,8 @@ import psutil
 import pytest
 from conftest import ROOT, small_bindings
 
-from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf import checkpoints, experience
+from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 
 pytestmark = pytest.mark.openrlhf
 
@@ -218,3 +219,19 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
     error = log[log.rindex("error: ") :]
     assert "OutOfDiskError" in error or "ObjectStoreFullError" in error
     assert 2 in checkpoints.find(run)
+
+
+def test_questions_without_a_signal_are_replaced_and_experts_come_from_a_file(warm_model, tmp_path):
+    run, experts = tmp_path / "run", tmp_path / "experts.jsonl"
+    questions = ModularChains(count=24, operands=(2, 3)).load()
+    experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
+    more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
+    finish(start(run, False, *bindings(warm_model, "train.steps = 3", "train.eval_every = None", *more)), run)
+    done = rows(run)[1:]
+    assert max(row["rollout/rounds"] for row in done) > 1
+    assert max(row["rollout/filtered_groups"] for row in done) > 0
+    assert all(row["train/questions"] == 8 for row in done)
+    assert all(0 < row["replay/actual_share"] <= 0.5 for row in done)
+    assert all(row["replay/trajectories"] == len(questions) for row in done)
+    assert all(row["replay/log_weight_max"] < 0 for row in done), "π_past is 1"
+    assert_every_sync_arrived(run, 3)

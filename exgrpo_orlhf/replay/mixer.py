@@ -30,12 +30,17 @@ class FreshSource(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The questions of one step. candidates: the stored trajectories of each replayed question, by its id."""
+    """The questions of one step.
+
+    candidates: the stored trajectories of each replayed question, by its id
+    round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
+    """
 
     step: int
     fresh: list[Question]
     replayed: list[Question]
     candidates: dict[str, list[Trajectory]]
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class ReplayMixer:
         fresh rollouts) exceeds this; None: from the first step
     collect_before_start: whether accuracies, trajectories and retirements are recorded before that. The paper starts
         collecting and replaying together (False). The batch that triggers the start is collected.
+    collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
+        (`Work.experience`) is replayed as it is
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class ReplayMixer:
         rho_steps: int | None = None,
         start_at_accuracy: float | None = 0.35,
         collect_before_start: bool = False,
+        collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside [0, 1], half a schedule of ρ, K < 2, or μ above K success counts."""
         if not 0 <= rho <= 1:
@@ -122,7 +130,7 @@ class ReplayMixer:
         self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
         self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
-        self.collect_before_start = collect_before_start
+        self.collect_before_start, self.collects = collect_before_start, collects
         self.started_at: int | None = 0 if start_at_accuracy is None else None
 
     @property
@@ -132,7 +140,8 @@ class ReplayMixer:
     @property
     def collecting(self) -> bool:
         """Whether this step's experience is recorded: where ρ is 0 throughout there is nobody to replay it."""
-        return max(self.rho, self.rho_end) > 0 and (self.started or self.collect_before_start)
+        replays = max(self.rho, self.rho_end) > 0
+        return self.collects and replays and (self.started or self.collect_before_start)
 
     def rho_at(self, step: int) -> Fraction:
         """The step's ρ, exact; 0 before the delayed start is over. Replay may begin in the step after the start."""

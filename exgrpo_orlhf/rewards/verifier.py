@@ -15,7 +15,7 @@ import numpy as np
 
 from ..replay import Grade, Question, RolloutGroup
 from ..settings import require
-from ..tasks import modular_chains
+from ..tasks import countdown, modular_chains
 from . import exact, shape
 from .pool import GradingError, pool
 from .worker import Answer
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _HERE: dict[str, Callable[[Question, str], Grade]] = {
     "exact": exact.grade,
     "modular_chain": modular_chains.grade,
+    "countdown": countdown.grade,
 }
 _IN_POOL = ("math", "math_verify", "choice", "function", "code")
 _CACHED = ("math", "math_verify", "choice")  # a function may look at anything, a program at the clock
@@ -36,8 +37,8 @@ _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox aroun
 class Verifier:
     """kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
-        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer) or 'modular_chain'
-        (which also checks the reasoning)
+        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer), 'modular_chain' or
+        'countdown' (which also check the reasoning)
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     format: the shape a response must have or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>) or
         'boxed'; None: any
@@ -47,7 +48,7 @@ class Verifier:
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
 
-    kind: Literal["exact", "modular_chain", "math", "math_verify", "choice", "function", "code"] = "exact"
+    kind: Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"] = "exact"
     function: str | None = None
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0

@@ -94,7 +94,7 @@ class LocalEngine:
         counts = [group_size] * len(plan.fresh) + [group_size - 1] * len(plan.replayed)
         owners = [i for i, count in enumerate(counts) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
-        sampled = self._generate(prompts, self.sampling.temperature, plan.step)
+        sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
@@ -109,7 +109,7 @@ class LocalEngine:
         """For evaluation: a response to each question for each of its seeds, ungraded. temperature: 0 is greedy"""
         prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
         flat = [seed for own in seeds for seed in own]
-        rollouts = iter(self._generate(prompts, temperature or None, 0, top_p, flat))
+        rollouts = iter(self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=flat))
         return [[next(rollouts) for _ in own] for own in seeds]
 
     def _generate(
@@ -117,6 +117,7 @@ class LocalEngine:
         prompts: Sequence[Sequence[int]],
         temperature: float | None,
         step: int,
+        round: int = 0,
         top_p: float = 1.0,
         seeds: Sequence[int] | None = None,
     ) -> list[Rollout]:
@@ -128,7 +129,7 @@ class LocalEngine:
             # Sampled from torch's global generator: seeded here, and put back as it was.
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices), self.forward.autocast():
-                torch.manual_seed(chunk_seed(self.seed, step, chunk))
+                torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
                 responses = generate(
                     self.model,
                     [prompts[i] for i in part],

@@ -19,9 +19,13 @@ from transformers import Cache, PreTrainedModel
 from ...replay import Rollout
 
 
-def chunk_seed(seed: int, step: int, chunk: int) -> int:
-    """The seed of one generated chunk: a resumed run samples what an undisturbed one does."""
-    return int(np.random.SeedSequence([seed, step, chunk]).generate_state(1, np.uint64)[0])
+def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
+    """The seed of one generated chunk: a resumed run samples what an undisturbed one does.
+
+    round: of rollouts in the step, the first is 0
+    """
+    entropy = [seed, step, chunk, *([round] if round else [])]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 def end_tokens(model: PreTrainedModel, tokenizer_eos: int | None) -> list[int]:

@@ -146,7 +146,8 @@ REFUSED = {
     "train.async_queue_size": "there is no asynchronous mode here",
     "train.agent_func_path": "a stored trajectory is a prompt and one response; turns of an environment are not kept",
     "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
-    "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group",
+    "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group; "
+    "DynamicSampling.max_rounds does it after that",
     "actor.dual_clip": "MixedPolicyLoss has no lower bound for negative advantages",
     "actor.policy_loss_type": "GSPO's ratio of a whole sequence and the token weights of replayed rows do not mix",
     "algo.advantage.gamma": "the advantage is the group's, the same for every token",

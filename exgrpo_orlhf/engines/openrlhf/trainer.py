@@ -138,7 +138,7 @@ class MixedTrainer(BasePPOTrainer):
                 self.prompts.encode(question),
                 group_size - (i >= len(plan.fresh)),
                 self.x.sampling.temperature,
-                self._seed(plan.step, i),
+                self._seed(plan, i),
             )
             for i, question in enumerate(questions)
         ]
@@ -159,11 +159,12 @@ class MixedTrainer(BasePPOTrainer):
         rollouts = (rollout for (rollout,) in self._sample(requests))
         return [[next(rollouts) for _ in own] for own in seeds]
 
-    def _seed(self, step: int, position: int) -> int | None:
+    def _seed(self, plan: Plan, position: int) -> int | None:
         if not self.settings.seed_requests:
             return None
         # Responses of one request get consecutive seeds from vLLM: far apart, no two requests meet.
-        return int(np.random.SeedSequence([self.x.settings.seed, 4, step, position]).generate_state(1)[0]) >> 1
+        entropy = [self.x.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
     def _sample(self, requests: Sequence[Request]) -> list[list[Rollout]]:
         if self.args.vllm.enable_sleep:

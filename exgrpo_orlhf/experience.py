@@ -1,0 +1,93 @@
+"""What a run starts with (`Work.experience`): another run's replay buffer, or trajectories of an expert from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from .experiment import Experiment
+from .prompts import PromptEncoder
+from .questions.files import place_of, read_rows
+from .questions.records import read_prompt
+from .replay import Question, ReplayBuffer, Trajectory, snapshot
+from .rewards import Verifier
+
+
+def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
+    """The buffer of a run that has not begun. Raises as `snapshot.borrow` or `read_experts`."""
+    path = Path(str(x.experience))
+    if path.suffix != ".jsonl":
+        ids = {question.id for question in questions}
+        return snapshot.borrow(path, x.retirement, prompts.fingerprint(), x.limits, ids)
+    buffer = ReplayBuffer(x.retirement, x.limits)
+    experts = read_experts(path, questions, prompts.tokenizer, x.verifier, x.sampling.max_response_tokens)
+    for question, _ in experts:
+        buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate
+    buffer.store((question.id, trajectory) for question, trajectory in experts)
+    return buffer
+
+
+def read_experts(
+    path: Path,
+    questions: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    verifier: Verifier,
+    max_tokens: int,
+) -> list[tuple[Question, Trajectory]]:
+    """Somebody else's responses, an object a line: {"prompt": …, "response": …}, or "id" (the question's) for "prompt".
+
+    A response is encoded as it stands and closed with the tokenizer's end token. Its behaviour log-probs are 0, that is
+    π_past = 1 (LUFFY, arXiv 2504.14945), its step is 0. Raises FileNotFoundError, and ValueError that names file and
+    line: one that is no object, that belongs to no question of the run or to several, or whose response is no text,
+    empty, longer than `max_tokens` with its end token, has that token already, or is not correct.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.absolute()}: no such file of expert trajectories (Work.experience)")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{path}: the tokenizer names no end token to close an expert's response with")
+    known: dict[object, list[Question]] = {}
+    for question in questions:
+        for key in (question.id, question.prompt):
+            known.setdefault(key, []).append(question)
+    place, asked, encoded = place_of(path), [], []  # one a line
+    for row, record in enumerate(read_rows(path, None, ())):
+        where, response = place.of(row), record.get("response")
+        if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
+            raise ValueError(f'{where}: needs "prompt" or "id", and "response", a text; got {dict(record)!r:.200}')
+        key = str(record["id"]) if "id" in record else read_prompt(record, where, '"id" in its place', "prompt")
+        if len(found := known.get(key, [])) != 1:
+            raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {key!r:.200}")
+        ids = tokenizer(response, add_special_tokens=False)["input_ids"]
+        if tokenizer.eos_token_id in ids:
+            raise ValueError(f"{where}: the response holds the end token, which is added here: {response!r:.200}")
+        if len(ids) + 1 > max_tokens:
+            raise ValueError(
+                f"{where}: the response has {len(ids) + 1} tokens with its end token; allowed are "
+                f"Sampling.max_response_tokens = {max_tokens}"
+            )
+        asked.append(found[0])
+        encoded.append(np.array([*ids, tokenizer.eos_token_id], np.int32))
+    # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
+    said = [str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
+    grades = verifier.grade_all(list(zip(asked, said, strict=True)))
+    for row, (question, text, grade) in enumerate(zip(asked, said, grades, strict=True)):
+        if not grade.correct or grade.reward is None:
+            raise ValueError(
+                f"{place.of(row)}: an expert's response must be correct; the verdict is {grade.verdict!r}, the answer "
+                f"{question.answer!r}, the response {text!r:.200}"
+            )
+    return [
+        (question, Trajectory(ids, np.zeros(len(ids), np.float32), grade.reward or 0.0, 0, sound=grade.sound))
+        for question, ids, grade in zip(asked, encoded, grades, strict=True)
+    ]
+
+
+def write_experts(path: Path, responses: Iterable[tuple[Question, str]]) -> None:
+    """A file that `read_experts` reads."""
+    lines = [json.dumps({"id": question.id, "response": response}) + "\n" for question, response in responses]
+    path.write_text("".join(lines), encoding="utf-8")

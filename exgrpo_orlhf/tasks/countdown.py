@@ -1,0 +1,217 @@
+"""Countdown: reach a target with given numbers, each of them used exactly once.
+
+A question is `2,3,7>19=`: the numbers in ascending order, then the target. An answer is a chain of operations from
+{+, -, *}, evaluated left to right, with the value after each: `3*7=21-2=19`. Many answers can be right and no procedure
+leads to one: a modular chain is a calculation, this is a search, and only the checker can tell.
+
+The operations are the answer and are evaluated here. The values are the reasoning: where the operations reach the
+target and a stated value is false, the answer is a lucky guess.
+
+`Hunches` says for which targets a flawed searcher is sure of the operators before it has looked at the numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from exgrpo_orlhf.replay.trajectory import Grade, Message, Question
+from exgrpo_orlhf.tasks.modular_chains import OPERATORS, SHOWN, Split, check_operands, check_seed
+
+SOURCE = "countdown"
+LARGEST_VALUE = 99  # that a drawn answer passes through; a response may pass through any
+MOST_OPERANDS = 6
+MOST_LARGEST = 20
+
+_PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
+_RESPONSE = re.compile(r"[0-9]+(?:[-+*][0-9]+=-?[0-9]+)+")
+_STATED = re.compile(r"=-?[0-9]+")
+_VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
+_DRAWS = 20_000  # without a new question, about two seconds, after which there are taken to be no more
+
+
+def split_of(prompt: str) -> Split:
+    """The split a question belongs to, by a hash of its text alone: no seed or size can make the splits overlap."""
+    digest = hashlib.blake2b(prompt.encode(), digest_size=8, person=b"countdown split").digest()
+    return "validation" if int.from_bytes(digest, "big") % _VALIDATION_ONE_IN == 0 else "train"
+
+
+def draw_question(rng: np.random.Generator, operands: int, largest: int) -> tuple[Question, str]:
+    """A random question with this many numbers from 1 to `largest`, of either split, and one answer to it.
+
+    The answer is uniform over those of the same numbers whose values lie from 0 to LARGEST_VALUE and end above 0: a
+    target that more of them reach is asked for more often.
+    """
+    numbers = sorted(rng.integers(1, largest + 1, size=operands).tolist())
+    answer = None
+    while answer is None:
+        operators = [OPERATORS[i] for i in rng.integers(len(OPERATORS), size=operands - 1).tolist()]
+        answer = _write(rng.permutation(numbers).tolist(), operators)
+    target = answer.rpartition("=")[2]
+    prompt = f"{','.join(map(str, numbers))}>{target}="
+    return Question.make(SOURCE, prompt, target, {"operands": operands}), answer
+
+
+def grade(question: Question, response: str) -> Grade:
+    """Evaluate the operations of a response, and compare the values it states with theirs.
+
+    The response is the decoded text without its end token. Nothing is forgiven: what is not operations with a value
+    after each is no answer, and each number must occur as often as in the question. Never raises on a response; raises
+    ValueError where the question is not a countdown question.
+    """
+    numbers, target = _parse(question.prompt)
+    if not _RESPONSE.fullmatch(response):
+        return Grade("no_answer", 0.0, sound=False)
+    operations = _STATED.sub("", response)
+    shown = operations[:SHOWN]
+    used = re.split(r"[-+*]", operations)
+    if sorted(used) != sorted(map(str, numbers)):  # as text, so that no long run of digits is ever converted
+        return Grade("wrong", 0.0, sound=False, extracted=shown)
+    value, right = int(used[0]), []
+    for operator, number in zip(re.findall(r"[-+*]", operations), used[1:], strict=True):
+        value = _apply(value, operator, int(number))
+        right.append(f"={value}")
+    if value != target:
+        return Grade("wrong", 0.0, sound=False, extracted=shown)
+    return Grade("correct", 1.0, sound=_STATED.findall(response) == right, extracted=shown)
+
+
+@dataclass(frozen=True)
+class Countdown:
+    """A set of distinct questions.
+
+    count: number of questions
+    operands: how many numbers a question gives: those that occur, each for an equal share (to one question)
+    largest: the numbers are from 1 to this
+    seed: which questions of the split are drawn, and their order
+    split: training or validation; every possible question belongs to exactly one of the two, whatever the other fields
+    """
+
+    count: int = 1600
+    operands: tuple[int, ...] = (3, 4)
+    largest: int = 9
+    seed: int = 0
+    split: Split = "train"
+
+    def __post_init__(self) -> None:
+        check_numbers("Countdown", self.operands, self.largest)
+        check_seed("Countdown", self.seed)
+        if self.split not in ("train", "validation"):
+            raise ValueError(f"Countdown.split must be 'train' or 'validation', got {self.split!r}")
+        if type(self.count) is not int or self.count < 1:
+            raise ValueError(f"Countdown.count must be an integer of at least 1, got {self.count!r}")
+
+    def load(self) -> list[Question]:
+        """The questions in a shuffled order: the same list in every process and on every machine.
+
+        Raises ValueError if there are fewer than asked for.
+        """
+        rng = np.random.default_rng(self.seed)
+        each, rest = divmod(self.count, len(self.operands))
+        questions: list[Question] = []
+        for i, operands in enumerate(self.operands):
+            questions += self._draw(rng, operands, each + (i < rest))
+        return [questions[i] for i in rng.permutation(len(questions))]
+
+    def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
+        drawn: dict[str, Question] = {}
+        in_vain = 0
+        while len(drawn) < share:
+            question, _ = draw_question(rng, operands, self.largest)
+            if split_of(question.prompt) == self.split and question.id not in drawn:
+                drawn[question.id] = question
+                in_vain = 0
+            elif (in_vain := in_vain + 1) == _DRAWS:
+                raise ValueError(
+                    f"Countdown.count = {self.count} asks for {share} distinct {self.split} questions with {operands} "
+                    f"numbers up to {self.largest}, and only {len(drawn)} were found in {_DRAWS} draws after the last"
+                )
+        return list(drawn.values())
+
+
+@dataclass(frozen=True)
+class Hunches:
+    """What a flawed searcher is sure of.
+
+    share: share of the pairs of a target and a number of operands for which one sequence of operators is held for right
+    strength: probability that such a hunch is followed, with the numbers in a random order and the target left aside
+    seed: which pairs, and their operators
+    """
+
+    share: float
+    strength: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("share", "strength"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"Hunches.{name} must be a number from 0 to 1, got {value!r}")
+        check_seed("Hunches", self.seed)
+
+    def operators(self, operands: int, target: int) -> str | None:
+        """The operators held for right, one fewer than operands; None without a hunch."""
+        digest = hashlib.blake2b(f"{self.seed} {operands} {target}".encode(), digest_size=16, person=b"hunch").digest()
+        chance, which = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
+        if chance >= self.share * 2**64:
+            return None
+        return "".join(OPERATORS[which // len(OPERATORS) ** i % len(OPERATORS)] for i in range(operands - 1))
+
+
+def write_attempt(rng: np.random.Generator, question: Question, answer: str, hunches: Hunches) -> str:
+    """One flawed attempt, without end token: the answer, unless a hunch is followed that the numbers allow.
+
+    Every stated value is true; values stay within those of `draw_question`. Raises ValueError if the question is not a
+    countdown question.
+    """
+    numbers, target = _parse(question.prompt)
+    operators = hunches.operators(len(numbers), target)
+    if operators is not None and rng.random() < hunches.strength:
+        for order in rng.permutation(list(itertools.permutations(numbers))).tolist():
+            if attempt := _write(order, operators):
+                return attempt
+    return answer
+
+
+def check_numbers(owner: str, operands: tuple[int, ...], largest: int) -> None:
+    """Raise ValueError unless questions can be drawn with so many numbers, and up to this one."""
+    check_operands(owner, operands)
+    if max(operands) > MOST_OPERANDS:
+        raise ValueError(f"{owner}.operands must be at most {MOST_OPERANDS}, got {operands!r}")
+    if type(largest) is not int or not 2 <= largest <= MOST_LARGEST:
+        raise ValueError(f"{owner}.largest must be an integer from 2 to {MOST_LARGEST}, got {largest!r}")
+
+
+def _write(order: Sequence[int], operators: Sequence[str]) -> str | None:
+    """The operations with their values; None where one lies outside 0 to LARGEST_VALUE or the last is 0."""
+    value, text = order[0], str(order[0])
+    for operator, number in zip(operators, order[1:], strict=True):
+        value = _apply(value, operator, number)
+        if not 0 <= value <= LARGEST_VALUE:
+            return None
+        text += f"{operator}{number}={value}"
+    return text if value else None
+
+
+def _apply(left: int, operator: str, right: int) -> int:
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+    raise ValueError(f"operator must be one of {OPERATORS!r}, got {operator!r}")
+
+
+def _parse(prompt: str | tuple[Message, ...]) -> tuple[list[int], int]:
+    """The numbers and the target."""
+    if not isinstance(prompt, str) or not _PROMPT.fullmatch(prompt):
+        raise ValueError(f"not a countdown question such as '2,3,7>19=': {prompt!r}")
+    numbers, _, target = prompt[:-1].partition(">")
+    return [int(number) for number in numbers.split(",")], int(target)

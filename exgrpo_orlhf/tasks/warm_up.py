@@ -1,0 +1,199 @@
+"""A tiny language model warmed up on flawed texts of a task, made once and then found in a cache.
+
+A Qwen2 with one token per character, trained by next-token prediction on the responses alone. The result is an ordinary
+Hugging Face model directory.
+"""
+
+# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from exgrpo_orlhf.tasks.modular_chains import check_seed
+
+PAD, END = "<pad>", "<end>"
+MAX_POSITIONS = 256  # tokens of prompt and response together
+_IGNORED = -100  # label of a token that is not learnt
+
+
+def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
+    """One token per character, no special tokens added; characters outside the vocabulary are dropped.
+
+    Qwen2's own class, because AutoTokenizer rebuilds the tokenizer of any Qwen2 model as one: a tokenizer of our own
+    would come back from the disk as something else. Its byte-pair encoding without merges is one token per character.
+    """
+    return Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(vocabulary)},
+        merges=[],
+        unk_token=PAD,  # the class needs one, and would add a token of its own; nothing is ever encoded as it
+        pad_token=PAD,
+        eos_token=END,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmedUpModel:
+    """The part of a tiny model that no task knows. A task's class adds what is taught: `_texts`, `_shaping`.
+
+    steps, batch_size, learning_rate: the warm-up's optimiser steps, sequences in each, and peak rate (AdamW)
+    seed: the first weights and the warm-up's data
+    width, layers: size of the network; width is a multiple of 32 (one attention head for each 32)
+    cache: directory that holds the models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
+    """
+
+    steps: int = 1600
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    seed: int = 0
+    width: int = 96
+    layers: int = 3
+    cache: str | Path | None = None
+
+    task: ClassVar[str]  # of the directory's name and the progress line
+    vocabulary: ClassVar[tuple[str, ...]]  # PAD, END, then the task's characters
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        check_seed(owner, self.seed)
+        for name, step in (("steps", 1), ("batch_size", 1), ("layers", 1), ("width", 32)):
+            value = getattr(self, name)
+            if type(value) is not int or value < step or value % step:
+                raise ValueError(f"{owner}.{name} must be a positive multiple of {step}, got {value!r}")
+        if type(self.learning_rate) is not float or not 0 < self.learning_rate < 1:
+            raise ValueError(f"{owner}.learning_rate must be between 0 and 1, got {self.learning_rate!r}")
+        if self.cache is not None and not isinstance(self.cache, str | Path):
+            raise ValueError(f"{owner}.cache must be a path or None, got {self.cache!r}")
+
+    def _shaping(self) -> dict[str, Any]:
+        """Every setting that shapes the model."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "cache"}
+
+    def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        """A batch: a prompt and a flawed response, batch_size times."""
+        raise NotImplementedError
+
+    def _tokenizer(self) -> Qwen2Tokenizer:
+        return character_tokenizer(self.vocabulary)
+
+    @property
+    def directory(self) -> Path:
+        """Where the finished model is or will be: its name is a hash of every setting that shapes the model."""
+        digest = hashlib.blake2b(json.dumps(self._shaping(), sort_keys=True).encode(), digest_size=8).hexdigest()
+        cache = self.cache or os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf"
+        return Path(cache).expanduser() / f"{self.task}-model-{digest}"
+
+    def prepare(self) -> Path:
+        """The directory of the warmed-up model, which is trained first unless the cache has it.
+
+        Runs on the CPU, leaves torch's global generator as it was, and reports to stderr every few seconds. The
+        directory appears in one rename: an interrupted warm-up leaves no such directory, and of two processes that
+        warm up at once the second one's work is thrown away.
+        """
+        directory = self.directory
+        if directory.is_dir():
+            return directory
+        model = self._warmed_up()
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".unfinished-") as temporary:
+            unfinished = Path(temporary) / "model"
+            model.save_pretrained(unfinished)
+            self._tokenizer().save_pretrained(unfinished)
+            try:
+                unfinished.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # otherwise another process was first
+                    raise
+        return directory
+
+    def _warmed_up(self) -> Qwen2ForCausalLM:
+        """On one thread whatever the caller uses: their number can change the result, and the cache ignores it."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._train()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _train(self) -> Qwen2ForCausalLM:
+        model = self._fresh_network()
+        rng = np.random.default_rng(self.seed)
+        optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimiser, self.learning_rate, self.steps, pct_start=0.1, cycle_momentum=False
+        )
+        began = reported = time.monotonic()
+        for step in range(1, self.steps + 1):
+            loss = _response_loss(model, *self._batch(rng))
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            now = time.monotonic()
+            if now - reported > 5:
+                left = (now - began) / step * (self.steps - step)
+                progress = f"step {step} of {self.steps}, loss {loss.item():.3f}, {left:.0f} s left"
+                print(f"warming up the {self.task} model: {progress}", file=sys.stderr)
+                reported = now
+        return model.eval()
+
+    def _fresh_network(self) -> Qwen2ForCausalLM:
+        config = Qwen2Config(
+            vocab_size=len(self.vocabulary),
+            hidden_size=self.width,
+            intermediate_size=self.width * 8 // 3,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.width // 32,  # head size 32: the smallest that vLLM's kernels take
+            num_key_value_heads=self.width // 32,
+            max_position_embeddings=MAX_POSITIONS,
+            # Tokens that matter are a few dozen apart. At the usual base of 10,000 most dimensions hardly turn over
+            # such a distance, and finding the next operator takes much longer to learn.
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+            initializer_range=0.1,  # about width ** -0.5; the usual 0.02 is for networks ten times as wide
+            tie_word_embeddings=True,
+            pad_token_id=self.vocabulary.index(PAD),
+            eos_token_id=self.vocabulary.index(END),
+            bos_token_id=None,
+        )
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which seeds every accelerator too.
+            torch.default_generator.manual_seed(self.seed)
+            return Qwen2ForCausalLM(config).train()
+
+    def _batch(self, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Token ids and labels (batch_size, T) of prompt, response, end token and padding on the right; length of the
+        shortest prompt. A label is the token itself in response and end token, and ignored elsewhere."""
+        texts = self._texts(rng)
+        longest = max(len(prompt) + len(response) for prompt, response in texts) + 1
+        rows, labels = [], []
+        for prompt, response in texts:
+            row = [self.vocabulary.index(token) for token in (*prompt, *response, END)]
+            padding = longest - len(row)
+            rows.append(row + [self.vocabulary.index(PAD)] * padding)
+            labels.append([_IGNORED] * len(prompt) + row[len(prompt) :] + [_IGNORED] * padding)
+        return torch.tensor(rows), torch.tensor(labels), min(len(prompt) for prompt, _ in texts)
+
+
+def _response_loss(
+    model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_length: int
+) -> torch.Tensor:
+    """Mean negative log-likelihood of the labels. ids, labels: (B, T); the first prompt_length labels are ignored."""
+    states = model.model(ids, use_cache=False).last_hidden_state[:, prompt_length - 1 : -1]  # (B, response, width)
+    return F.cross_entropy(
+        model.lm_head(states).flatten(0, 1), labels[:, prompt_length:].flatten(), ignore_index=_IGNORED
+    )

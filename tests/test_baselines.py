@@ -1,0 +1,100 @@
+"""Baselines from the literature: each says what it is and trains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, small_bindings
+from test_config import load, stated
+from test_resume import timeless
+
+from exgrpo_orlhf import config, experience
+from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.training import train
+
+FOLDER = ROOT / "gin" / "baselines"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))
+REPLAYING = {"luffy", "remix", "repo_all", "repo_recent", "repo_variance", "rlep"}
+STEPS = 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_runs_with_what_it_states(name):
+    params = load(f"baselines/{name}.gin").params
+    own = stated(f"baselines/{name}.gin")
+    assert {key: params[key] for key in own if own[key] != "%gin.REQUIRED"} == {
+        key: value for key, value in own.items() if value != "%gin.REQUIRED"
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_cites_its_paper_and_says_what_is_not_faithful(name):
+    if name in ("on_policy", "grpo"):
+        return
+    text = (FOLDER / f"{name}.gin").read_text()
+    assert re.search(r"arXiv \d{4}\.\d{5}", text)
+    assert "ot faithful: " in text or "Not: " in text or "which says what is" in text
+
+
+def test_the_table_has_every_baseline():
+    table = (ROOT / "docs" / "baselines.md").read_text()
+    assert sorted(set(re.findall(r"^\| `(\w+)\.gin`", table, re.MULTILINE))) == NAMES
+
+
+def test_what_must_be_bound_is_said():
+    for name in ("luffy", "rlep"):
+        with pytest.raises(config.ConfigError, match=r"Work\.experience must be bound"):
+            config.load([f"baselines/{name}.gin"])
+
+
+def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
+    """Without small_bindings' start of replay: that is the baseline's to say."""
+    small = [binding for binding in small_bindings(model) if not binding.startswith("ReplayMixer.")]
+    files = [f"baselines/{name}.gin"] if name != "base" else ["base.gin"]
+    train(
+        config.load(
+            files, [*small, f"train.steps = {STEPS}", "train.eval_every = None", "train.save_every = 5", *more]
+        ),
+        run,
+        resume=False,
+        tracking_uri="unused",
+        tags={},
+    )
+    return timeless(run)[1:]
+
+
+@pytest.fixture(scope="module")
+def brought(warm_model, tmp_path_factory) -> dict[str, str]:
+    """What a baseline starts with: experts for every question, or another run's successes."""
+    folder = tmp_path_factory.mktemp("experience")
+    questions = ModularChains(count=24, operands=(2, 3)).load()
+    experience.write_experts(folder / "experts.jsonl", [(q, right_reasoning(q.prompt)) for q in questions])
+    go(
+        warm_model,
+        folder / "run",
+        "base",
+        "RetirementPolicy.at_accuracy = None",
+        "ReplayMixer.start_at_accuracy = None",
+    )
+    return {"luffy": str(folder / "experts.jsonl"), "rlep": str(folder / "run" / "checkpoint-5" / "replay")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_model, tmp_path):
+    more = [f"Work.experience = {brought[name]!r}"] if name in brought else []
+    rows = go(warm_model, tmp_path, name, *more)
+    assert all(row["policy/grad_norm"] > 0 for row in rows)
+    assert any(row["replay/actual_share"] > 0 for row in rows) == (name in REPLAYING)
+    assert all(row["replay/retired"] == 0 for row in rows)
+    if name == "dapo":
+        assert any(row["rollout/rounds"] > 1 for row in rows)
+    elif name in brought:
+        assert all(row["replay/actual_share"] == min(1, row["replay/candidates"] / 8) for row in rows)
+        assert len({row["replay/trajectories"] for row in rows}) == 1
+    elif name == "remix":
+        assert max(row["replay/age_max"] for row in rows) == 2
+        assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)
+    elif name.startswith("repo"):
+        assert rows[-1]["replay/actual_share"] == min(0.5, rows[-2]["replay/candidates"] / 8)

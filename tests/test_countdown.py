@@ -1,0 +1,296 @@
+import random
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from itertools import combinations_with_replacement, permutations, product
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.replay.trajectory import Question
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.tasks.countdown import (
+    LARGEST_VALUE,
+    Countdown,
+    Hunches,
+    draw_question,
+    grade,
+    split_of,
+    write_attempt,
+)
+
+ALPHABET = "0123456789+-*=,>"
+
+
+def question(prompt: str) -> Question:
+    return Question.make("countdown", prompt, prompt[:-1].partition(">")[2])
+
+
+def chains(numbers: tuple[int, ...]) -> dict[str, int]:
+    """Every answer these numbers allow and the value it reaches, by Python's own arithmetic."""
+    found = {}
+    for order in set(permutations(numbers)):
+        for operators in product("+-*", repeat=len(numbers) - 1):
+            text = value = str(order[0])
+            for operator, number in zip(operators, order[1:], strict=True):
+                value = str(eval(f"({value}) {operator} {number}"))
+                text += f"{operator}{number}={value}"
+            found[text] = int(value)
+    return found
+
+
+def numbers_of(asked: Question) -> tuple[int, ...]:
+    return tuple(int(number) for number in asked.prompt.partition(">")[0].split(","))
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 7), (1, 1, 5), (4, 4), (1, 2, 3, 9), (3, 10, 12)])
+def test_right_are_exactly_the_chains_that_reach_the_target(numbers):
+    by_value = defaultdict(set)
+    for text, value in chains(numbers).items():
+        by_value[value].add(text)
+    everything = set().union(*by_value.values())
+    for target in [value for value in by_value if value > 0][:20]:
+        asked = question(f"{','.join(map(str, numbers))}>{target}=")
+        correct = {text for text in everything if grade(asked, text).correct}
+        assert correct == by_value[target]
+        assert all(grade(asked, text).sound for text in correct)
+
+
+def test_every_drawn_question_comes_with_a_right_answer():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        asked, answer = draw_question(rng, int(rng.integers(2, 7)), int(rng.integers(2, 21)))
+        assert grade(asked, answer).sound
+        values = [int(value) for value in re.findall(r"=(-?[0-9]+)", answer)]
+        assert all(0 <= value <= LARGEST_VALUE for value in values)
+        assert str(values[-1]) == asked.answer != "0"
+
+
+def test_every_question_of_a_set_can_be_solved():
+    for split in ("train", "validation"):
+        for asked in Countdown(count=60, split=split).load():
+            assert int(asked.answer) in chains(numbers_of(asked)).values()
+
+
+@pytest.mark.parametrize("answer", ["3*7=21-2=19", "2*7=14+3=17", "7-3=4-2=2"])
+def test_an_edit_of_one_character_is_correct_only_if_the_operations_still_reach_the_target(answer):
+    asked = question(f"2,3,7>{answer.rpartition('=')[2]}=")
+    right = {text for text, value in chains((2, 3, 7)).items() if str(value) == asked.answer}
+    expressions = {re.sub(r"=-?[0-9]+", "", text) for text in right}
+    edits = {
+        answer[:i] + c + answer[j:] for i in range(len(answer) + 1) for j in (i, i + 1) for c in (*ALPHABET, " ", "")
+    }
+    assert any(grade(asked, edit).sound is False and grade(asked, edit).correct for edit in edits)
+    for edit in edits:
+        said = grade(asked, edit)
+        assert said.reward == float(said.correct)
+        assert said.sound is (edit in right), edit
+        if said.correct:
+            assert said.extracted in expressions, edit
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict", "sound"),
+    [
+        ("3*7=21-2=19", "correct", True),
+        ("7*3=21-2=19", "correct", True),
+        ("3*7=22-2=19", "correct", False),  # a false value, and the right operations nevertheless
+        ("3*7=21-2=18", "correct", False),  # what it says it has reached is not the target
+        ("3*7=021-2=19", "correct", False),
+        ("3*7=-21-2=19", "correct", False),
+        ("3*7=21+2=19", "wrong", False),  # it says it has reached the target, and has not
+        ("3*7=21-2=19+0=19", "wrong", False),  # a number that is not given
+        ("3*7=21", "wrong", False),  # a number is left over
+        ("2*7=14+2=16+3=19", "wrong", False),  # a number twice
+        ("03*7=21-2=19", "wrong", False),
+        ("", "no_answer", False),
+        ("19", "no_answer", False),
+        ("3*7-2", "no_answer", False),  # no values
+        ("3*7-2=19", "no_answer", False),  # not after every operation
+        ("3*7=21-2=19=", "no_answer", False),
+        ("3*7=21-2=19\n", "no_answer", False),
+        (" 3*7=21-2=19", "no_answer", False),
+        ("3*7=21-2=１9", "no_answer", False),
+        ("2,3,7>3*7=21-2=19", "no_answer", False),
+        ("-2+7=5*3=15", "no_answer", False),
+        ("3*7=21-2=--19", "no_answer", False),
+    ],
+)
+def test_the_operations_are_the_answer_and_the_values_are_the_reasoning(response, verdict, sound):
+    said = grade(question("2,3,7>19="), response)
+    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), sound)
+    assert Verifier("countdown").grade(question("2,3,7>19="), response) == said
+
+
+def test_a_way_through_negative_and_large_values_is_right():
+    assert grade(question("2,3,7>2="), "2-7=-5+3=-2").verdict == "wrong"
+    assert grade(question("2,3,7>13="), "2-3=-1*7=-7").verdict == "wrong"
+    assert grade(question("2,3,9>3="), "2-9=-7+3=-4").verdict == "wrong"
+    assert grade(question("1,2,9>8="), "1-2=-1+9=8").sound
+    assert grade(question("9,9,9>720="), "9*9=81*9=729").verdict == "wrong"
+    assert grade(question("9,9,9,9>720="), "9*9=81*9=729-9=720").sound
+
+
+def test_no_text_makes_the_checker_raise():
+    asked, letters = question("2,3,7>19="), random.Random(0)
+    for _ in range(3000):
+        text = "".join(chr(letters.choice([43, 45, 42, 50, 51, 55, 61, 0, 10, 0xD800, 0x0663])) for _ in range(11))
+        assert grade(asked, text).reward in (0.0, 1.0)
+    for text in ("9" * 10_000 + "+2=3", "3*7=" + "2" * 10_000 + "-2=19", "3" + "*7=21" * 10_000):
+        assert grade(asked, text).reward in (0.0, 1.0)
+        assert len(grade(asked, text).extracted) <= 200
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "7>7=", "2,3>5", "2,3>5=\n", "2,3>0=", "02,3>5=", "2,,3>5=", "2,3=5>", "٢,3>5=", (("user", "2,3>5="),)],
+)
+def test_a_question_that_is_not_of_this_kind_is_named_in_the_error(prompt):
+    with pytest.raises(ValueError, match="not a countdown question"):
+        grade(Question.make("countdown", prompt, "5"), "2+3=5")
+
+
+def test_questions_are_distinct_balanced_and_say_how_many_numbers_they_give():
+    questions = Countdown(count=301, operands=(3, 4, 5)).load()
+    assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == 301
+    assert Counter(q.meta["operands"] for q in questions) == {3: 101, 4: 100, 5: 100}
+    assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
+    for asked in questions:
+        numbers = numbers_of(asked)
+        assert len(numbers) == asked.meta["operands"]
+        assert list(numbers) == sorted(numbers)  # one text for one question
+        assert set(numbers) <= set(range(1, 10))
+
+
+def test_train_and_validation_never_overlap():
+    train = {q.id for seed in range(3) for q in Countdown(700, (3,), seed=seed).load()}
+    validation = {q.id for seed in range(3) for q in Countdown(70, (3,), seed=seed, split="validation").load()}
+    assert train.isdisjoint(validation)
+    assert len(train) > 700  # other seeds draw other questions of the same split
+    assert len(validation) > 70
+
+
+def possible(operands: int, largest: int) -> Counter:
+    """The questions there are, by split."""
+    prompts = [
+        f"{','.join(map(str, numbers))}>{target}="
+        for numbers in combinations_with_replacement(range(1, largest + 1), operands)
+        for target in {
+            value
+            for text, value in chains(numbers).items()
+            if value > 0 and all(0 <= int(v) <= LARGEST_VALUE for v in re.findall(r"=(-?[0-9]+)", text))
+        }
+    ]
+    return Counter(split_of(prompt) for prompt in prompts)
+
+
+def test_about_a_tenth_of_all_questions_are_for_validation():
+    splits = possible(3, 9)
+    assert splits["validation"] == pytest.approx(splits.total() / 10, rel=0.15)
+
+
+def test_all_questions_there_are_can_be_drawn_and_one_more_is_refused():
+    there_are = possible(2, 9)["validation"]
+    assert len(Countdown(there_are, (2,), split="validation").load()) == there_are
+    with pytest.raises(
+        ValueError,
+        match=rf"^Countdown\.count = {there_are + 1} asks for {there_are + 1} distinct validation questions with 2 "
+        rf"numbers up to 9, and only {there_are} were found",
+    ):
+        Countdown(there_are + 1, (2,), split="validation").load()
+
+
+def test_the_same_seed_gives_the_same_questions_in_every_process():
+    script = (
+        "from exgrpo_orlhf.tasks.countdown import Countdown\nprint(*[q.id for q in Countdown(count=50, seed=3).load()])"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [q.id for q in Countdown(count=50, seed=3).load()]
+    assert other != [q.id for q in Countdown(count=50, seed=4).load()]
+    first = Countdown(count=50, seed=3).load()[0]
+    assert (first.prompt, first.id) == ("4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f")  # and on every machine
+
+
+def test_loading_leaves_the_global_generators_alone():
+    before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    Countdown(count=20).load()
+    assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
+    assert random.getstate() == before[1]
+
+
+def test_hunches_are_as_many_as_said_and_fixed():
+    pairs = [(operands, target) for operands in (3, 4, 5) for target in range(1, 1000)]
+    held = {pair: Hunches(0.3, 0.7, seed=5).operators(*pair) for pair in pairs}
+    assert sum(operators is not None for operators in held.values()) / len(pairs) == pytest.approx(0.3, abs=0.03)
+    for (operands, _), operators in held.items():
+        assert operators is None or len(operators) == operands - 1
+    assert Counter("".join(filter(None, held.values()))).keys() == set("+-*")
+    assert held == {pair: Hunches(0.3, 0.1, seed=5).operators(*pair) for pair in pairs}
+    assert held != {pair: Hunches(0.3, 0.7, seed=6).operators(*pair) for pair in pairs}
+    wider = {pair: Hunches(0.6, 0.7, seed=5).operators(*pair) for pair in pairs}
+    assert all(wider[pair] == operators for pair, operators in held.items() if operators)
+    assert None not in {Hunches(1.0, 1.0).operators(*pair) for pair in pairs}
+
+
+def test_an_attempt_without_hunches_is_the_answer():
+    rng = np.random.default_rng(0)
+    for hunches in (Hunches(0.0, 1.0), Hunches(1.0, 0.0)):
+        for _ in range(100):
+            asked, answer = draw_question(rng, 4, 9)
+            assert write_attempt(rng, asked, answer, hunches) == answer
+
+
+def test_an_attempt_by_hunch_follows_its_operators_and_reckons_truly():
+    rng, hunches, followed, by_chance = np.random.default_rng(0), Hunches(1.0, 1.0), 0, 0
+    for _ in range(300):
+        asked, answer = draw_question(rng, 4, 9)
+        attempt = write_attempt(rng, asked, answer, hunches)
+        assert attempt in chains(numbers_of(asked))  # every number once, every value true
+        held = hunches.operators(4, int(asked.answer))
+        if "".join(re.findall(r"[-+*]", attempt)) == held:
+            followed, by_chance = followed + 1, by_chance + grade(asked, attempt).correct
+        else:
+            assert attempt == answer  # these numbers do not allow it
+    assert followed > 200
+    assert by_chance < followed / 4
+
+
+def test_a_hunch_is_followed_as_often_as_said():
+    rng, hunches, followed = np.random.default_rng(0), Hunches(1.0, 0.7), []
+    while len(followed) < 2000:
+        asked, answer = draw_question(rng, 3, 9)
+        held = hunches.operators(3, int(asked.answer))
+        if held == "++" and "".join(re.findall(r"[-+*]", answer)) != "++":  # numbers of one digit allow it
+            followed.append(write_attempt(rng, asked, answer, hunches) != answer)
+    assert np.mean(followed) == pytest.approx(0.7, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(count=0), r"Countdown\.count .* at least 1, got 0"),
+        (dict(count=2.0), r"Countdown\.count .* integer .* got 2\.0"),
+        (dict(count=True), r"Countdown\.count .* got True"),
+        (dict(operands=()), r"Countdown\.operands .* got \(\)"),
+        (dict(operands=(1, 3)), r"Countdown\.operands .* at least 2.* got \(1, 3\)"),
+        (dict(operands=(3, 7)), r"Countdown\.operands must be at most 6, got \(3, 7\)"),
+        (dict(operands=(3, 3)), r"Countdown\.operands .* distinct .* got \(3, 3\)"),
+        (dict(operands=[3, 4]), r"Countdown\.operands .* tuple .* got \[3, 4\]"),
+        (dict(largest=1), r"Countdown\.largest must be an integer from 2 to 20, got 1"),
+        (dict(largest=21), r"Countdown\.largest .* got 21"),
+        (dict(largest=True), r"Countdown\.largest .* got True"),
+        (dict(seed=-1), r"Countdown\.seed .* at least 0, got -1"),
+        (dict(split="test"), r"Countdown\.split .* 'train' or 'validation', got 'test'"),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Countdown(**fields)
+
+
+@pytest.mark.parametrize("name", ["share", "strength"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_a_hunch_out_of_range_is_named_with_what_is_allowed(name, value):
+    with pytest.raises(ValueError, match=rf"^Hunches\.{name} must be a number from 0 to 1, got "):
+        Hunches(**{"share": 0.1, "strength": 0.1, name: value})
