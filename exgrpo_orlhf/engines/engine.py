@@ -67,7 +67,7 @@ class Engine(Protocol):
         ...
 
     def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """K fresh responses to each fresh question, K−1 to each replayed one; groups in plan order, ungraded."""
+        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
         ...
 
     def answer(

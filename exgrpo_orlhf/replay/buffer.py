@@ -33,7 +33,8 @@ class ReplayBuffer:
     """Experience by question. `observe`, `store`, `retire` and `remove` cost O(1) per question and trajectory.
 
     A *candidate* for replay has stored trajectories and a latest accuracy above 0. A question that falls to 0 stops
-    being a candidate and keeps its trajectories; it is one again as soon as it is solved again.
+    being a candidate and keeps its trajectories; it is one again as soon as it is solved again. With
+    `BufferLimits.replays_unsolved` it stays one.
     """
 
     def __init__(self, retirement: RetirementPolicy, limits: BufferLimits | None = None) -> None:
@@ -268,7 +269,7 @@ class ReplayBuffer:
         self.evicted += 1
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        if record.slots and record.accuracy > 0:
+        if record.slots and (record.accuracy > 0 or self.limits.replays_unsolved):
             bucket = self._candidates.get(record.accuracy)
             if bucket is None:
                 bucket = self._candidates[record.accuracy] = IndexedSet()

@@ -1,4 +1,4 @@
-"""What the replay buffer forgets, and in which order."""
+"""What the replay buffer forgets, in which order, and what of it can be replayed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BufferLimits:
-    """What is forgotten (gin name `ReplayBuffer`). None: no limit.
+    """What is forgotten, and what is a candidate (gin name `ReplayBuffer`). None: no limit.
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
+    replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate for replay.
+        Its fresh rollouts alone have no signal; a stored success gives it one. The paper's candidates have an accuracy
+        above 0 (False).
     max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory; the oldest of all goes first
 
     Old means measured early: a trajectory that is sampled again is new. A question that loses its last trajectory stops
@@ -20,6 +23,7 @@ class BufferLimits:
     per_question: int | None = None
     max_age: int | None = None
     max_bytes: int | None = None
+    replays_unsolved: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("per_question", 1), ("max_age", 1), ("max_bytes", 1)):

@@ -34,6 +34,7 @@ class Plan:
 
     candidates: the stored trajectories of each replayed question, by its id
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
+    beside: fresh rollouts beside a stored trajectory; None: K−1
     """
 
     step: int
@@ -41,6 +42,12 @@ class Plan:
     replayed: list[Question]
     candidates: dict[str, list[Trajectory]]
     round: int = 0
+    beside: int | None = None
+
+    def rollouts(self, group_size: int) -> list[int]:
+        """Rollouts of each question, fresh ones first."""
+        beside = group_size - 1 if self.beside is None else self.beside
+        return [group_size] * len(self.fresh) + [beside] * len(self.replayed)
 
 
 @dataclass(frozen=True)
@@ -62,10 +69,19 @@ class Row:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Groups of exactly K rows, in plan order; the stored row of a replayed group comes last."""
+    """Groups in plan order, of K rows or, around a stored trajectory, fewer; the stored row comes last.
+
+    group_size: K; None: as many as the first group has
+    """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
+    group_size: int | None = None
+
+    @property
+    def width(self) -> int:
+        """K: what a group counts in the loss's normaliser, whatever it holds."""
+        return len(self.rows[0]) if self.group_size is None else self.group_size
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]
@@ -82,6 +98,13 @@ class ReplayMixer:
         fresh rollouts) exceeds this; None: from the first step
     collect_before_start: whether accuracies, trajectories and retirements are recorded before that. The paper starts
         collecting and replaying together (False). The batch that triggers the start is collected.
+    fresh_beside: fresh rollouts beside a stored trajectory, from 1 to K−1; None: K−1, a whole group (the paper). A
+        known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
+        what is not generated is saved. The question's accuracy is then that of fewer rollouts.
+    max_pool_share: at most this share of the candidates is replayed in one step, in (0, 1]; None: no bound. While the
+        pool is small, ρ alone would replay the same few questions over and over.
+    only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): no method, since real
+        tasks have no such checker, but the measure of what lucky guesses cost
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -99,9 +122,13 @@ class ReplayMixer:
         rho_steps: int | None = None,
         start_at_accuracy: float | None = 0.35,
         collect_before_start: bool = False,
+        fresh_beside: int | None = None,
+        max_pool_share: float | None = None,
+        only_sound: bool = False,
         collects: bool = True,
     ) -> None:
-        """Raises ValueError for a share outside [0, 1], half a schedule of ρ, K < 2, or μ above K success counts."""
+        """Raises ValueError for a share outside its range, half a schedule of ρ, K < 2, fresh_beside outside
+        [1, K−1], or μ above K success counts."""
         if not 0 <= rho <= 1:
             raise ValueError(f"ReplayMixer.rho must lie in [0, 1], got {rho!r}")
         if (rho_end is None) != (rho_steps is None):
@@ -120,17 +147,27 @@ class ReplayMixer:
             )
         if group_size < 2:
             raise ValueError(f"train.group_size (K) must be at least 2, got {group_size!r}")
+        if fresh_beside is not None and not 1 <= fresh_beside < group_size:
+            raise ValueError(
+                f"ReplayMixer.fresh_beside must lie in [1, train.group_size − 1] = [1, {group_size - 1}], or be None; "
+                f"got {fresh_beside!r}"
+            )
+        if max_pool_share is not None and not 0 < max_pool_share <= 1:
+            raise ValueError(
+                f"ReplayMixer.max_pool_share must lie in (0, 1], or be None (no bound); got {max_pool_share!r}"
+            )
         if questions_per_step < 1:
             raise ValueError(f"train.questions_per_step must be at least 1, got {questions_per_step!r}")
         if sampler.unit == "successes" and sampler.mu > group_size:
             raise ValueError(f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}")
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
-        self.rng = rng
+        self.fresh_beside, self.rng = fresh_beside, rng
+        self.max_pool_share = as_fraction(1 if max_pool_share is None else max_pool_share)
         self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
         self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
-        self.collect_before_start, self.collects = collect_before_start, collects
+        self.collect_before_start, self.only_sound, self.collects = collect_before_start, only_sound, collects
         self.started_at: int | None = 0 if start_at_accuracy is None else None
 
     @property
@@ -159,10 +196,11 @@ class ReplayMixer:
         replayed: list[Question] = []
         if (rho := self.rho_at(step)) > 0:
             wanted = int(rho * self.questions_per_step + as_fraction(0.5))
+            allowed = int(self.max_pool_share * buffer.n_candidates)
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(
                 buffer.candidates,
-                min(wanted, buffer.n_candidates),
+                min(wanted, allowed),
                 self.group_size,
                 buckets,
                 self.rng,
@@ -177,7 +215,8 @@ class ReplayMixer:
         )
         if whole and (missing := self.questions_per_step - len(replayed) - len(drawn)):
             drawn += fresh.draw(missing, exclude=ids_replayed | {question.id for question in drawn}, retired=())
-        return Plan(step, drawn, replayed, {question.id: buffer.trajectories(question.id) for question in replayed})
+        candidates = {question.id: buffer.trajectories(question.id) for question in replayed}
+        return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
@@ -193,17 +232,20 @@ class ReplayMixer:
         """Complete replayed groups with their stored trajectory and compute advantages over whole groups of K.
 
         A stored success keeps its stored reward: it is never graded again.
-        Raises ValueError if a group is not of size K, is not graded, or a replayed group has no stored trajectory.
+        Raises ValueError if a group has another size than planned, is not graded, or a replayed group has no stored
+        trajectory.
         """
         if not groups:
             raise ValueError("a batch needs at least one group")
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         for g, group in enumerate(groups):
-            if len(group.rollouts) + group.replayed != self.group_size:
+            beside = self.group_size - 1 if self.fresh_beside is None else self.fresh_beside
+            if len(group.rollouts) != (beside if group.replayed else self.group_size):
                 raise ValueError(
                     f"question {group.question.id}: {len(group.rollouts)} rollouts"
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
+                    + (f" with {beside} beside a stored one" if self.fresh_beside else "")
                 )
             for i, rollout in enumerate(group.rollouts):
                 if rollout.grade is None:
@@ -217,18 +259,18 @@ class ReplayMixer:
         values = advantages(rewards, gradable)
         rows = []
         for g, group in enumerate(groups):
-            members: list[tuple[npt.NDArray[np.int32], Trajectory | None]]
-            members = [(rollout.token_ids, None) for rollout in group.rollouts]
+            members: list[tuple[int, npt.NDArray[np.int32], Trajectory | None]]
+            members = [(i, rollout.token_ids, None) for i, rollout in enumerate(group.rollouts)]
             if group.replayed:
                 stored = chosen[group.question.id]
-                members.append((stored.token_ids, stored))
+                members.append((-1, stored.token_ids, stored))
             rows.append(
                 [
                     Row(group.question, ids, float(values[g, i]), bool(gradable[g, i]), stored_row)
-                    for i, (ids, stored_row) in enumerate(members)
+                    for i, ids, stored_row in members
                 ]
             )
-        return MixedBatch(list(groups), rows)
+        return MixedBatch(list(groups), rows, self.group_size)
 
     def collect(
         self, batch: MixedBatch, logprobs: Sequence[Floats], step: int, scores: Sequence[float] | None = None
@@ -236,7 +278,8 @@ class ReplayMixer:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
         logprobs: per row of the flattened batch, float32 (T,); scores: what selection would see of each row now
-        Raises ValueError for another number of log-probs or scores than rows.
+        Raises ValueError for another number of log-probs or scores than rows, and where `only_sound` meets a verifier
+        that does not check reasoning.
         """
         if len(logprobs) != sum(map(len, batch.rows)):
             raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {sum(map(len, batch.rows))} rows")
@@ -252,6 +295,12 @@ class ReplayMixer:
             for rollout, (behaviour, score) in zip(group.rollouts, of_group[: len(group.rollouts)], strict=True):
                 grade = rollout.grade
                 if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
+                    if self.only_sound and grade.sound is None:
+                        raise ValueError(
+                            "ReplayMixer.only_sound needs a verifier that checks the reasoning; Verifier.kind does not"
+                        )
+                    if self.only_sound and not grade.sound:
+                        continue
                     trajectory = Trajectory(
                         rollout.token_ids,
                         behaviour,

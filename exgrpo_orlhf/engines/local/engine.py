@@ -89,10 +89,9 @@ class LocalEngine:
     # -- generate -----------------------------------------------------------------------------------------------------
 
     def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """K fresh responses to each fresh question, K−1 to each replayed one; groups in plan order, ungraded."""
+        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
         questions = [*plan.fresh, *plan.replayed]
-        counts = [group_size] * len(plan.fresh) + [group_size - 1] * len(plan.replayed)
-        owners = [i for i, count in enumerate(counts) for _ in range(count)]
+        owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
         sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]

@@ -64,7 +64,7 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         rows = batch.flat_rows()
-        width = len(batch.rows[0])
+        ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
         work = _Work(rows, [ForwardRow(self.encode(row.question), row.token_ids) for row in rows])
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for rows whose turn comes after a step
@@ -75,8 +75,9 @@ class PolicyUpdate:
             if part == 0:
                 work.passes.append({})
             # Groups are dealt like cards: fresh and replayed ones come in the batch's proportion to every step.
-            members = [g * width + k for g in range(part, groups, n) for k in range(width)]
-            value, norm = self._backward(work, members, loss)
+            dealt = range(part, groups, n)
+            members = [i for g in dealt for i in range(ends[g], ends[g + 1])]
+            value, norm = self._backward(work, members, len(dealt) * batch.width, loss)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
@@ -104,10 +105,13 @@ class PolicyUpdate:
         for i, row_logprobs in zip(fresh, logprobs, strict=True):
             work.behaviour_logprobs[i] = row_logprobs
 
-    def _backward(self, work: _Work, members: list[int], loss: MixedPolicyLoss) -> tuple[float, float]:
-        """Accumulate the gradient of one optimiser step, clipped; returns loss and gradient norm before clipping."""
+    def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
+        """Accumulate the gradient of one optimiser step, clipped; returns loss and gradient norm before clipping.
+
+        rows: K for each group, also for one with fewer around a stored trajectory
+        """
         lengths = torch.tensor([len(work.rows[i].token_ids) for i in members])
-        weights = dict(zip(members, loss.row_weights(lengths).tolist(), strict=True))
+        weights = dict(zip(members, loss.row_weights(lengths, rows=rows).tolist(), strict=True))
         token_weight = 1 / int(lengths.sum())
         advantages = torch.tensor([work.rows[i].advantage for i in members])
         needs = dict(zip(members, loss.needs_gradient(advantages).tolist(), strict=True))

@@ -136,11 +136,11 @@ class MixedTrainer(BasePPOTrainer):
         requests = [
             Request(
                 self.prompts.encode(question),
-                group_size - (i >= len(plan.fresh)),
+                count,
                 self.x.sampling.temperature,
                 self._seed(plan, i),
             )
-            for i, question in enumerate(questions)
+            for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
         sampled = self._sample(requests)
         return [

@@ -1,0 +1,98 @@
+"""How well do entropy and likelihood tell valid reasoning from lucky guesses, when sampled and when stored?
+
+For tasks whose checker says whether a correct response's reasoning holds (`Grade.sound`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engines.local import LocalEngine
+from ..experiment import Experiment
+from ..replay import Plan, Question, Trajectory, snapshot
+
+# What is asked of each correct response, by the policy that is asked; lower is to mean sounder.
+DETECTORS = ("entropy", "surprise", "length")
+HEAD = ("regime", "what", "seed", "responses", "sound", *(f"auc_{name}" for name in DETECTORS))
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Correct responses. sound: (N,) bool; scores: (N,) of each detector"""
+
+    sound: npt.NDArray[np.bool_]
+    scores: Mapping[str, npt.NDArray[np.float64]]
+
+    def row(self) -> dict[str, object]:
+        """Count, sound share, and of each detector the probability that a sound response has the lower score."""
+        aucs = {f"auc_{name}": auc(-values, self.sound) for name, values in self.scores.items()}
+        return {"responses": len(self.sound), "sound": float(self.sound.mean()) if len(self.sound) else None, **aucs}
+
+
+def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float | None:
+    """The probability that a positive has the higher score, ties half; None where one of the two kinds is missing."""
+    high, low = scores[positive], np.sort(scores[~positive])
+    if not len(high) or not len(low):
+        return None
+    below = np.searchsorted(low, high, "left") + np.searchsorted(low, high, "right")
+    return float(below.mean() / (2 * len(low)))
+
+
+def engine(x: Experiment, weights: Path | None = None) -> LocalEngine:
+    """weights: a checkpoint of the experiment's run; None: the policy as it comes"""
+    if x.local is None:
+        raise ValueError("lucky guesses are looked at on the local engine: train.engine must be 'local'")
+    return LocalEngine(
+        *(x.local, x.optimizer, x.sampling, x.prompts),
+        model_path=x.model.prepare(),
+        weights_path=weights,
+        seed=x.settings.seed,
+    )
+
+
+def sampled(x: Experiment) -> tuple[Responses, Responses]:
+    """Of K responses to every training question by the policy as it comes, the correct ones: (all, those to questions
+    that are not solved every time, which alone stay in a replay buffer)."""
+    policy = engine(x)
+    questions = x.questions.load()
+    groups = policy.rollout(Plan(1, questions, [], {}), x.settings.group_size)
+    groups = x.verifier.grade_groups(groups, policy.decode)
+    kept = {
+        group.question: [
+            Trajectory(rollout.token_ids, np.zeros(len(rollout.token_ids), np.float32), 1.0, 1, sound=rollout.grade.sound)
+            for rollout in group.rollouts
+            if rollout.grade is not None and rollout.grade.correct and rollout.finish == "stop"
+        ]
+        for group in groups
+    }
+    unmastered = {group.question for group in groups if group.accuracy != Fraction(1)}
+    return _asked(policy, kept), _asked(policy, {q: stored for q, stored in kept.items() if q in unmastered})
+
+
+def stored(x: Experiment, checkpoint: Path) -> Responses:
+    """What lies in the replay buffer of a checkpoint, asked of its policy."""
+    policy = engine(x, checkpoint)
+    buffer = snapshot.load(checkpoint / "replay", x.retirement, policy.prompts.fingerprint(), x.limits)
+    known = {question.id: question for question in x.questions.load()}
+    return _asked(policy, {known[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
+
+
+def _asked(policy: LocalEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
+    by_id = {question.id: trajectories for question, trajectories in responses.items() if trajectories}
+    plan = Plan(1, [], [question for question in responses if question.id in by_id], {})
+    seen: list[tuple[float, float, int]] = []
+
+    def note(entropy: float, logprobs: npt.NDArray[np.float32]) -> float:
+        seen.append((entropy, -float(logprobs.sum(dtype=np.float64)), len(logprobs)))
+        return 0.0
+
+    policy.score(plan, by_id, note)
+    sound = np.array([bool(trajectory.sound) for trajectories in by_id.values() for trajectory in trajectories], bool)
+    columns = np.array(seen, np.float64).reshape(-1, len(DETECTORS)).T
+    return Responses(sound, dict(zip(DETECTORS, columns, strict=True)))
