@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..engines.local import LocalEngine
 from ..experiment import Experiment
-from ..replay import Plan, Question, Trajectory, snapshot
+from ..replay import Plan, Question, RolloutGroup, Trajectory, snapshot
 
 # What is asked of each correct response, by the policy that is asked; lower is to mean sounder.
 DETECTORS = ("entropy", "surprise", "length")
@@ -63,16 +63,8 @@ def sampled(x: Experiment) -> tuple[Responses, Responses]:
     questions = x.questions.load()
     groups = policy.rollout(Plan(1, questions, [], {}), x.settings.group_size)
     groups = x.verifier.grade_groups(groups, policy.decode)
-    kept = {
-        group.question: [
-            Trajectory(rollout.token_ids, np.zeros(len(rollout.token_ids), np.float32), 1.0, 1, sound=rollout.grade.sound)
-            for rollout in group.rollouts
-            if rollout.grade is not None and rollout.grade.correct and rollout.finish == "stop"
-        ]
-        for group in groups
-    }
-    unmastered = {group.question for group in groups if group.accuracy != Fraction(1)}
-    return _asked(policy, kept), _asked(policy, {q: stored for q, stored in kept.items() if q in unmastered})
+    unmastered = [group for group in groups if group.accuracy != Fraction(1)]
+    return _asked(policy, _correct(groups)), _asked(policy, _correct(unmastered))
 
 
 def stored(x: Experiment, checkpoint: Path) -> Responses:
@@ -81,6 +73,17 @@ def stored(x: Experiment, checkpoint: Path) -> Responses:
     buffer = snapshot.load(checkpoint / "replay", x.retirement, policy.prompts.fingerprint(), x.limits)
     known = {question.id: question for question in x.questions.load()}
     return _asked(policy, {known[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
+
+
+def _correct(groups: Sequence[RolloutGroup]) -> dict[Question, list[Trajectory]]:
+    found: dict[Question, list[Trajectory]] = {}
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.grade is not None and rollout.grade.correct and rollout.finish == "stop":
+                unknown = np.zeros(len(rollout.token_ids), np.float32)  # behaviour log-probs: nobody asks for them
+                success = Trajectory(rollout.token_ids, unknown, 1.0, 1, sound=rollout.grade.sound)
+                found.setdefault(group.question, []).append(success)
+    return found
 
 
 def _asked(policy: LocalEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:

@@ -1,0 +1,139 @@
+"""A text with places for figures, filled from the study's CSV files alone.
+
+A place is {{what words…}}: {{mean normal ours final}}, {{difference weak ours on_policy area_tokens}}, {{table slips}}.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .comparison import MEASURES
+from .seeds import mean, paired
+from .tables import interval, number, p_value, plus_minus
+
+_PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")
+_SHOWN = ("final", "equal_tokens", "area_tokens")  # measures of a table
+_SIGNIFICANT = 0.05
+
+
+class DocumentError(ValueError):
+    """A place that no figure belongs to; the message names it."""
+
+
+class Document:
+    """Reads <part>.csv (as scripts/compare.py writes it) and luck.csv of a folder when a place asks for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parts: dict[str, list[dict[str, str]]] = {}
+        self._places: dict[str, Callable[..., str]] = {
+            **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
+            **{"luck": self.luck, "picture": self.picture, "hours": self.hours, "collapsed": self.collapsed},
+        }
+
+    def fill(self, text: str) -> str:
+        """Raises DocumentError for a place that cannot be filled, OSError for a file that cannot be read."""
+
+        def figure(match: re.Match[str]) -> str:
+            what, words = match[1], match[2].split()
+            try:
+                return self._places[what](*words)
+            except (LookupError, TypeError, ValueError) as error:
+                raise DocumentError(f"{match[0]}: no such figure in {self.folder} ({error})") from error
+
+        return _PLACE.sub(figure, text)
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def mean(self, part: str, variant: str, measure: str, metric: str = "") -> str:
+        """Over the seeds, ± its 95 % interval."""
+        return plus_minus(mean(list(self._by_seed(part, variant, measure, metric).values())))
+
+    def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
+        """Seed by seed, with its 95 % interval."""
+        found = paired(self._differences(part, variant, baseline, measure, metric)).mean
+        return f"{number(found.value, sign='+')} {interval(found)}"
+
+    def p(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
+        """Of that difference, paired t test."""
+        return p_value(paired(self._differences(part, variant, baseline, measure, metric)).p)
+
+    def collapsed(self, part: str, variant: str) -> str:
+        """How many seeds did, of how many."""
+        rows = [row for row in self._rows(part, "run", "final") if row["variant"] == variant]
+        return f"{sum(row['collapsed'] == '1' for row in rows)} of {len(rows)}"
+
+    def table(self, part: str, metric: str = "") -> str:
+        """What each variant reached, and its differences from the part's baseline, bold where Holm's p is below 5 %."""
+        headings = dict(MEASURES)
+        head = ["variant", "seeds", *(headings[key] for key in _SHOWN)]
+        head += [f"Δ {headings[key]}" for key in _SHOWN[1:]] + ["collapsed", "million tokens", "minutes"]
+        lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+        differences = {(row["variant"], row["measure"]): row for row in self._rows(part, "difference", None, metric)}
+        for variant in dict.fromkeys(row["variant"] for row in self._rows(part, "run", "final", metric)):
+            seeds = self._by_seed(part, variant, "final", metric)
+            cells = [variant, str(len(seeds)), *(self.mean(part, variant, key, metric) for key in _SHOWN)]
+            for key in _SHOWN[1:]:
+                row = differences.get((variant, key))
+                cells.append("" if row is None else _difference(row))
+            cells.append(self.collapsed(part, variant).partition(" ")[0])
+            for cost, unit in (("tokens", 1e6), ("seconds", 60.0)):
+                cells.append(plus_minus(mean(list(self._by_seed(part, variant, cost, metric).values())), unit))
+            lines.append(cells)
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+    def luck(self, regime: str, what: str, column: str) -> str:
+        """A column of luck.csv, over its seeds."""
+        values = [
+            float(row[column])
+            for row in self._read("luck")
+            if (row["regime"], row["what"]) == (regime, what) and row[column]
+        ]
+        return plus_minus(mean(values)) if len(values) > 1 else number(values[0])
+
+    def picture(self, part: str) -> str:
+        shows = "curves against steps, generated tokens and time; last values by seed"
+        return f"![{part}: {shows}]({self.folder.name}/{part}.png)"
+
+    def hours(self, *parts: str) -> str:
+        """Of training steps, on one core, all runs of the parts together."""
+        return f"{sum(float(row['value']) for part in parts for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _differences(self, part: str, variant: str, baseline: str, measure: str, metric: str) -> list[float]:
+        ours, theirs = (self._by_seed(part, name, measure, metric) for name in (variant, baseline))
+        return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+    def _by_seed(self, part: str, variant: str, measure: str, metric: str) -> Mapping[str, float]:
+        rows = self._rows(part, "run", measure, metric)
+        found = {row["seed"]: float(row["value"]) for row in rows if row["variant"] == variant}
+        if not found:
+            raise KeyError(f"{variant} has no {measure}")
+        return found
+
+    def _rows(self, part: str, kind: str, measure: str | None, metric: str = "") -> Sequence[dict[str, str]]:
+        """metric: '' for the first of the file, the one that the part is judged by"""
+        rows = self._read(part)
+        metric = metric or rows[0]["metric"]
+        return [
+            row for row in rows if (row["kind"], row["metric"]) == (kind, metric) and measure in (None, row["measure"])
+        ]
+
+    def _read(self, part: str) -> list[dict[str, str]]:
+        if part not in self._parts:
+            with (self.folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+                self._parts[part] = list(csv.DictReader(file))
+        return self._parts[part]
+
+
+def _difference(row: Mapping[str, str]) -> str:
+    value = float(row["value"])
+    if not row["low"]:
+        return number(value, sign="+")
+    low, high = (number(float(row[bound]), value, "+") for bound in ("low", "high"))
+    shown = f"{number(value, sign='+')} [{low}, {high}]"
+    return f"**{shown}**" if row["p_holm"] and float(row["p_holm"]) < _SIGNIFICANT else shown

@@ -1,0 +1,117 @@
+#!/usr/bin/env python
+"""Our own study of experience replay: run it, or write docs/study.md again from its figures.
+
+    python scripts/study.py --jobs 2               # hours; goes on where it was stopped
+    python scripts/study.py --only study_weak      # one part of it
+    python scripts/study.py --document             # seconds: docs/study.md from the files in docs/study/
+
+Each part is a suite of gin/suites/ that scripts/ablate.py runs and scripts/compare.py reads from MLflow; its figures go
+to docs/study/<part>.csv, <part>_curves.csv and <part>.png. docs/study/text.md is the text with places for them.
+Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
+has no figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "study"
+GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
+LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
+# Part -> what it is judged by, and what else is kept of it.
+PARTS = {
+    "study_normal": (GREEDY, *LUCK),
+    "study_weak": (GREEDY, *LUCK),
+    "study_slips": (SAMPLED, *LUCK),
+    "study_countdown": (GREEDY,),
+    "study_cures_normal": (GREEDY, *LUCK),
+    "study_cures_weak": (GREEDY, *LUCK),
+}
+REGIMES = {"normal": ["base.gin"], "weak": ["base.gin", "models/chain_weak.gin"]}  # whose lucky guesses are looked at
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    parts = arguments.only or list(PARTS)
+    if not arguments.document:
+        for part in parts:
+            if status := _run(part, arguments.jobs):
+                return status
+        if not arguments.only:
+            _luck()
+
+    from exgrpo_orlhf.study.document import Document, DocumentError
+    from exgrpo_orlhf.study.tables import write
+
+    try:
+        text = Document(FIGURES).fill((FIGURES / "text.md").read_text(encoding="utf-8"))
+    except (DocumentError, OSError) as error:
+        print(f"error: docs/study/text.md: {error}", file=sys.stderr)
+        return 2
+    write(ROOT / "docs" / "study.md", text)
+    print("wrote docs/study.md", file=sys.stderr)
+    return 0
+
+
+def _run(part: str, jobs: int | None) -> int:
+    ablate = ["--suite", f"gin/suites/{part}.gin", *([] if jobs is None else ["--jobs", str(jobs)])]
+    if status := _script("ablate.py", *ablate):
+        return status
+    metric, *others = PARTS[part]
+    chosen = ["--group", part, "--baseline", "on_policy", "--metric", metric]
+    curves = ["--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png")]
+    more = [word for name in others for word in ("--metric", name)]
+    return _script("compare.py", *chosen, *curves) or _script(
+        "compare.py", *chosen, *more, "--csv", str(FIGURES / f"{part}.csv")
+    )
+
+
+def _script(name: str, *arguments: str) -> int:
+    print(f"\n{name} {' '.join(arguments)}", file=sys.stderr, flush=True)
+    return subprocess.run([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT).returncode
+
+
+def _luck() -> None:
+    """docs/study/luck.csv: what tells lucky guesses, of the policy as it comes and in the buffers it ends with."""
+    import io
+
+    from exgrpo_orlhf.study import luck
+    from exgrpo_orlhf.study.tables import write
+
+    out = io.StringIO()
+    writer = csv.DictWriter(out, luck.HEAD, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_luck_rows())
+    write(FIGURES / "luck.csv", out.getvalue())
+
+
+def _luck_rows() -> Iterator[dict[str, object]]:
+    from exgrpo_orlhf import checkpoints, config
+    from exgrpo_orlhf.study import luck
+
+    for regime, files in REGIMES.items():
+        for what, found in zip(("sampled", "unmastered"), luck.sampled(config.load(files)), strict=True):
+            yield {"regime": regime, "what": what, "seed": 0, **found.row()}
+        for variant in ("paper", "ours"):
+            for run in sorted((ROOT / "runs" / f"study_{regime}" / variant).glob("seed*")):
+                newest = max(checkpoints.find(run).items())[1]
+                found = luck.stored(config.load(files), newest)
+                yield {"regime": regime, "what": variant, "seed": run.name.removeprefix("seed"), **found.row()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: as scripts/ablate.py)")
+    parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help="repeatable")
+    parser.add_argument("--document", action="store_true", help="run nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

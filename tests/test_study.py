@@ -1,0 +1,100 @@
+"""The study's own document and what it measures: figures come from its files, lucky guesses are told by the checker."""
+
+import csv
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.study import luck
+from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.curve import Curve, Run
+from exgrpo_orlhf.study.document import Document, DocumentError
+from exgrpo_orlhf.study.tables import values_csv
+
+FIGURES = ROOT / "docs" / "study"
+
+
+def a_curve(variant: str, seed: int, values: list[float]) -> Curve:
+    run = Run(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
+    steps = np.arange(len(values), dtype=float)
+    return Curve(run, steps, np.array(values), steps * 1e6, steps * 60)
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    curves = [
+        *(a_curve("on_policy", seed, [0.2, 0.3, 0.4 + seed / 100]) for seed in range(3)),
+        *(a_curve("ours", seed, [0.2, 0.5, 0.6 + seed / 50]) for seed in range(3)),
+        *(a_curve("bad", seed, [0.2, 0.3, 0.1]) for seed in range(3)),
+    ]
+    (tmp_path / "toy.csv").write_text(values_csv([compare("eval/x", curves, "on_policy")]), encoding="utf-8")
+    (tmp_path / "luck.csv").write_text(
+        "regime,what,seed,sound\nweak,paper,0,0.25\nweak,paper,1,0.35\n", encoding="utf-8"
+    )
+    return Document(tmp_path)
+
+
+def test_places_are_filled_with_the_figures_of_the_files(document: Document) -> None:
+    assert document.fill("{{mean toy ours final}}") == "0.620 ± 0.050"  # t(0.975, 2) · 0.02 / √3
+    assert document.fill("{{difference toy ours on_policy final}}") == "+0.210 [+0.185, +0.235]"
+    assert document.fill("{{p toy ours on_policy final}}") == "0.0008"
+    assert document.fill("{{collapsed toy bad}}, {{collapsed toy ours}}") == "3 of 3, 0 of 3"
+    assert document.fill("{{hours toy}} h, {{luck weak paper sound}}") == "0.3 h, 0.300 ± 0.635"
+    assert document.fill("{{picture toy}}").endswith("/toy.png)")
+    assert document.fill("no place {here}") == "no place {here}"
+
+
+def test_table_marks_what_holds_after_correction(document: Document) -> None:
+    head, _, *rows = document.fill("{{table toy}}").split("\n")
+    assert head.count("Δ") == 2
+    assert [row.split(" | ")[0] for row in rows] == ["| on_policy", "| bad", "| ours"]
+    assert "**+0.210 [+0.185, +0.235]**" in rows[2]
+    assert "**" not in rows[0]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("{{mean toy nobody final}}", "{{mean toy ours height}}", "{{mean toy}}", "{{median toy ours final}}"),
+        *("{{luck weak paper height}}", "{{luck strong paper sound}}", "{{mean toy ours final eval/y}}"),
+    ],
+)
+def test_place_without_a_figure_is_named(document: Document, place: str) -> None:
+    with pytest.raises(DocumentError, match="no such figure") as error:
+        document.fill(f"text {place} text")
+    assert place in str(error.value)
+
+
+def test_study_is_what_its_files_and_text_say() -> None:
+    text = (FIGURES / "text.md").read_text(encoding="utf-8")
+    assert Document(FIGURES).fill(text) == (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
+def test_study_reports_no_seed_it_was_tuned_on() -> None:
+    for path in FIGURES.glob("study_*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            seeds = {row["seed"] for row in csv.DictReader(file)} - {""}
+        assert seeds <= {str(seed) for seed in range(8)}, path
+
+
+def test_auc_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(0)
+    scores, positive = rng.integers(6, size=60).astype(float), rng.random(60) < 0.4
+    pairs = list(itertools.product(scores[positive], scores[~positive]))
+    brute = sum((high > low) + 0.5 * (high == low) for high, low in pairs) / len(pairs)
+    assert luck.auc(scores, positive) == pytest.approx(brute, abs=1e-12)
+    assert luck.auc(scores, np.ones(60, bool)) is None
+
+
+def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: Path) -> None:
+    x = config.load(["base.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
+    everything, unmastered = luck.sampled(x)
+    assert len(everything.sound) >= len(unmastered.sound) > 50
+    row = everything.row()
+    assert 0 < row["sound"] < 1
+    assert row["auc_entropy"] > 0.6  # lower entropy, sounder reasoning: what the paper says
+    assert {*luck.HEAD} == {"regime", "what", "seed", *row}
