@@ -29,9 +29,12 @@ PARTS = {
     "study_normal": (GREEDY, *LUCK),
     "study_weak": (GREEDY, *LUCK),
     "study_slips": (SAMPLED, *LUCK),
-    "study_countdown": (GREEDY,),
-    "study_cures_normal": (GREEDY, *LUCK),
     "study_cures_weak": (GREEDY, *LUCK),
+    "study_normal_k4": (GREEDY,),
+    "study_countdown": (GREEDY,),
+    "study_weak_k4": (GREEDY,),
+    "study_slips_k4": (SAMPLED,),
+    "study_difficulty": (GREEDY,),
 }
 REGIMES = {"normal": ["base.gin"], "weak": ["base.gin", "models/chain_weak.gin"]}  # whose lucky guesses are looked at
 
@@ -60,11 +63,14 @@ def main() -> int:
 
 
 def _run(part: str, jobs: int | None) -> int:
+    from exgrpo_orlhf import config
+
     ablate = ["--suite", f"gin/suites/{part}.gin", *([] if jobs is None else ["--jobs", str(jobs)])]
     if status := _script("ablate.py", *ablate):
         return status
     metric, *others = PARTS[part]
-    chosen = ["--group", part, "--baseline", "on_policy", "--metric", metric]
+    baseline = config.load_suite(f"suites/{part}.gin").baseline
+    chosen = ["--group", part, "--baseline", str(baseline), "--metric", metric]
     curves = ["--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png")]
     more = [word for name in others for word in ("--metric", name)]
     return _script("compare.py", *chosen, *curves) or _script(

@@ -44,11 +44,12 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
     return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
 
 
-def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0) -> MixedBatch:
-    """Real rollouts with made-up advantages, so that every group has a signal; the last half replays a trajectory."""
+def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:
+    """Real rollouts with made-up advantages, so that every group has a signal; the last half replays a trajectory,
+    beside so many fresh rollouts."""
     rng = np.random.default_rng(seed)
     asked = questions(n)
-    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {})
+    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {}, beside=beside)
     groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:
@@ -56,11 +57,11 @@ def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0) -> MixedBatch:
         if group.replayed:
             stored = trajectory(rng, 9)
             members.append((stored.token_ids, stored))
-        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])
+        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append(
             [Row(group.question, ids, float(a), True, old) for (ids, old), a in zip(members, advantages, strict=True)]
         )
-    return MixedBatch(groups, rows)
+    return MixedBatch(groups, rows, K)
 
 
 def weights(engine: LocalEngine) -> torch.Tensor:

@@ -80,8 +80,8 @@ def update(actor: Any, batch: MixedBatch) -> UpdateStats:
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
     rows = experience_of(actor, batch)
-    steps = actor.strategy.args.rollout.batch_size * len(batch.rows[0]) // actor.strategy.args.train.batch_size
-    order = deal([int(row.total_length) for row in rows], len(batch.rows[0]), steps, 1)
+    steps = len(rows) // actor.strategy.args.train.batch_size
+    order = deal([int(row.total_length) for row in rows], batch.width, steps, 1)
     maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
     for experience in maker.make_experience_batch([rows[i] for i in order]):
         actor.append(experience)

@@ -74,16 +74,25 @@ class Strategy(DeepspeedStrategy):
         return 1.0
 
 
-def mixed_batch(seed: int = 0, groups: int = 8, *, replay: bool = True, ungraded: bool = True, empty: bool = False):
-    """Groups of K rows of 1 to 9 tokens, the second half with a stored row; and the prompts, by which a Table knows a
-    row. With `ungraded` a few rows are, and a whole group; with `empty` one response has no token."""
+def mixed_batch(
+    seed: int = 0,
+    groups: int = 8,
+    *,
+    replay: bool = True,
+    ungraded: bool = True,
+    empty: bool = False,
+    beside: int = K - 1,
+):
+    """Groups of K rows of 1 to 9 tokens, the second half with a stored row beside so many others; and the prompts, by
+    which a Table knows a row. With `ungraded` a few rows are, and a whole group; with `empty` one response has no
+    token."""
     rng = np.random.default_rng(seed)
     all_groups, all_rows, forward = [], [], []
     for g in range(groups):
         question = Question.make("test", f"question {g}", "1")
         replayed = replay and g >= groups // 2
         rollouts, rows = [], []
-        for k in range(K):
+        for k in (*range(beside), K - 1) if replayed else range(K):
             length = 0 if empty and (g, k) == (0, 1) else int(rng.integers(1, 10))
             ids = rng.integers(2, 18, length).astype(np.int32)
             stored = None
@@ -99,7 +108,7 @@ def mixed_batch(seed: int = 0, groups: int = 8, *, replay: bool = True, ungraded
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
         all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
         all_rows.append(rows)
-    return MixedBatch(all_groups, all_rows), forward
+    return MixedBatch(all_groups, all_rows, K), forward
 
 
 def log_probs(batch: MixedBatch, forward: list[ForwardRow], seed: int = 1):
@@ -252,7 +261,7 @@ def plain_step(
             advantages=spread([np.float32(row.advantage) for row in rows]),
             replayed=spread([row.replayed is not None for row in rows]),
             in_loss=spread([row.in_loss for row in rows]),
-            row_weights=loss.row_weights(lengths).repeat_interleave(lengths),
+            row_weights=loss.row_weights(lengths, rows=K * len(batch.rows)).repeat_interleave(lengths),
             token_weight=1 / int(lengths.sum()),
             reference_logprobs=None if reference is None else tokens(torch.from_numpy(reference)),
         )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.replay import (
+    BufferLimits,
     DifficultyBuckets,
     Grade,
     Question,
@@ -140,6 +141,19 @@ def test_accuracy_zero_moves_the_bucket_and_keeps_the_trajectories():
     assert [list(t.token_ids) for t in buffer.trajectories("q0")] == [[0, 1]]
 
 
+def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something_of_it_is_stored():
+    buffer = ReplayBuffer(RetirementPolicy(), BufferLimits(per_question=2, max_age=4, replays_unsolved=True))
+    buffer.observe([group(q, ["correct", "wrong"]) for q in ("stored", "retired")], 1)
+    buffer.store([(q, trajectory([1], step=1)) for q in ("stored", "retired")])
+    buffer.observe([group(q, ["wrong"], replayed=True) for q in ("stored", "retired", "never stored")], 2)
+    assert {a: set(members) for a, members in buffer.candidates.items()} == {Fraction(0): {"stored", "retired"}}
+    buffer.observe([group("retired", ["correct"], replayed=True)], 3)
+    assert {a: list(members) for a, members in buffer.candidates.items()} == {Fraction(0): ["stored"]}
+    buffer.advance(6)
+    assert buffer.evicted == 1
+    assert not buffer.candidates
+
+
 def test_a_latest_accuracy_replaces_the_earlier_one_and_moves_the_bucket():
     buffer = filled(3, [Fraction(1, 2)])
     buffer.observe([group("q1", ["correct", "correct", "correct", "wrong"])], 5)
@@ -234,7 +248,8 @@ def test_nothing_retires_when_retirement_is_off():
 class NaiveBuffer:
     """The same rules over plain lists, everything derived anew at each look."""
 
-    def __init__(self):
+    def __init__(self, replays_unsolved=False):
+        self.replays_unsolved = replays_unsolved
         self.accuracy, self.observed, self.stored, self.retired = {}, {}, {}, {}
 
     def observe(self, question_id, correct, graded, rollouts, step):
@@ -265,7 +280,7 @@ class NaiveBuffer:
     def view(self):
         buckets = {}
         for question_id, accuracy in self.accuracy.items():
-            if accuracy > 0 and self.stored[question_id]:
+            if (accuracy > 0 or self.replays_unsolved) and self.stored[question_id]:
                 buckets.setdefault(accuracy, set()).add(question_id)
         trajectories = [row for rows in self.stored.values() for row in rows]
         return {
@@ -326,9 +341,11 @@ def random_step(buffer, naive, draw, step):
         naive.remove(question_id)
 
 
+@pytest.mark.parametrize("replays_unsolved", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_buffer_equals_a_naive_one_after_every_change(seed):
-    draw, naive, buffer = random.Random(seed), NaiveBuffer(), ReplayBuffer(RetirementPolicy())
+def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved):
+    draw, naive = random.Random(seed), NaiveBuffer(replays_unsolved)
+    buffer = ReplayBuffer(RetirementPolicy(), BufferLimits(replays_unsolved=replays_unsolved))
     for step in range(150):
         random_step(buffer, naive, draw, step)
         assert view(buffer) == naive.view()

@@ -102,10 +102,10 @@ def test_equal_accuracies_share_a_level_however_many_they_are():
     assert counted(THIRDS, {Fraction(1, 8): 50, Fraction(2, 8): 2, Fraction(3, 8): 2})["easy"] == 4
 
 
-def test_solved_candidates_are_a_level_of_their_own_and_do_not_move_the_others():
+def test_unsolved_and_solved_candidates_are_levels_of_their_own_and_do_not_move_the_others():
     few = {Fraction(k, 8): 3 for k in range(1, 7)}
-    found = counted(THIRDS, {**few, Fraction(1): 500})
-    assert found == {"unsolved": 0, "hard": 6, "medium": 6, "easy": 6, "solved": 500}
+    found = counted(THIRDS, {**few, Fraction(0): 300, Fraction(1): 500})
+    assert found == {"unsolved": 300, "hard": 6, "medium": 6, "easy": 6, "solved": 500}
 
 
 def test_adaptive_levels_do_not_depend_on_order_or_history():

@@ -9,6 +9,7 @@ import pytest
 
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.replay import (
+    BufferLimits,
     DifficultyBuckets,
     Grade,
     MixedBatch,
@@ -242,8 +243,10 @@ def test_rewards_of_nothing_are_zero():
 # -- buffer and plan --------------------------------------------------------------------------------------------------
 
 
-def test_bucket_sizes_are_counts_of_candidates_by_level():
-    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
+@pytest.mark.parametrize("replays_unsolved", [False, True])
+def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
+    """Unsolved are all with something stored, whether they can be replayed or not."""
+    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), BufferLimits(replays_unsolved=replays_unsolved))
     for i, correct in enumerate([0, 0, 1, 2, 3, 4, 6, 7, 8, 5]):
         ids = np.arange(i + 1, dtype=np.int32)
         buffer.record(QUESTIONS[i].id, Fraction(correct, 8), 0)
@@ -254,7 +257,7 @@ def test_bucket_sizes_are_counts_of_candidates_by_level():
     found = buffer_metrics(buffer, DifficultyBuckets())
     levels = [found[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
     assert levels == [2, 2, 3, 1, 1]
-    assert found["replay/candidates"] == 7
+    assert found["replay/candidates"] == (9 if replays_unsolved else 7)
     assert (found["replay/trajectories"], found["replay/stored_tokens"]) == (9, 45)
     assert found["replay/retired"] == 1
 

@@ -119,12 +119,13 @@ def test_little_of_a_micro_batch_is_padding(budget):
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model):
-    """T9: nothing is generated for the stored row."""
+@pytest.mark.parametrize(("asked_for", "beside"), [(None, K - 1), (2, 2), (1, 1)])
+def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, asked_for, beside):
+    """T9: nothing is generated for the stored row. Or so many as are asked for beside it."""
     asked = questions(5)
-    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}), K)
+    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, beside=asked_for), K)
     assert [group.question for group in groups] == asked
-    assert [len(group.rollouts) for group in groups] == [K, K, K, K - 1, K - 1]
+    assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
     assert [group.replayed for group in groups] == [False] * 3 + [True] * 2
 
 

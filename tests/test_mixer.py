@@ -1,5 +1,6 @@
-"""ρ, the delayed start, and groups of exactly K."""
+"""ρ, the delayed start, and groups of K, or of fewer around a stored trajectory."""
 
+import itertools
 import json
 import logging
 from collections import Counter
@@ -366,6 +367,87 @@ def test_groups_that_are_ungraded_missing_or_without_their_trajectory_are_refuse
         assemble([])
 
 
+# -- fewer fresh rollouts beside a stored one --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside", range(1, K))
+def test_advantages_are_over_the_stored_row_and_the_few_beside_it(beside):
+    """Every outcome of the few: A = r − mean over the beside + 1 rows, nothing of the places up to K."""
+    short = mixer(fresh_beside=beside)
+    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=beside):
+        groups = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]), group(verdicts, replayed=True)]
+        batch = short.assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, GroupAdvantages())
+        fresh, replayed = batch.rows
+        assert (len(fresh), len(replayed), batch.width) == (K, beside + 1, K)
+        assert [row.replayed is not None for row in replayed] == [False] * beside + [True]
+        rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
+        known = [r for r in rewards if r is not None]
+        mean = sum(known) / len(known)
+        assert [r.advantage for r in replayed] == pytest.approx([0 if r is None else r - mean for r in rewards])
+        assert [row.in_loss for row in replayed] == [r is not None for r in rewards]
+
+
+def test_one_wrong_rollout_beside_a_stored_success_has_a_signal():
+    short = mixer(fresh_beside=1)
+    batch = short.assemble([group(["wrong"], replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, GroupAdvantages())
+    assert [(row.advantage, row.token_ids.tolist()) for row in batch.flat_rows()] == [(-0.5, [1, 9]), (0.5, [8, 8])]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_another_number_of_rollouts_beside_a_stored_one_is_refused(n):
+    with pytest.raises(ValueError, match=f"{n} rollouts and a stored one do not .* K = 4 with 2 beside a stored one"):
+        mixer(fresh_beside=2).assemble(
+            [group(["wrong"] * n, replayed=True)], {QUESTIONS[0].id: trajectory()}, GroupAdvantages()
+        )
+
+
+def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():
+    short, whole, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
+    plans = [m.plan(source(), buffer, 1) for m in (short, whole)]
+    assert ids_of(plans[0]) == ids_of(plans[1])
+    assert [plan.rollouts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
+    groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
+    batch = short.assemble(groups, {q.id: trajectory() for q in plans[0].replayed}, GroupAdvantages())
+    logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
+    collected = short.collect(batch, logprobs, 1)
+    assert [question_id for question_id, _ in collected] == [g.question.id for g in groups for _ in g.rollouts]
+    assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 2, 4, 6, 8, 9, 10, 11]
+
+
+# -- a bound on the share of the pool ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "stored", "replayed"),
+    [(0.05, 19, 0), (0.05, 20, 1), (0.3, 10, 3), (0.29, 10, 2), (0.5, 7, 3), (0.5, 20, 4), (1.0, 3, 3), (None, 3, 3)],
+)
+def test_at_most_a_share_of_the_pool_is_replayed_rounded_down(share, stored, replayed):
+    """ρ·B = 4 stays the other bound."""
+    bounded, buffer, fresh = mixer(8, max_pool_share=share), filled(stored), source()
+    before = bounded.rng.bit_generator.state
+    plan = bounded.plan(fresh, buffer, 1)
+    assert (len(plan.replayed), len(plan.fresh)) == (replayed, 8 - replayed)
+    assert replayed > 0 or bounded.rng.bit_generator.state == before
+
+
+def test_a_bound_that_never_binds_changes_no_draw():
+    runs = []
+    for share in (None, 1.0):
+        fresh, buffer, bounded = source(), ReplayBuffer(RetirementPolicy()), mixer(8, max_pool_share=share)
+        runs.append([ids_of(plan) for plan in train(bounded, fresh, buffer, 20)])
+        runs[-1].append(bounded.state_dict())
+    assert runs[0] == runs[1]
+
+
+def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
+    fresh, buffer = source(), ReplayBuffer(RetirementPolicy(times_in_a_row=4))
+    bounded, pool, replayed = mixer(8, max_pool_share=0.1, fresh_beside=1), 0, 0
+    for plan in train(bounded, fresh, buffer, 60):
+        assert len(plan.replayed) <= pool / 10
+        pool, replayed = buffer.n_candidates, replayed + len(plan.replayed)
+    assert replayed > 20
+
+
 # -- collecting -------------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +503,7 @@ def train(with_mixer, fresh, buffer, steps, skill=0.5, seed=3, first=1):
         chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
         groups = []
         for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
-            flips = draw.random(K - replayed) < skill
+            flips = draw.random(plan.rollouts(K)[len(groups)]) < skill
             tokens = draw.integers(1, 100, (K, 3))
             rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
             groups.append(RolloutGroup(question, tuple(rollouts), replayed))
@@ -538,6 +620,11 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1 step.* got 0"),
         ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
+        ({"fresh_beside": 0}, r"ReplayMixer\.fresh_beside must lie in \[1, train\.group_size − 1\] = \[1, 3\].* got 0"),
+        ({"fresh_beside": 4}, r"ReplayMixer\.fresh_beside .* got 4"),
+        ({"max_pool_share": 0.0}, r"ReplayMixer\.max_pool_share must lie in \(0, 1\].* got 0\.0"),
+        ({"max_pool_share": 1.5}, r"ReplayMixer\.max_pool_share .* got 1\.5"),
+        ({"max_pool_share": float("nan")}, r"ReplayMixer\.max_pool_share"),
         ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),
         ({"questions_per_step": 0}, r"train\.questions_per_step must be at least 1"),
         (

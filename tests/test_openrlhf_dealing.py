@@ -53,10 +53,20 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
     assert all(torch.equal(one, row.sequences[0]) for one, row in zip(found, rows, strict=True))
 
 
-def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model):
-    """The mean over both steps; a step of other rows would have another norm."""
+@pytest.mark.parametrize(
+    ("beside", "flags"),
+    [
+        (None, {}),
+        (1, {}),
+        (1, {"train.micro_batch_size": 1, "ds.packing_samples": True}),
+        (1, {"train.micro_batch_size": 1, "ds.zero_stage": 3}),
+    ],
+)
+def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model, beside, flags):
+    """The mean over both steps; a step of other rows would have another norm. Where stored rows have fewer beside them
+    than K − 1, what fills up their groups goes through the model and changes nothing, alone in a micro-batch too."""
     loss = MixedPolicyLoss(response_length=24)
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = mixed_batch(make_engine(warm_model), n=8, beside=beside)
     engine = make_engine(
         warm_model, settings=LocalSettings(device="cpu"), optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2)
     )
@@ -68,6 +78,7 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
         "Optimizer.steps_per_batch = 2",
         questions_per_step=8,
         group_size=K,
+        **flags,
     )
     found = fit(actor, batch)
     for name in ("policy/loss", "policy/grad_norm"):

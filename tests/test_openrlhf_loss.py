@@ -14,7 +14,7 @@ from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from openrlhf_actor import make_actor, update
-from openrlhf_ranks import arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
+from openrlhf_ranks import K, arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
@@ -169,19 +169,20 @@ LAYOUTS = [
 named = lambda layout: "-".join(map(str, layout.values()))
 
 
-@pytest.mark.parametrize("extra", ["", "empty", "entropy and KL"])
+@pytest.mark.parametrize("extra", ["", "empty", "entropy and KL", "short groups, entropy and KL"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, extra):
     """Two passes of one optimiser step each, every one of which is the local engine's step."""
-    terms = {"entropy_coef": 0.02, "kl_coef": 0.3} if extra == "entropy and KL" else {}
+    terms = {"entropy_coef": 0.02, "kl_coef": 0.3} if extra.endswith("entropy and KL") else {}
     loss = MixedPolicyLoss(normalizer=normalizer, response_length=12, **terms)
-    batch, forward = mixed_batch(empty=extra == "empty")
+    batch, forward = mixed_batch(empty=extra == "empty", beside=1 if extra.startswith("short") else K - 1)
     now, behaviour, reference = log_probs(batch, forward)
     reference = reference if terms else None
     _, gradient = plain_step(loss, batch, forward, now, behaviour, reference)
     args = arguments(loss, TWO_PASSES, **layout)
-    _, found = fit(args, experiences_of(args, batch, forward, behaviour), now, reference)
+    status, found = fit(args, experiences_of(args, batch, forward, behaviour), now, reference)
+    assert all(np.isfinite(value) for value in status.values())
     assert len(found) == 2
     for step in found:
         torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
@@ -222,12 +223,12 @@ def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps):
+@pytest.mark.parametrize(("steps", "beside"), [(1, K - 1), (2, K - 1), (2, 1)])
+def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside):
     """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine: by
     a constant length it is the same whichever rows come into which step."""
     loss = MixedPolicyLoss(response_length=12)
-    batch, forward = mixed_batch()
+    batch, forward = mixed_batch(beside=beside)
     now, behaviour, _ = log_probs(batch, forward)
     value, _ = plain_step(loss, batch, forward, now, behaviour)
     clipped = tokens = kl = 0.0
@@ -238,7 +239,7 @@ def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps):
             clipped += ((w > 1.2) if row.advantage > 0 else (w < 0.8)).sum()
             kl += (w - 1 - log_w).sum()
             tokens += len(w)
-    if layout.get("train.micro_batch_size", 1) * layout["actor.num_gpus_per_node"] * steps > len(forward):
+    if layout.get("train.micro_batch_size", 1) * layout["actor.num_gpus_per_node"] * steps > 8 * K:
         layout = {**layout, "train.micro_batch_size": layout["train.micro_batch_size"] // steps}
     args = arguments(loss, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
     status, gradients = fit(args, experiences_of(args, batch, forward, behaviour), now)
@@ -327,6 +328,23 @@ def test_a_row_reaches_the_actor_to_the_bit(layout):
         assert e.response_length[j] == len(row.token_ids)
         assert e.total_length[j] == length
     assert sorted(seen) == list(range(len(rows)))
+
+
+def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
+    batch, forward = mixed_batch(beside=1)
+    _, behaviour, _ = log_probs(batch, forward)
+    experiences = as_experience(batch, forward, behaviour)
+    groups = [experiences[i : i + K] for i in range(0, len(experiences), K)]
+    assert len(groups) == len(batch.rows)
+    number = 0
+    for group, rows in zip(groups, batch.rows, strict=True):
+        for e, row in zip(group, rows, strict=False):
+            assert e.sequences[0].tolist() == [*forward[number].prompt, *row.token_ids.tolist()]
+            number += 1
+        for e in group[len(rows) :]:
+            assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
+            assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
+    assert number == len(forward) == 8 * K - 4 * (K - 2)
 
 
 def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the_loss():

@@ -135,7 +135,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
 
 
-def test_two_ranks_and_two_engines_with_packing_dynamic_batches_kl_and_entropy(warm_model, tmp_path):
+def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_and_entropy(warm_model, tmp_path):
     run = tmp_path / "run"
     flags = {
         "actor.num_gpus_per_node": 2,
@@ -151,6 +151,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_kl_and_entropy(w
         "vllm.enable_prefix_caching": True,
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
+    more += ("ReplayMixer.fresh_beside = 1",)
     sampled = (
         "Evaluation.samples = 3",
         "Evaluation.temperature = 0.7",

@@ -189,6 +189,13 @@ OPTIONS = {
         "ScoreReuse.max_age = 3",
         "ScoreReuse.check_share = 0.3",
     ],
+    "short": [
+        "ReplayMixer.fresh_beside = 1",
+        "ReplayMixer.max_pool_share = 0.4",
+        "ReplayBuffer.replays_unsolved = True",
+        "RetirementPolicy.times_in_a_row = 2",
+        "Optimizer.steps_per_batch = 2",
+    ],
 }
 
 
@@ -210,6 +217,14 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
     elif name == "unscored":
         assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+    elif name == "short":
+        for before, row in itertools.pairwise(done):
+            replayed = round(8 * row["replay/actual_share"])
+            assert replayed == min(4, int(0.4 * before["replay/candidates"]))
+            tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
+            assert tokens == pytest.approx(row["rollout/response_tokens"] * (4 * (8 - replayed) + replayed))
+        assert any(0 < row["replay/actual_share"] < 0.5 for row in done)
+        assert any(row["replay/bucket_unsolved"] > 0 for row in done)
     else:
         assert any(row["replay/evicted"] > 0 for row in done)
         assert max(row["replay/stored_bytes"] for row in done) <= 3000

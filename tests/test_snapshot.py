@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy, Trajectory
+from exgrpo_orlhf.replay import (
+    BufferLimits,
+    DifficultyBuckets,
+    QuestionSampler,
+    ReplayBuffer,
+    RetirementPolicy,
+    Trajectory,
+)
 from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
@@ -45,9 +52,9 @@ def trajectory(draw: random.Random, step: int) -> Trajectory:
     return Trajectory(ids, logprobs, draw.choice([1.0, 0.1]), step, "stop", draw.choice([None, True, False]))
 
 
-def varied(seed=0, questions=30) -> ReplayBuffer:
+def varied(seed=0, questions=30, limits=None) -> ReplayBuffer:
     """Candidates in several buckets, whose order is not that of insertion; unsolved, never stored, and retired."""
-    draw, buffer = random.Random(seed), ReplayBuffer(RetirementPolicy())
+    draw, buffer = random.Random(seed), ReplayBuffer(RetirementPolicy(), limits)
     ids = [f"{draw.randrange(16**8):08x}" for _ in range(questions)]
     for step in range(6 * questions):
         question_id = draw.choice(ids)
@@ -105,6 +112,17 @@ def test_a_buffer_comes_back_to_the_bit(seed, tmp_path):
     assert buffer.retired
     save(buffer, tmp_path / "replay", "f")
     assert view(opened(tmp_path / "replay", "f")) == view(buffer)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_candidates_that_are_unsolved_come_back_in_their_order_where_they_are_asked_for(seed, tmp_path):
+    limits = BufferLimits(replays_unsolved=True)
+    buffer = varied(seed, limits=limits)
+    assert len(buffer.candidates[Fraction(0)]) > 1
+    assert buffer.n_candidates == buffer.n_with_trajectories
+    save(buffer, tmp_path / "replay", "f")
+    assert view(load(tmp_path / "replay", RetirementPolicy(), "f", limits)) == view(buffer)
+    assert Fraction(0) not in opened(tmp_path / "replay", "f").candidates
 
 
 def test_an_empty_buffer_comes_back(tmp_path):

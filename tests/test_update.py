@@ -57,9 +57,13 @@ def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_polic
     assert moved > 0, "the second half is measured again under the policy after the first step"
 
 
-def plain_update(model, engine: LocalEngine, batch: MixedBatch, behaviour: list[torch.Tensor]) -> list[torch.Tensor]:
+def plain_update(
+    model, engine: LocalEngine, batch: MixedBatch, behaviour: list[torch.Tensor], normalizer: str = "constant"
+) -> list[torch.Tensor]:
     """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
     rows, measured = batch.flat_rows(), []
+    tokens, places = sum(len(row.token_ids) for row in rows), len(batch.rows) * K
+    divisors = {"constant": lambda n: places * 24, "sequences": lambda n: places * n, "tokens": lambda n: tokens}
     total = torch.zeros((), dtype=torch.float64)
     for row, old in zip(rows, behaviour, strict=True):
         prompt = engine.prompts.encode(row.question)
@@ -72,7 +76,7 @@ def plain_update(model, engine: LocalEngine, batch: MixedBatch, behaviour: list[
             terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
         else:
             terms = w / (w + 0.1) * row.advantage
-        total = total - terms.sum() / (len(rows) * 24)
+        total = total - terms.sum() / divisors[normalizer](len(terms))
     total.backward()
     return measured
 
@@ -115,6 +119,42 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
             assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
         if i in again:
             assert again[i] == pytest.approx(passes[1][i].numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("beside", "normalizer"), [(1, "constant"), (2, "constant"), (1, "sequences"), (1, "tokens")])
+def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer):
+    """A group around a stored trajectory counts K rows in the normaliser, however few it holds."""
+    rate, steps = 1.0, 2
+    optimizer = Optimizer(learning_rate=rate, max_grad_norm=1e9, steps_per_batch=steps, passes_per_batch=2)
+    engine = make_engine(warm_model, optimizer=optimizer)
+    batch = mixed_batch(engine, beside=beside)
+    assert [len(rows) for rows in batch.rows] == [K] * 3 + [beside + 1] * 3
+    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
+    behaviour = [
+        [
+            plain_stats(model, engine.prompts.encode(row.question), row.token_ids)[0]
+            if row.replayed is None
+            else torch.from_numpy(row.replayed.behaviour_logprobs).double()
+            for row in rows
+        ]
+        for rows in batch.rows
+    ]
+    start = weights(engine)
+    for step in range(2 * steps):
+        part = slice(step % steps, None, steps)
+        model.zero_grad()
+        share = MixedBatch(batch.groups[part], batch.rows[part], K)
+        plain_update(model, engine, share, [old for group in behaviour[part] for old in group], normalizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+    use_sgd(engine, rate)
+    stats = engine.update(batch, MixedPolicyLoss(normalizer=normalizer, response_length=24))
+    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
+    assert moved.abs().max() > 1e-3
+    assert torch.allclose(weights(engine) - start, moved, atol=2e-6)
+    for found, old in zip(stats.behaviour_logprobs, [old for group in behaviour for old in group], strict=True):
+        assert found == pytest.approx(old.numpy(), abs=1e-5)
 
 
 def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(warm_model):

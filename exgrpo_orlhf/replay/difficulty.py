@@ -48,11 +48,11 @@ class DifficultyBuckets:
 
         A candidate's rank is the share of candidates of lower accuracy plus half the share of its own: hard up to the
         first quantile, medium up to the second. Equal accuracies share a rank and thus a level, so a level can be
-        empty. Solved candidates (retirement off) are a level of their own and do not count.
+        empty. Unsolved and solved candidates are levels of their own and do not count.
         """
         if self.quantiles is None:
             return self
-        sizes = {accuracy: len(members) for accuracy, members in sorted(candidates.items()) if accuracy < 1}
+        sizes = {accuracy: len(members) for accuracy, members in sorted(candidates.items()) if 0 < accuracy < 1}
         adapted = copy.copy(self)
         adapted.low = adapted.high = Fraction(0)
         total, below = sum(sizes.values()), 0

@@ -48,7 +48,7 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str, float]:
-    """What is stored. `bucket_<level>`: candidates at that level (unsolved: stored, but fallen to 0).
+    """What is stored. `bucket_<level>`: candidates at that level (unsolved: all that is stored, but fallen to 0).
 
     With adaptive levels, where they are cut as well.
     """
@@ -58,7 +58,7 @@ def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str
     for accuracy, members in buffer.candidates.items():
         sizes[buckets.level(accuracy)] += len(members)
     candidates = sum(sizes.values())
-    sizes["unsolved"] = buffer.n_with_trajectories - candidates
+    sizes["unsolved"] += buffer.n_with_trajectories - candidates
     return {
         **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
         **{name: float(cut) for name, cut in cuts.items()},

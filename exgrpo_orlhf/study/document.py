@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from .comparison import MEASURES
 from .seeds import mean, paired
 from .tables import interval, number, p_value, plus_minus
@@ -31,7 +33,8 @@ class Document:
         self._parts: dict[str, list[dict[str, str]]] = {}
         self._places: dict[str, Callable[..., str]] = {
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
-            **{"luck": self.luck, "picture": self.picture, "hours": self.hours, "collapsed": self.collapsed},
+            **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
+            **{"luck": self.luck, "picture": self.picture, "hours": self.hours},
         }
 
     def fill(self, text: str) -> str:
@@ -60,6 +63,16 @@ class Document:
     def p(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """Of that difference, paired t test."""
         return p_value(paired(self._differences(part, variant, baseline, measure, metric)).p)
+
+    def at(self, part: str, variant: str, million: str) -> str:
+        """At so many million generated tokens, interpolated; parts end at other numbers, here they can be compared."""
+        return plus_minus(mean(list(self._at(part, variant, float(million)).values())))
+
+    def gain_at(self, part: str, variant: str, other_part: str, other: str, million: str) -> str:
+        """Difference of two variants of any parts there, over the seeds that both have."""
+        ours, theirs = self._at(part, variant, float(million)), self._at(other_part, other, float(million))
+        found = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs]).mean
+        return f"{number(found.value, sign='+')} {interval(found)}"
 
     def collapsed(self, part: str, variant: str) -> str:
         """How many seeds did, of how many."""
@@ -107,6 +120,19 @@ class Document:
     def _differences(self, part: str, variant: str, baseline: str, measure: str, metric: str) -> list[float]:
         ours, theirs = (self._by_seed(part, name, measure, metric) for name in (variant, baseline))
         return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+    def _at(self, part: str, variant: str, million: float) -> dict[str, float]:
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row in self._read(f"{part}_curves"):
+            if row["variant"] == variant:
+                points.setdefault(row["seed"], []).append((float(row["tokens"]), float(row["value"])))
+        found = {}
+        for seed, curve in points.items():
+            tokens, values = np.array(sorted(curve)).T
+            if not tokens[0] <= million * 1e6 <= tokens[-1]:
+                raise ValueError(f"seed {seed} has {tokens[0]:.0f} to {tokens[-1]:.0f} tokens")
+            found[seed] = float(np.interp(million * 1e6, tokens, values))
+        return found
 
     def _by_seed(self, part: str, variant: str, measure: str, metric: str) -> Mapping[str, float]:
         rows = self._rows(part, "run", measure, metric)

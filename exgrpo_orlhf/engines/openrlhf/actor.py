@@ -61,7 +61,10 @@ class MixedActorTrainer(ActorPPOTrainer):
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)
         experience.action_mask = experience.action_mask * in_loss[:, None].to(experience.action_mask.dtype)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row.
+        # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row or
+        # what fills up a group.
+        if not status["num_action_tokens"] and "logprobs_diff" in status["metrics"]:
+            status["metrics"]["logprobs_diff"] = 0.0
         return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
 
 

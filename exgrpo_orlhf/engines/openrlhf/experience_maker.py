@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from ..rows import ForwardRow
 
 
 def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequence[np.ndarray]) -> list[Experience]:
-    """One experience a row of the flattened batch, complete: grades, advantages and behaviour log-probs are known.
+    """One experience a row, complete: grades, advantages and behaviour log-probs are known. A group of fewer than K
+    rows is filled up to K.
 
-    rows: prompt and response of each; behaviour: float32 (T,) of each: a replayed row's are the stored ones to the bit
+    rows: of the flattened batch, prompt and response of each
+    behaviour: float32 (T,) of each: a replayed row's are the stored ones to the bit
     Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
     """
     sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *([None] * group.replayed))]
@@ -60,7 +63,36 @@ def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequ
                 },
             )
         )
-    return experiences
+    of_rows = iter(experiences)
+    return [
+        experience
+        for members in batch.rows
+        for experience in (*itertools.islice(of_rows, len(members)), *_fillers(batch.width - len(members)))
+    ]
+
+
+def _fillers(n: int) -> list[Experience]:
+    """Rows that change nothing, for OpenRLHF takes whole groups of K: two tokens, the fewest of which one predicts
+    another, and no response. No loss and no normaliser by tokens sees them. OpenRLHF's own means over rows, in its
+    loggers, count them as rows of reward and length 0."""
+    return [
+        Experience(
+            sequences=torch.zeros(1, 2, dtype=torch.long),
+            attention_mask=torch.ones(1, 2, dtype=torch.long),
+            action_mask=torch.zeros(1, 1, dtype=torch.long),
+            action_log_probs=torch.zeros(1, 1),
+            rollout_log_probs=torch.zeros(1, 1),
+            advantages=torch.zeros(1, 1),
+            rewards=torch.zeros(1),
+            response_length=torch.zeros(1),
+            truncated=torch.tensor([False]),
+            total_length=torch.tensor([2.0]),
+            prompts=[""],
+            labels=[""],
+            info={name: torch.zeros(1) for name in ("reward", "replayed", "in_loss")},
+        )
+        for _ in range(n)
+    ]
 
 
 def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int]:

@@ -53,7 +53,8 @@ class MixedLoss(nn.Module):
     OpenRLHF's totals (`batch_num_tokens`) are those of the step over all ranks, divided by the number of micro-batches
     that DeepSpeed accumulates (gas), because DeepSpeed divides every micro-batch's loss by it; and the loss is
     multiplied by the number of ranks (dp_size), because gradients are averaged over them. Ours follow: `rows` are all
-    rows of the step, those that could not be graded too (OpenRLHF's own count leaves out empty ones).
+    rows of the step, those that could not be graded and what fills up a group to K too (OpenRLHF's own count leaves out
+    empty ones).
 
     Entropy and KL terms stay OpenRLHF's (`aggregate_loss` over all response tokens), as on the local engine.
     """

@@ -1,4 +1,4 @@
-"""Responses from OpenRLHF's vLLM engines: fresh questions × K and replayed ones × (K−1) in one dispatch."""
+"""Responses from OpenRLHF's vLLM engines: to all questions of a step, as many as each needs, in one dispatch."""
 
 from __future__ import annotations
 

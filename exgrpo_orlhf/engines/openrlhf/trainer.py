@@ -134,12 +134,7 @@ class MixedTrainer(BasePPOTrainer):
         questions = [*plan.fresh, *plan.replayed]
         self.step = plan.step
         requests = [
-            Request(
-                self.prompts.encode(question),
-                count,
-                self.x.sampling.temperature,
-                self._seed(plan, i),
-            )
+            Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
         sampled = self._sample(requests)
@@ -228,7 +223,7 @@ class MixedTrainer(BasePPOTrainer):
         ]
         experience = as_experience(batch, rows, behaviour)
         steps = self.x.optimizer.steps_per_batch
-        order = deal([len(row) for row in rows], len(batch.rows[0]), steps, self.ranks)
+        order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)
