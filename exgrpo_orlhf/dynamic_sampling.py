@@ -37,8 +37,9 @@ class DynamicSampling:
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
 
-    Departs from DAPO, which samples until the batch is full: when the rounds or the questions run out, the batch is
-    filled up to its size with groups that were to be left out. They have no gradient, but the normaliser counts them.
+    Above 0 it departs from DAPO, which samples until the batch is full: when the rounds or the questions run out, the
+    batch is filled up to its size with groups that were to be left out. They have no gradient, but the normaliser
+    counts them.
     """
 
     max_rounds: int = 0

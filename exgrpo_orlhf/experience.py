@@ -23,12 +23,18 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
     path = Path(str(x.experience))
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        return snapshot.borrow(path, x.retirement, prompts.fingerprint(), x.limits, ids)
-    buffer = ReplayBuffer(x.retirement, x.limits)
-    experts = read_experts(path, questions, prompts.tokenizer, x.verifier, x.sampling.max_response_tokens)
-    for question, _ in experts:
-        buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate
-    buffer.store((question.id, trajectory) for question, trajectory in experts)
+        buffer = snapshot.borrow(path, x.retirement, prompts.fingerprint(), x.limits, ids)
+    else:
+        buffer = ReplayBuffer(x.retirement, x.limits)
+        experts = read_experts(path, questions, prompts.tokenizer, x.verifier, x.sampling.max_response_tokens)
+        for question, _ in experts:
+            buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate
+        buffer.store((question.id, trajectory) for question, trajectory in experts)
+    if not x.mixer.collects and not buffer.n_candidates:
+        raise ValueError(
+            f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "
+            "(retired questions have no trajectories; those at 0 count with ReplayBuffer.replays_unsolved = True)"
+        )
     return buffer
 
 
@@ -59,9 +65,13 @@ def read_experts(
         where, response = place.of(row), record.get("response")
         if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
             raise ValueError(f'{where}: needs "prompt" or "id", and "response", a text; got {dict(record)!r:.200}')
-        key = str(record["id"]) if "id" in record else read_prompt(record, where, '"id" in its place', "prompt")
-        if len(found := known.get(key, [])) != 1:
-            raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {key!r:.200}")
+        keys = [str(record["id"])] if "id" in record else []
+        if "prompt" in record:
+            keys.append(read_prompt(record, where, '"id" in its place', "prompt"))
+        found = [question for question in known.get(keys[0], []) if question in known.get(keys[-1], [])]
+        if len(found) != 1:
+            shown = " and ".join(f"{key!r:.200}" for key in keys)
+            raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {shown}")
         ids = tokenizer(response, add_special_tokens=False)["input_ids"]
         if tokenizer.eos_token_id in ids:
             raise ValueError(f"{where}: the response holds the end token, which is added here: {response!r:.200}")
@@ -77,8 +87,9 @@ def read_experts(
     grades = verifier.grade_all(list(zip(asked, said, strict=True)))
     for row, (question, text, grade) in enumerate(zip(asked, said, grades, strict=True)):
         if not grade.correct or grade.reward is None:
+            said_of_it = "must be correct" if grade.reward is not None else "could not be graded (right or not)"
             raise ValueError(
-                f"{place.of(row)}: an expert's response must be correct; the verdict is {grade.verdict!r}, the answer "
+                f"{place.of(row)}: an expert's response {said_of_it}; the verdict is {grade.verdict!r}, the answer "
                 f"{question.answer!r}, the response {text!r:.200}"
             )
     return [

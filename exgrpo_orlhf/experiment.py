@@ -87,9 +87,23 @@ class Experiment:
     identity: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if not self.mixer.collects and self.experience is None:
+        if self.mixer.only_sound and not self.verifier.checks_reasoning:
+            raise ValueError(
+                "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown'); "
+                f"Verifier.kind is {self.verifier.kind!r}"
+            )
+        if self.mixer.collects:
+            return
+        if self.experience is None:
             raise ValueError(
                 "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it"
+            )
+        if not max(self.mixer.rho, self.mixer.rho_end):
+            raise ValueError("ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience")
+        if self.limits.max_age is not None:
+            raise ValueError(
+                f"ReplayBuffer.max_age = {self.limits.max_age} would empty the buffer for good where "
+                "ReplayMixer.collects is False; it must be None"
             )
 
 

@@ -66,18 +66,19 @@ class FreshQuestions:
 
     def _begin_epoch(self, retired: Collection[str], waiting: set[int]) -> None:
         """waiting: positions left over from the last epoch; they come once in this one, not twice."""
-        self.epoch += 1
         order = self._rng.permutation(len(self._questions)).tolist()
         left = [position for position in order if self._questions[position].id not in retired]
         if not left:
             log.warning(
                 "epoch %d: all %d questions are retired from fresh sampling; they return to it, or the run would end "
                 "here (RetirementPolicy.leaves_fresh)",
-                self.epoch,
+                self.epoch + 1,
                 len(order),
             )
             left = order
-        self._queue.extend(position for position in left if position not in waiting)
+        queued = [position for position in left if position not in waiting]
+        self.epoch += bool(queued)  # where all are excluded there is nothing to go through
+        self._queue.extend(queued)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -3,8 +3,8 @@
 Follows the paper (arXiv 2510.02245) in what is replayed and how it enters the loss; departs from the official code
 where that departs from the paper or is wrong: accuracy counts fresh rollouts only, a question that falls to 0 is no
 candidate, entropy is the mean over exactly the response tokens, stored token ids are never decoded and encoded again,
-only as many fresh questions are drawn as are trained on, replayed groups generate K−1 responses, one normaliser for
-the whole optimiser step. See docs/algorithm.md for each of them.
+only as many fresh questions are drawn as are trained on, replayed groups generate no more than K−1 responses, one
+normaliser for the whole optimiser step. See docs/algorithm.md for each of them.
 """
 
 from __future__ import annotations
@@ -180,12 +180,16 @@ class TrainingRun:
             buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
-        # K fresh rollouts for a fresh question, K−1 beside the stored one; new questions for those without a signal.
+        # K fresh rollouts for a fresh question, K−1 (or fewer) beside the stored one; new questions for those without
+        # a signal.
+        graded: list[RolloutGroup] = []
+
         def roll(plan: Plan) -> list[RolloutGroup]:
             groups = engine.rollout(plan, mixer.group_size)
             clock.lap("rollout")
-            groups = x.verifier.grade_groups(groups, engine.decode)
+            groups = x.verifier.grade_groups(groups, engine.decode, graded)
             clock.lap("grade")
+            graded.extend(groups)
             return groups
 
         sampled = x.dynamic_sampling.sample(plan, chosen, roll, self.fresh, buffer)

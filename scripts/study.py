@@ -36,7 +36,11 @@ PARTS = {
     "study_slips_k4": (SAMPLED,),
     "study_difficulty": (GREEDY,),
 }
-REGIMES = {"normal": ["base.gin"], "weak": ["base.gin", "models/chain_weak.gin"]}  # whose lucky guesses are looked at
+REGIMES = {  # whose lucky guesses are looked at
+    "normal": ["base.gin"],
+    "weak": ["base.gin", "models/chain_weak.gin"],
+    "slips": ["base.gin", "models/chain_slips.gin"],
+}
 
 
 def main() -> int:

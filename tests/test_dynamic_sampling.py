@@ -192,3 +192,13 @@ def test_a_resumed_run_equals_a_straight_one(warm_model, tmp_path):
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     rounds = [row["rollout/rounds"] for row in timeless(tmp_path / "run")[1:]]
     assert max(rounds[:5]) > 1 < max(rounds[5:]), "questions were drawn again before and after"
+
+
+def test_an_epoch_that_nobody_can_draw_from_is_not_counted():
+    source = FreshQuestions(QUESTIONS, np.random.default_rng(3))
+    assert len(source.draw(20, (), ())) == 20
+    for _ in range(3):  # the second epoch begins once, and waits whole
+        assert source.draw(4, {question.id for question in QUESTIONS}, ()) == []
+        assert source.epoch == 1
+    assert len(source.draw(30, (), ())) == 30
+    assert source.epoch == 1

@@ -170,6 +170,31 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
     assert timeless[0] == timeless[1]
 
 
-def test_collecting_nothing_with_nothing_to_start_from_is_refused():
-    with pytest.raises(config.ConfigError, match=r"ReplayMixer\.collects = False leaves nothing .* Work\.experience"):
-        config.load(["base.gin"], ["ReplayMixer.collects = False"])
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ([], r"ReplayMixer\.collects = False leaves nothing .* Work\.experience"),
+        (["Work.experience = 'a.jsonl'", "ReplayMixer.rho = 0.0"], r"with ReplayMixer\.rho = 0 never replays"),
+        (["Work.experience = 'a.jsonl'", "ReplayBuffer.max_age = 2"], r"ReplayBuffer\.max_age = 2 would empty"),
+    ],
+)
+def test_collecting_nothing_with_nothing_to_replay_is_refused(bindings, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(["base.gin"], ["ReplayMixer.collects = False", *bindings])
+
+
+def test_an_oracle_needs_a_checker_of_reasoning():
+    with pytest.raises(config.ConfigError, match=r"ReplayMixer\.only_sound needs .* Verifier\.kind is 'exact'"):
+        config.load(["ablation_only_sound.gin"], ["Verifier.kind = 'exact'"])
+
+
+def test_experience_without_a_candidate_is_refused_where_nothing_is_collected(warm_model, tmp_path):
+    with pytest.raises(ValueError, match=r"experts\.jsonl: there is nothing to replay in it"):
+        load(warm_model, write(tmp_path / "experts.jsonl"))
+
+
+def test_an_id_and_a_prompt_have_to_be_of_one_question(warm_model, tmp_path):
+    line = {**expert(FIRST), "id": QUESTIONS[1].id}
+    with pytest.raises(ValueError, match="line 1: none of the run's questions have"):
+        load(warm_model, write(tmp_path / "experts.jsonl", line))
+    assert load(warm_model, write(tmp_path / "both.jsonl", expert(FIRST, id=FIRST.id))).n_candidates == 1

@@ -479,6 +479,22 @@ def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_
     assert [kept.sound for _, kept in collected] == [None, False, None]
 
 
+def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
+    rollouts = (
+        rollout("correct", (1, 2), sound=False),
+        rollout("correct", (3,), sound=True),
+        rollout("correct", (4,), sound=None),
+        rollout("wrong", (5,)),
+    )
+    lucky = RolloutGroup(QUESTIONS[0], rollouts, replayed=False)
+    batch = assemble([lucky], {})
+    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
+    collected = mixer(only_sound=True).collect(batch, logprobs, 3)
+    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [(QUESTIONS[0].id, [3])]
+    assert lucky.accuracy == Fraction(3, 4)
+    assert len(mixer().collect(batch, logprobs, 3)) == 3
+
+
 def test_a_group_without_an_accuracy_gives_no_experience():
     """Its question may have no record yet, so the buffer could not take it."""
     batch = assemble([group(["correct", "timeout", "error", "error"])])

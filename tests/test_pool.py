@@ -231,6 +231,12 @@ def test_a_batch_with_too_many_failures_stops_training(function):
         GradingError, match=r"2 of 4 answers could not be graded \(0 timeouts, 2 errors\).*max_failed_share"
     ):
         strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "42")
+    # The share is over the step: a late round of one group is no sample of its own.
+    fine = strict.grade_groups(groups, lambda ids: "42")
+    late = strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", fine)
+    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error", "wrong", "wrong"]
+    with pytest.raises(GradingError, match="3 of 8"):
+        strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", one)
 
 
 @pytest.mark.parametrize(

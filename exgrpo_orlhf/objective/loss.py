@@ -42,7 +42,8 @@ class MixedPolicyLoss:
         fresh      w  = π_θ/π_old     −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A)
         replayed   w* = π_θ/π_past    −f(w*)·A,   f(w*) = w*/(w*+β)
 
-    (1−ρ)·J_on + ρ·J_exp is one sum over all rows: ρ is the share of the rows' groups that are replayed ones.
+    (1−ρ)·J_on + ρ·J_exp is one sum over all rows: ρ is the share of the rows' groups that are replayed ones (with
+    `ReplayMixer.fresh_beside` a replayed group has fewer rows, and its share of the sum is smaller).
     With a largest weight c (`max_weight`), w* is truncated first and shaped then, −f(w̄)·A or, unshaped, −w̄·A:
 
         w̄ = stop_gradient(min(w*, c)/w*)·w*,   so that w̄ = min(w*, c) and ∇w̄ = min(w*, c)·∇log π_θ
@@ -55,11 +56,12 @@ class MixedPolicyLoss:
     max_weight: c > 0, in units of w*; None: not truncated
     clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (the released checkpoints' mixed phase)
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
-        'constant'   rows × response_length, rows that could not be graded included (Dr. GRPO)
+        'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
+                     `ReplayMixer.fresh_beside`, were not sampled (Dr. GRPO)
         'tokens'     all response tokens
-        'sequences'  each row by its own length, then by the rows (GRPO)
+        'sequences'  each row by its own length, then by the same rows (GRPO)
     response_length: L of 'constant', in tokens
-    entropy_coef: weight of the mean token entropy, subtracted from the loss; nats per token
+    entropy_coef: weight of the mean entropy of the tokens there are, subtracted from the loss; nats per token
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
         x = log π_ref − log π_θ
     """

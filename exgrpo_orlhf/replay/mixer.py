@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Groups in plan order, of K rows or, around a stored trajectory, fewer; the stored row comes last.
+    """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
 
     group_size: K; None: as many as the first group has
     """
@@ -101,8 +101,8 @@ class ReplayMixer:
     fresh_beside: fresh rollouts beside a stored trajectory, from 1 to K−1; None: K−1, a whole group (the paper). A
         known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
         what is not generated is saved. The question's accuracy is then that of fewer rollouts.
-    max_pool_share: at most this share of the candidates is replayed in one step, in (0, 1]; None: no bound. While the
-        pool is small, ρ alone would replay the same few questions over and over.
+    max_pool_share: at most this share of the candidates, rounded down, is replayed in one step, in (0, 1]; None: no
+        bound. While the pool is small, ρ alone would replay the same few questions over and over.
     only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): no method, since real
         tasks have no such checker, but the measure of what lucky guesses cost
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
@@ -278,8 +278,7 @@ class ReplayMixer:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
         logprobs: per row of the flattened batch, float32 (T,); scores: what selection would see of each row now
-        Raises ValueError for another number of log-probs or scores than rows, and where `only_sound` meets a verifier
-        that does not check reasoning.
+        Raises ValueError for another number of log-probs or scores than rows.
         """
         if len(logprobs) != sum(map(len, batch.rows)):
             raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {sum(map(len, batch.rows))} rows")
@@ -295,10 +294,6 @@ class ReplayMixer:
             for rollout, (behaviour, score) in zip(group.rollouts, of_group[: len(group.rollouts)], strict=True):
                 grade = rollout.grade
                 if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
-                    if self.only_sound and grade.sound is None:
-                        raise ValueError(
-                            "ReplayMixer.only_sound needs a verifier that checks the reasoning; Verifier.kind does not"
-                        )
                     if self.only_sound and not grade.sound:
                         continue
                     trajectory = Trajectory(

@@ -132,7 +132,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The fresh rollouts of one question in one step: K, or K−1 where a stored trajectory completes the group."""
+    """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory."""
 
     question: Question
     rollouts: tuple[Rollout, ...]
@@ -150,7 +150,8 @@ class RolloutGroup:
 
     @property
     def accuracy(self) -> Fraction | None:
-        """k/n over the gradable fresh rollouts alone, exact; None where fewer than two (of K = 2: one) could be graded.
+        """k/n over the gradable fresh rollouts alone, exact; None where fewer than two (of a single one: none)
+        could be graded.
 
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.

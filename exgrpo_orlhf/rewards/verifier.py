@@ -87,9 +87,16 @@ class Verifier:
 
     def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
         """Many at once, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
-        if self.kind not in _IN_POOL:
-            return [self.grade(question, response) for question, response in pairs]
-        grades = self._in_pool(pairs)
+        grades = self._graded(pairs)
+        self._check(grades)
+        return grades
+
+    def _graded(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
+        if self.kind in _IN_POOL:
+            return self._in_pool(pairs)
+        return [self.grade(question, response) for question, response in pairs]
+
+    def _check(self, grades: Sequence[Grade]) -> None:
         failed = Counter(grade.verdict for grade in grades if grade.reward is None)
         if failed.total() > self.max_failed_share * len(grades):
             raise GradingError(
@@ -97,19 +104,33 @@ class Verifier:
                 f"{failed['error']} errors): more than Verifier.max_failed_share = {self.max_failed_share:g}; the log "
                 f"says why"
             )
-        return grades
 
-    def grade_groups(self, groups: Sequence[RolloutGroup], decode: Callable[[np.ndarray], str]) -> list[RolloutGroup]:
+    def grade_groups(
+        self,
+        groups: Sequence[RolloutGroup],
+        decode: Callable[[np.ndarray], str],
+        earlier: Sequence[RolloutGroup] = (),
+    ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not in them: a success stays one.
 
+        earlier: graded groups of the same step, over which and these together max_failed_share is taken: a late round
+            of few groups is no sample of its own
         Raises as `grade_all`.
         """
         pairs = [(group.question, decode(rollout.token_ids)) for group in groups for rollout in group.rollouts]
-        grades = iter(self.grade_all(pairs))
+        grades = self._graded(pairs)
+        before = [rollout.grade for group in earlier for rollout in group.rollouts if rollout.grade is not None]
+        self._check([*before, *grades])
+        left = iter(grades)
         return [
-            replace(group, rollouts=tuple(replace(rollout, grade=next(grades)) for rollout in group.rollouts))
+            replace(group, rollouts=tuple(replace(rollout, grade=next(left)) for rollout in group.rollouts))
             for group in groups
         ]
+
+    @property
+    def checks_reasoning(self) -> bool:
+        """Whether a grade says if the reasoning of a correct response holds (`Grade.sound`)."""
+        return self.kind in ("modular_chain", "countdown")
 
     def _in_pool(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
         """Through the cache and the pool; the same answer to the same question goes there once."""
