@@ -1,20 +1,21 @@
 #!/usr/bin/env python
 """Our own study of experience replay: run it, or write docs/study.md again from its figures.
 
-    python scripts/study.py --jobs 2               # hours; goes on where it was stopped
+    python scripts/study.py --jobs 2               # hours; Ctrl-C stops it, the same command goes on
     python scripts/study.py --only study_weak      # one part of it
     python scripts/study.py --document             # seconds: docs/study.md from the files in docs/study/
 
 Each part is a suite of gin/suites/ that scripts/ablate.py runs and scripts/compare.py reads from MLflow; its figures go
 to docs/study/<part>.csv, <part>_curves.csv and <part>.png. docs/study/text.md is the text with places for them.
-Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
-has no figure.
+Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails or is stopped, 2 for a place in
+the text that has no figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,11 +27,12 @@ GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
 # Part -> what it is judged by, and what else is kept of it.
 PARTS = {
-    "study_normal": (GREEDY, *LUCK),
-    "study_weak": (GREEDY, *LUCK),
-    "study_slips": (SAMPLED, *LUCK),
+    "study_normal": (GREEDY,),
+    "study_weak": (GREEDY,),
+    "study_slips": (SAMPLED,),
     "study_cures_weak": (GREEDY, *LUCK),
     "study_normal_k4": (GREEDY,),
+    "study_ours": (GREEDY,),
     "study_countdown": (GREEDY,),
     "study_weak_k4": (GREEDY,),
     "study_slips_k4": (SAMPLED,),
@@ -84,7 +86,13 @@ def _run(part: str, jobs: int | None) -> int:
 
 def _script(name: str, *arguments: str) -> int:
     print(f"\n{name} {' '.join(arguments)}", file=sys.stderr, flush=True)
-    return subprocess.run([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT).returncode
+    process = subprocess.Popen([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # it has come to the script too, which lets its runs finish their step and save
+            continue
 
 
 def _luck() -> None:
