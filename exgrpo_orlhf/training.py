@@ -180,8 +180,7 @@ class TrainingRun:
             buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
-        # K fresh rollouts for a fresh question, K−1 (or fewer) beside the stored one; new questions for those without
-        # a signal.
+        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
         graded: list[RolloutGroup] = []
 
         def roll(plan: Plan) -> list[RolloutGroup]:
