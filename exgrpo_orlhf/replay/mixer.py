@@ -162,7 +162,8 @@ class ReplayMixer:
             raise ValueError(f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}")
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
-        self.fresh_beside, self.rng = fresh_beside, rng
+        self.fresh_beside = group_size - 1 if fresh_beside is None else fresh_beside
+        self.rng = rng
         self.max_pool_share = as_fraction(1 if max_pool_share is None else max_pool_share)
         self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
         self.rho_steps = 1 if rho_steps is None else rho_steps
@@ -240,12 +241,11 @@ class ReplayMixer:
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         for g, group in enumerate(groups):
-            beside = self.group_size - 1 if self.fresh_beside is None else self.fresh_beside
-            if len(group.rollouts) != (beside if group.replayed else self.group_size):
+            if len(group.rollouts) != (self.fresh_beside if group.replayed else self.group_size):
                 raise ValueError(
                     f"question {group.question.id}: {len(group.rollouts)} rollouts"
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
-                    + (f" with {beside} beside a stored one" if self.fresh_beside else "")
+                    f" with {self.fresh_beside} beside a stored one"
                 )
             for i, rollout in enumerate(group.rollouts):
                 if rollout.grade is None:
