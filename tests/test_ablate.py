@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, small_bindings
@@ -26,7 +27,7 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run_control import claim
 from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
-from exgrpo_orlhf.study.runs import plan
+from exgrpo_orlhf.study.runs import Measured, plan, seconds_left
 from exgrpo_orlhf.study.suite import Variant, of_files, of_suite, over_grid, seeds
 from exgrpo_orlhf.training import train
 
@@ -209,14 +210,29 @@ def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(stud
     arguments = [*SMOKE, *words(warm_model, study.out), "--seeds", "0-2", "--dry-run", "--threads", "1"]
     assert ablate("http://127.0.0.1:9", *arguments) == 0, "without a word to MLflow"
     shown = capsys.readouterr()
-    spent = [sum(row.get("time/step", 0) + row.get("time/evaluation", 0) for row in rows(study.out / n)) for n in RUNS]
-    assert f"4 finished, 0 failed, 2 to run, 2 at a time, {sum(spent) / 4 / 60:.1f} min" in shown.err
+    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, \d+\.\d min at the pace so far", shown.err)
     commands = [shlex.split(line) for line in shown.out.split("\n") if "train.py" in line]
     assert [command[command.index("--out") + 1] for command in commands] == [
         str(study.out / variant / "seed2") for variant in ("on_policy", "paper")
     ]
     assert all("LocalEngine.threads = 1" in command for command in commands)
     assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("jobs", "measured", "left"),
+    [
+        (2, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 120.0),  # 120 and 60 s side by side
+        (1, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 180.0),
+        (1, {"a/seed0": (10, 40.0), "a/seed1": (20, 80.0), "b/seed0": (10, 20.0)}, 40.0 + 60.0),  # 20 of 30 are done
+        (1, {"a/seed0": (10, 40.0)}, 240.0),  # b at the pace of all
+        (1, {"a/seed0": (0, 3.0)}, None),
+    ],
+)
+def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest_run(jobs, measured, left):
+    waiting = [SimpleNamespace(name=f"{v}/seed1", variant=SimpleNamespace(name=v), steps=30) for v in "ab"]
+    known = {name: Measured(step=step, seconds=seconds) for name, (step, seconds) in measured.items()}
+    assert seconds_left(waiting, known, jobs) == left
 
 
 def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
