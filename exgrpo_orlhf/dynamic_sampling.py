@@ -36,17 +36,31 @@ class DynamicSampling:
     row of a replayed group counts; the question that takes its place is a fresh one.
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
+    min_reward, max_reward: mean reward of a group's graded rows; outside of them a group makes place too, which trains
+        on questions of one difficulty alone (ExGRPO, section 3.1, by accuracy: above 0.75, up to it, below 0.25)
 
     Above 0 it departs from DAPO, which samples until the batch is full: when the rounds or the questions run out, the
-    batch is filled up to its size with groups that were to be left out. They have no gradient, but the normaliser
-    counts them.
+    batch is filled up to its size with groups that were to be left out, those without a gradient before others. The
+    normaliser counts them all.
     """
 
     max_rounds: int = 0
+    min_reward: float | None = None
+    max_reward: float | None = None
 
     def __post_init__(self) -> None:
         require(
             self.max_rounds >= 0, f"DynamicSampling.max_rounds must be at least 0 (0: off), got {self.max_rounds!r}"
+        )
+        low, high = self.min_reward, self.max_reward
+        require(
+            self.max_rounds > 0 or (low is None and high is None),
+            "DynamicSampling.min_reward and max_reward leave no group out with DynamicSampling.max_rounds = 0; set it "
+            "to the rounds in which others may be sampled",
+        )
+        require(
+            low is None or high is None or low <= high,
+            f"DynamicSampling.min_reward must be at most DynamicSampling.max_reward, got {low!r} and {high!r}",
         )
 
     def sample(
@@ -64,7 +78,7 @@ class DynamicSampling:
         everything = roll(plan)
         size, rounds = len(everything), 1
         while rounds <= self.max_rounds:
-            missing = size - sum(_has_signal(group, stored) for group in everything)
+            missing = size - sum(self._rank(group, stored) == 0 for group in everything)
             retired = buffer.retired if buffer.retirement.leaves_fresh else ()
             drawn = fresh.draw(missing, {group.question.id for group in everything}, retired)
             if not drawn:
@@ -73,7 +87,7 @@ class DynamicSampling:
             rounds += 1
         if len(everything) == size:
             return Sampled(plan, everything, everything, rounds)
-        best = sorted(everything, key=lambda group: not _has_signal(group, stored))[:size]
+        best = sorted(everything, key=lambda group: self._rank(group, stored))[:size]
         ids = {group.question.id for group in best}
         groups = [group for group in everything if group.question.id in ids]
         of_batch = replace(
@@ -83,9 +97,15 @@ class DynamicSampling:
         )
         return Sampled(of_batch, groups, everything, rounds)
 
-
-def _has_signal(group: RolloutGroup, stored: Mapping[str, Trajectory]) -> bool:
-    rewards = {rollout.grade.reward for rollout in group.rollouts if rollout.grade} - {None}
-    if group.replayed:
-        rewards.add(stored[group.question.id].reward)
-    return len(rewards) > 1
+    def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory]) -> int:
+        """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
+        rewards = [
+            rollout.grade.reward for rollout in group.rollouts if rollout.grade and rollout.grade.reward is not None
+        ]
+        if group.replayed:
+            rewards.append(stored[group.question.id].reward)
+        if len(set(rewards)) < 2:
+            return 1
+        mean = sum(rewards) / len(rewards)
+        low, high = self.min_reward, self.max_reward
+        return 0 if (low is None or mean >= low) and (high is None or mean <= high) else 2

@@ -37,6 +37,10 @@ PARTS = {
     "study_weak_k4": (GREEDY,),
     "study_slips_k4": (SAMPLED,),
     "study_difficulty": (GREEDY,),
+    "study_baselines_normal": (GREEDY,),
+    "study_baselines_weak": (GREEDY,),
+    "study_ablations_normal": (GREEDY,),
+    "study_ablations_weak": (GREEDY,),
 }
 REGIMES = {  # whose lucky guesses are looked at
     "normal": ["base.gin"],
@@ -71,8 +75,9 @@ def main() -> int:
 def _run(part: str, jobs: int | None) -> int:
     from exgrpo_orlhf import config
 
-    ablate = ["--suite", f"gin/suites/{part}.gin", *([] if jobs is None else ["--jobs", str(jobs)])]
-    if status := _script("ablate.py", *ablate):
+    if part.startswith("study_baselines") and (status := _experience(jobs)):
+        return status
+    if status := _ablate(part, jobs):
         return status
     metric, *others = PARTS[part]
     baseline = config.load_suite(f"suites/{part}.gin").baseline
@@ -82,6 +87,23 @@ def _run(part: str, jobs: int | None) -> int:
     return _script("compare.py", *chosen, *curves) or _script(
         "compare.py", *chosen, *more, "--csv", str(FIGURES / f"{part}.csv")
     )
+
+
+def _experience(jobs: int | None) -> int:
+    """What RLEP and LUFFY begin with: a finished run's buffer, and the right way to solve every question."""
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.experience import write_experts
+    from exgrpo_orlhf.tasks.modular_chains import right_reasoning
+
+    experts = ROOT / "runs" / "study_experience" / "experts.jsonl"
+    experts.parent.mkdir(parents=True, exist_ok=True)
+    questions = config.load(["base.gin"]).questions.load()
+    write_experts(experts, ((question, right_reasoning(question.prompt)) for question in questions))
+    return _ablate("study_experience", jobs)
+
+
+def _ablate(suite: str, jobs: int | None) -> int:
+    return _script("ablate.py", "--suite", f"gin/suites/{suite}.gin", *([] if jobs is None else ["--jobs", str(jobs)]))
 
 
 def _script(name: str, *arguments: str) -> int:

@@ -52,14 +52,13 @@ class Rolls:
         return [group(q, self.correct.get(q.id, self.otherwise), replayed, self.ungraded) for q, replayed in marked]
 
 
-def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS):
+def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS, **between):
     source = FreshQuestions(questions, np.random.default_rng(3))
     old = questions[:replayed]
     plan = Plan(7, source.draw(fresh, {q.id for q in old}, ()), old, {})
     stored = {question.id: STORED for question in old}
-    sampled = DynamicSampling(max_rounds).sample(
-        plan, stored, rolls, source, buffer or ReplayBuffer(RetirementPolicy())
-    )
+    buffer = buffer or ReplayBuffer(RetirementPolicy())
+    sampled = DynamicSampling(max_rounds, **between).sample(plan, stored, rolls, source, buffer)
     return plan, sampled
 
 
@@ -123,6 +122,28 @@ def test_when_the_rounds_run_out_the_batch_is_filled_up_to_its_size():
     assert sampled.metrics() == {"rollout/rounds": 3.0, "rollout/filtered_groups": 6.0}
 
 
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [({"max_reward": 0.25}, [1]), ({"min_reward": 0.5, "max_reward": 0.5}, [2]), ({"min_reward": 0.75}, [3])],
+)
+def test_groups_of_another_difficulty_make_place_and_those_without_a_gradient_fill_up_before_them(between, kept):
+    """K = 4. The bounds are inclusive; all correct or all wrong is never kept."""
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(5, (), ())
+    correct = {question.id: number for number, question in enumerate(first)}  # 0 to 4 of 4
+    _, sampled = sample(rolls := Rolls(correct, otherwise=kept[0]), max_rounds=9, fresh=5, **between)
+    assert [len(p.fresh) for p in rolls.plans] == [5, 4]
+    assert [g.question for g in sampled.groups] == [first[kept[0]], *rolls.plans[1].fresh]
+    _, sampled = sample(Rolls(correct, otherwise=0), max_rounds=1, fresh=5, **between)
+    assert [g.question for g in sampled.groups][:3] == [first[i] for i in (0, kept[0], 4)]
+    assert len({g.question.id for g in sampled.groups} & {q.id for q in first}) == 3, "none of another difficulty"
+
+
+def test_the_stored_row_counts_in_the_difficulty_of_a_replayed_group():
+    old, other = QUESTIONS[:2]
+    _, sampled = sample(Rolls({old.id: 1, other.id: 0}, otherwise=2), max_rounds=1, fresh=0, replayed=2, min_reward=0.5)
+    assert sampled.plan.replayed == [old], "2 of 4 and 1 of 4 with the stored success"
+
+
 def test_a_retired_question_that_left_fresh_sampling_is_not_drawn_into_a_place():
     buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=True))
     for question in QUESTIONS[10:]:
@@ -143,6 +164,21 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
 def test_a_negative_number_of_rounds_is_refused():
     with pytest.raises(config.ConfigError, match=r"DynamicSampling\.max_rounds must be at least 0"):
         config.load(["base.gin"], ["DynamicSampling.max_rounds = -1"])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["DynamicSampling.max_reward = 0.5"], r"leave no group out with DynamicSampling\.max_rounds = 0"),
+        (
+            ["DynamicSampling.max_rounds = 1", "DynamicSampling.max_reward = 0.5", "DynamicSampling.min_reward = 0.6"],
+            r"min_reward must be at most DynamicSampling\.max_reward, got 0\.6 and 0\.5",
+        ),
+    ],
+)
+def test_bounds_that_can_never_act_are_refused(more, said):
+    with pytest.raises(config.ConfigError, match=said):
+        config.load(["base.gin"], more)
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------
