@@ -6,7 +6,8 @@
     python scripts/study.py --document             # seconds: docs/study.md from the files in docs/study/
 
 Each part is a suite of gin/suites/ that scripts/ablate.py runs and scripts/compare.py reads from MLflow; its figures go
-to docs/study/<part>.csv, <part>_curves.csv and <part>.png. docs/study/text.md is the text with places for them.
+to docs/study/<part>.csv, <part>_curves.csv, <part>_quarters.csv and <part>.png. docs/study/text.md is the text with
+places for them.
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails or is stopped, 2 for a place in
 the text that has no figure.
 """
@@ -18,7 +19,7 @@ import csv
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,7 @@ PARTS = {
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
 }
+QUARTERS = ("study_normal", "study_weak", "study_slips", "study_ours")  # parts whose replay is followed over time
 REGIMES = {  # whose lucky guesses are looked at
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],
@@ -82,6 +84,10 @@ def _run(part: str, jobs: int | None) -> int:
     metric, *others = PARTS[part]
     baseline = config.load_suite(f"suites/{part}.gin").baseline
     chosen = ["--group", part, "--baseline", str(baseline), "--metric", metric]
+    if part in QUARTERS:
+        from exgrpo_orlhf.study import quarters
+
+        _write_rows(f"{part}_quarters.csv", quarters.HEAD, quarters.rows(ROOT / "runs" / part))
     curves = ["--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png")]
     more = [word for name in others for word in ("--metric", name)]
     return _script("compare.py", *chosen, *curves) or _script(
@@ -119,16 +125,21 @@ def _script(name: str, *arguments: str) -> int:
 
 def _luck() -> None:
     """docs/study/luck.csv: what tells lucky guesses, of the policy as it comes and in the buffers it ends with."""
+    from exgrpo_orlhf.study import luck
+
+    _write_rows("luck.csv", luck.HEAD, _luck_rows())
+
+
+def _write_rows(name: str, head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     import io
 
-    from exgrpo_orlhf.study import luck
     from exgrpo_orlhf.study.tables import write
 
     out = io.StringIO()
-    writer = csv.DictWriter(out, luck.HEAD, lineterminator="\n")
+    writer = csv.DictWriter(out, head, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_luck_rows())
-    write(FIGURES / "luck.csv", out.getvalue())
+    writer.writerows(rows)
+    write(FIGURES / name, out.getvalue())
 
 
 def _luck_rows() -> Iterator[dict[str, object]]:

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.study import luck
+from exgrpo_orlhf.metrics_log import MetricsLog
+from exgrpo_orlhf.study import luck, quarters
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.curve import Curve, Run
 from exgrpo_orlhf.study.document import Document, DocumentError
@@ -100,3 +101,17 @@ def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: 
     assert 0 < row["sound"] < 1
     assert row["auc_entropy"] > 0.6  # lower entropy, sounder reasoning: what the paper says
     assert {*luck.HEAD} == {"regime", "what", "seed", *row}
+
+
+def test_quarters_are_means_over_the_steps_that_replay(tmp_path: Path) -> None:
+    for name, shares in (("paper/seed3", [0, 0.5, 0.5, 0, 0.5, 0, 0, 0]), ("on_policy/seed3", [0] * 8)):
+        log = MetricsLog(tmp_path / name / "metrics.jsonl")
+        log.append(0, {"eval/greedy_accuracy": 0.2})
+        for step, share in enumerate(shares, 1):
+            state = {"replay/candidates": 10 * step, "replay/actual_share": share}
+            log.append(step, {**state, **({"replay/age_mean": step, "replay/ess": 1 / step} if share else {})})
+    found = list(quarters.rows(tmp_path))
+    assert [(row["variant"], row["seed"], row["quarter"]) for row in found] == [("paper", "3", n) for n in (1, 2, 3, 4)]
+    assert [row.get("age") for row in found] == [2, 3, 5, None]
+    assert [row["candidates"] for row in found] == [15, 35, 55, 75]
+    assert {name for row in found for name in row} <= {*quarters.HEAD}

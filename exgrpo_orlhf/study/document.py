@@ -26,7 +26,7 @@ class DocumentError(ValueError):
 
 
 class Document:
-    """Reads <part>.csv (as scripts/compare.py writes it) and luck.csv of a folder when a place asks for them."""
+    """Reads <part>.csv (as scripts/compare.py writes it) and the other files of a folder when a place asks for them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class Document:
         self._places: dict[str, Callable[..., str]] = {
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
-            **{"luck": self.luck, "picture": self.picture, "hours": self.hours},
+            **{"luck": self.luck, "quarter": self.quarter, "picture": self.picture, "hours": self.hours},
         }
 
     def fill(self, text: str) -> str:
@@ -100,12 +100,11 @@ class Document:
 
     def luck(self, regime: str, what: str, column: str) -> str:
         """A column of luck.csv, over its seeds."""
-        values = [
-            float(row[column])
-            for row in self._read("luck")
-            if (row["regime"], row["what"]) == (regime, what) and row[column]
-        ]
-        return plus_minus(mean(values)) if len(values) > 1 else number(values[0])
+        return _over_seeds(self._read("luck"), column, regime=regime, what=what)
+
+    def quarter(self, part: str, variant: str, quarter: str, column: str) -> str:
+        """A column of <part>_quarters.csv, over its seeds."""
+        return _over_seeds(self._read(f"{part}_quarters"), column, variant=variant, quarter=quarter)
 
     def picture(self, part: str) -> str:
         shows = "curves against steps, generated tokens and time; last values by seed"
@@ -154,6 +153,11 @@ class Document:
             with (self.folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
                 self._parts[part] = list(csv.DictReader(file))
         return self._parts[part]
+
+
+def _over_seeds(rows: Sequence[Mapping[str, str]], column: str, **of: str) -> str:
+    values = [float(row[column]) for row in rows if row[column] and of.items() <= row.items()]
+    return plus_minus(mean(values)) if len(values) > 1 else number(values[0])
 
 
 def _difference(row: Mapping[str, str]) -> str:

@@ -1,0 +1,42 @@
+"""How replay changes in the course of a run: the mean of its metrics over each quarter of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..metrics_log import MetricsLog
+
+QUARTERS = 4
+METRICS = {  # column -> metric, over the steps that replay something
+    "age": "replay/age_mean",
+    "ess": "replay/ess",
+    "log_weight_max": "replay/log_weight_max",
+    "saturated": "replay/saturated_share",
+    "share": "replay/actual_share",
+    "lucky": "replay/lucky_guess_rate",
+}
+STATES = {"candidates": "replay/candidates", "retired": "replay/retired"}  # over all steps
+HEAD = ("variant", "seed", "quarter", *METRICS, *STATES)
+
+
+def rows(runs: Path) -> Iterator[dict[str, object]]:
+    """Of a part's folder (<variant>/seed<n>), the runs that replay, by HEAD. A column without a value is left out.
+
+    Raises ValueError for a file that is not a metrics log.
+    """
+    for run in sorted(runs.glob("*/seed*")):
+        steps = [row for row in MetricsLog(run / "metrics.jsonl").rows() if row["step"] > 0]
+        if not any(row.get("replay/actual_share") for row in steps):
+            continue
+        for quarter in range(QUARTERS):
+            low, high = (len(steps) * i // QUARTERS for i in (quarter, quarter + 1))
+            every = steps[low:high]
+            replaying = [row for row in every if row.get("replay/actual_share")]
+            found = {
+                name: sum(values) / len(values)
+                for columns, of in ((METRICS, replaying), (STATES, every))
+                for name, metric in columns.items()
+                if (values := [row[metric] for row in of if row.get(metric) is not None])
+            }
+            yield {"variant": run.parent.name, "seed": run.name.removeprefix("seed"), "quarter": quarter + 1, **found}
