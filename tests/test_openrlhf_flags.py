@@ -297,6 +297,15 @@ def test_a_model_that_is_not_there_is_named(tmp_path, start):
         start(tmp_path / "empty")
 
 
+def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
+    bindings = [f"Work.experience = {str(tmp_path / 'experts.jsonl')!r}", "ReplayMixer.collects = False"]
+    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file of expert trajectories"):
+        start(raw_model, *bindings)
+    (tmp_path / "experts.jsonl").write_text('{"prompt": "no question", "response": "#1"}\n')
+    with pytest.raises(ValueError, match=r"experts\.jsonl, line 1: none of the run's questions"):
+        start(raw_model, *bindings)
+
+
 @pytest.mark.parametrize("package", ["openrlhf", "vllm", "deepspeed", "ray"])
 def test_a_package_that_is_not_installed_is_named_with_the_way_to_it(raw_model, start, monkeypatch, package):
     find = importlib.util.find_spec

@@ -21,9 +21,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from ... import checkpoints
+from ... import checkpoints, experience
 from ...experiment import Experiment, Outcome
 from ...prompts import PromptEncoder
+from ...rewards import close_pools
 from ...run_control import StopRequest, claim
 from ..local.forward import LOGIT_SETTINGS
 from . import flags as openrlhf_flags
@@ -53,7 +54,7 @@ def launch(
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
-        _check_questions(x, model_path)
+        _check_questions(x, model_path, begins=checkpoint is None)
         # Only here, when all that can be known is known: seconds of imports, and processes.
         from . import driver
 
@@ -231,8 +232,9 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         )
 
 
-def _check_questions(x: Experiment, model_path: str) -> None:
-    """What would stop the run after minutes of loading is said now: missing model or tokenizer, prompts, limits."""
+def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:
+    """What would stop the run after minutes of loading is said now: missing model or tokenizer, prompts, limits, and
+    where it begins the experience that it begins with."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path)
         config = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
@@ -253,4 +255,8 @@ def _check_questions(x: Experiment, model_path: str) -> None:
             f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
             "this engine needs whole batches"
         )
-    PromptEncoder(x.prompts, tokenizer).check([*questions, *(x.validation.load() if x.validation else [])])
+    prompts = PromptEncoder(x.prompts, tokenizer)
+    prompts.check([*questions, *(x.validation.load() if x.validation else [])])
+    if begins and x.experience:
+        experience.load(x, questions, prompts)
+        close_pools()  # experts were graded; the workers are not to stay beside Ray's
