@@ -71,6 +71,7 @@ class Prompts:
         'simplerl', Question: … Answer: … without special tokens, for base models
         'think_answer', asks for reasoning in <think></think>, then a boxed answer; by the tokenizer's chat template, or
         written as with 'simplerl' where it has none
+        With the turns of a template its closing token ends a response too, whatever the model's configuration names
     max_tokens: the longest prompt allowed
     system: the system message of every question, in place of its own, for all templates but 'plain'; '': none, where
         the tokenizer's chat template has no default either. None: the question's own, else the template's

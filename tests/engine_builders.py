@@ -24,12 +24,12 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains
 K = 4
 
 
-def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, **more) -> LocalEngine:
+def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> LocalEngine:
     return LocalEngine(
         settings or LocalSettings(device="cpu"),
         optimizer or Optimizer(learning_rate=1e-3),
         sampling or Sampling(max_response_tokens=24),
-        Prompts(max_tokens=32),
+        prompts or Prompts(max_tokens=32),
         model_path=model,
         **more,
     )

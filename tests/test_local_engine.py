@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers import (
 from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
+from exgrpo_orlhf.prompts import Prompts
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     Grade,
@@ -187,6 +189,21 @@ def test_every_end_token_of_the_generation_config_ends_a_response(warm_model, tm
     assert engine.end == sorted([semicolon, engine.tokenizer.eos_token_id])
     rollouts = [r for g in engine.rollout(Plan(1, questions(8), [], {}), K) for r in g.rollouts]
     assert any(rollout.token_ids[-1] == semicolon for rollout in rollouts)
+    assert not any((rollout.token_ids[:-1] == semicolon).any() for rollout in rollouts)
+
+
+def test_the_token_that_closes_the_templates_turn_ends_a_response(warm_model, tmp_path):
+    """A base model's configuration does not name it: its response would go on with a turn of the user's."""
+    tokenizer = AutoTokenizer.from_pretrained(warm_model)
+    tokenizer.add_special_tokens({"additional_special_tokens": [";"]})  # of its vocabulary: the model stays as it is
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ ';' if m.role == 'assistant' }}{% endfor %}"
+    shutil.copytree(warm_model, tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    semicolon = tokenizer.convert_tokens_to_ids(";")
+    engine = make_engine(tmp_path / "model", prompts=Prompts("chat", max_tokens=32))
+    assert engine.end == sorted([semicolon, tokenizer.eos_token_id])
+    rollouts = [r for g in engine.rollout(Plan(1, questions(8), [], {}), K) for r in g.rollouts]
+    assert any(rollout.token_ids[-1] == semicolon and rollout.finish == "stop" for rollout in rollouts)
     assert not any((rollout.token_ids[:-1] == semicolon).any() for rollout in rollouts)
 
 

@@ -53,7 +53,7 @@ class LocalEngine:
         self.prompts = PromptEncoder(prompts, self.tokenizer)
         self.model = self._load(weights_path or model_path)
         self._check_model(model_path, prompts.max_tokens + sampling.max_response_tokens)
-        self.end = end_tokens(self.model, self.tokenizer.eos_token_id)
+        self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
         if not self.end:
             raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
         pad = self.tokenizer.pad_token_id

@@ -31,12 +31,20 @@ class Sampler:
     """Sends requests to the engine that has least to do, and waits for all of them.
 
     The prompt goes as token ids, so that what is generated from is what is trained on; the engine's own stop tokens are
-    the model's. No filter (top-p, top-k) on rollouts and no detokenising: the verifier's text is decoded here, once.
+    the model's, `stop` adds the one that closes the assistant's turn. No filter (top-p, top-k) on rollouts and no
+    detokenising: the verifier's text is decoded here, once.
     """
 
-    def __init__(self, engines: Sequence[Any], max_response_tokens: int, with_logprobs: bool, timeout: float) -> None:
-        """with_logprobs: ask for the engine's own log-probs, for a train/rollout correction"""
-        self.engines, self.max_response_tokens = list(engines), max_response_tokens
+    def __init__(
+        self,
+        engines: Sequence[Any],
+        max_response_tokens: int,
+        with_logprobs: bool,
+        timeout: float,
+        stop: Sequence[int] = (),
+    ) -> None:
+        """with_logprobs: ask for the engine's own log-probs, for a train/rollout correction; stop: more end tokens"""
+        self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
         self.with_logprobs, self.timeout = with_logprobs, timeout
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Rollout]]:
@@ -72,6 +80,7 @@ class Sampler:
             seed=request.seed,
             top_p=request.top_p,
             max_tokens=self.max_response_tokens,
+            stop_token_ids=self.stop,  # they stay in the response, as the model's own do
             logprobs=1 if self.with_logprobs else None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,  # with n > 1 anything else comes in pieces

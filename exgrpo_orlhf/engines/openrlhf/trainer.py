@@ -110,6 +110,7 @@ class MixedTrainer(BasePPOTrainer):
             x.sampling.max_response_tokens,
             args.algo.advantage.is_correction_level != "off",
             self.settings.timeout,
+            self.prompts.turn_ends(),
         )
         self.step = 0  # of the batch in work; what is done is the training loop's
 
