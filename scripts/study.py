@@ -38,6 +38,8 @@ PARTS = {
     "study_weak_k4": (GREEDY,),
     "study_slips_k4": (SAMPLED,),
     "study_difficulty": (GREEDY,),
+    "study_rates_normal": (GREEDY,),
+    "study_rates_weak": (GREEDY,),
     "study_baselines_normal": (GREEDY,),
     "study_baselines_weak": (GREEDY,),
     "study_ablations_normal": (GREEDY,),
