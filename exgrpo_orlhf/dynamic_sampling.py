@@ -36,8 +36,8 @@ class DynamicSampling:
     row of a replayed group counts; the question that takes its place is a fresh one.
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
-    min_reward, max_reward: mean reward of a group's graded rows; outside of them a group makes place too, which trains
-        on questions of one difficulty alone (ExGRPO, section 3.1, by accuracy: above 0.75, up to it, below 0.25)
+    min_reward, max_reward: mean reward of a group's graded rows, inclusive; outside of them a group makes place too:
+        training on questions of one difficulty alone, as in ExGRPO's first comparison (section 3.1)
 
     Above 0 it departs from DAPO, which samples until the batch is full: when the rounds or the questions run out, the
     batch is filled up to its size with groups that were to be left out, those without a gradient before others. The

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -99,6 +100,8 @@ def read_experts(
 
 
 def write_experts(path: Path, responses: Iterable[tuple[Question, str]]) -> None:
-    """A file that `read_experts` reads."""
+    """A file that `read_experts` reads; it appears whole or not at all."""
     lines = [json.dumps({"id": question.id, "response": response}) + "\n" for question, response in responses]
-    path.write_text("".join(lines), encoding="utf-8")
+    partial = path.with_name(f".unfinished-{path.name}")
+    partial.write_text("".join(lines), encoding="utf-8")
+    os.replace(partial, path)
