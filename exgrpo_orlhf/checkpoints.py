@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +124,14 @@ def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
+
+
+def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:
+    """Have the checkpoint's generation config name these too: whoever serves it ends a response where training did."""
+    file = checkpoint / "generation_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    named = config.get("eos_token_id")
+    known = {token for token in (named if isinstance(named, list) else [named]) if token is not None}
+    if not known >= {*end}:
+        config["eos_token_id"] = sorted(known | {*end})
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from .experiment import Experiment
 from .prompts import PromptEncoder
@@ -27,7 +26,7 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
         buffer = snapshot.borrow(path, x.retirement, prompts.fingerprint(), x.limits, ids)
     else:
         buffer = ReplayBuffer(x.retirement, x.limits)
-        experts = read_experts(path, questions, prompts.tokenizer, x.verifier, x.sampling.max_response_tokens)
+        experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
         for question, _ in experts:
             buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate
         buffer.store((question.id, trajectory) for question, trajectory in experts)
@@ -42,21 +41,24 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
 def read_experts(
     path: Path,
     questions: Sequence[Question],
-    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptEncoder,
     verifier: Verifier,
     max_tokens: int,
 ) -> list[tuple[Question, Trajectory]]:
     """Somebody else's responses, an object a line: {"prompt": …, "response": …}, or "id" (the question's) for "prompt".
 
-    A response is encoded as it stands and closed with the tokenizer's end token. Its behaviour log-probs are 0, that is
+    A response is encoded as it stands and closed with the token that closes the template's turn, or else the
+    tokenizer's end token, as the policy's own responses are. Its behaviour log-probs are 0, that is
     π_past = 1 (LUFFY, arXiv 2504.14945), its step is 0. Raises FileNotFoundError, and ValueError that names file and
     line: one that is no object, that belongs to no question of the run or to several, or whose response is no text,
-    empty, longer than `max_tokens` with its end token, has that token already, or is not correct.
+    empty, longer than `max_tokens` with its end token, has an end token already, or is not correct.
     """
+    tokenizer, turn_ends = prompts.tokenizer, prompts.turn_ends()
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()}: no such file of expert trajectories (Work.experience)")
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"{path}: the tokenizer names no end token to close an expert's response with")
+    ends = [token for token in (*turn_ends, tokenizer.eos_token_id) if token is not None]
+    if not ends:
+        raise ValueError(f"{path}: neither the template nor the tokenizer names an end token to close a response with")
     known: dict[object, list[Question]] = {}
     for question in questions:
         for key in (question.id, question.prompt):
@@ -74,15 +76,15 @@ def read_experts(
             shown = " and ".join(f"{key!r:.200}" for key in keys)
             raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {shown}")
         ids = tokenizer(response, add_special_tokens=False)["input_ids"]
-        if tokenizer.eos_token_id in ids:
-            raise ValueError(f"{where}: the response holds the end token, which is added here: {response!r:.200}")
+        if not {*ends}.isdisjoint(ids):
+            raise ValueError(f"{where}: the response holds an end token, which is added here: {response!r:.200}")
         if len(ids) + 1 > max_tokens:
             raise ValueError(
                 f"{where}: the response has {len(ids) + 1} tokens with its end token; allowed are "
                 f"Sampling.max_response_tokens = {max_tokens}"
             )
         asked.append(found[0])
-        encoded.append(np.array([*ids, tokenizer.eos_token_id], np.int32))
+        encoded.append(np.array([*ids, ends[0]], np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
     said = [str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
     grades = verifier.grade_all(list(zip(asked, said, strict=True)))

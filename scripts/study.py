@@ -6,10 +6,10 @@
     python scripts/study.py --document             # seconds: docs/study.md from the files in docs/study/
 
 Each part is a suite of gin/suites/ that scripts/ablate.py runs and scripts/compare.py reads from MLflow; its figures go
-to docs/study/<part>.csv, <part>_curves.csv, <part>_quarters.csv and <part>.png. docs/study/text.md is the text with
-places for them.
-Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails or is stopped, 2 for a place in
-the text that has no figure.
+to docs/study/<part>.csv, <part>_curves.csv and <part>.png, of the main parts also <part>_quarters.csv.
+docs/study/text.md is the text with places for them.
+Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
+has no figure, 128 + n where signal n stopped it.
 """
 
 from __future__ import annotations
@@ -116,13 +116,25 @@ def _ablate(suite: str, jobs: int | None) -> int:
 
 def _script(name: str, *arguments: str) -> int:
     print(f"\n{name} {' '.join(arguments)}", file=sys.stderr, flush=True)
+    stopped_by: list[int] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        stopped_by.append(number)
+        process.send_signal(number)
+
     process = subprocess.Popen([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT)
-    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    before = signal.signal(signal.SIGTERM, hand_on)
     while True:
         try:
-            return process.wait()
+            status = process.wait()
+            break
         except KeyboardInterrupt:  # it has come to the script too, which lets its runs finish their step and save
-            continue
+            stopped_by.append(signal.SIGINT)
+    signal.signal(signal.SIGTERM, before)
+    if status < 0:  # killed by a signal
+        return 128 - status
+    # A script that was about to end when the signal came has ended well, and the next must not start all the same.
+    return status or (128 + stopped_by[0] if stopped_by else 0)
 
 
 def _luck() -> None:
@@ -167,4 +179,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # between two scripts
+        sys.exit(128 + signal.SIGINT)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -63,3 +66,21 @@ def small_bindings(model: Path, *more: str) -> list[str]:
         "Tracking.enabled = False",
         *more,
     ]
+
+
+def ends_by_its_template(model: Path, folder: Path) -> Path:
+    """The model with a chat template that closes turns with the token it ends responses with. Its configuration and its
+    tokenizer name another one, as those of base models do."""
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    end = tokenizer.eos_token
+    tokenizer.eos_token = tokenizer.pad_token
+    tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    template = "{% for m in messages %}{{ m.content }}{{ END if m.role == 'assistant' }}{% endfor %}"
+    tokenizer.chat_template = template.replace("END", repr(end))
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((folder / name).read_text(encoding="utf-8"))
+        settings["eos_token_id"] = tokenizer.pad_token_id
+        (folder / name).write_text(json.dumps(settings), encoding="utf-8")
+    return folder

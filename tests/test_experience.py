@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import small_bindings
+from conftest import ends_by_its_template, small_bindings
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config, experience
 from exgrpo_orlhf.prompts import PromptEncoder
 from exgrpo_orlhf.replay import Question
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.tasks.warm_up import END, PAD
 from exgrpo_orlhf.training import train
 
 QUESTIONS = ModularChains(count=24, operands=(2, 3)).load()
@@ -55,6 +56,19 @@ def test_a_response_is_its_own_tokens_and_one_end_token_with_probability_one(war
     assert buffer.n_candidates == 2
 
 
+def test_where_a_template_closes_turns_a_response_is_closed_as_the_policys_own_are(warm_model, tmp_path):
+    model = ends_by_its_template(warm_model, tmp_path / "model")
+    file = write(tmp_path / "experts.jsonl", expert(FIRST))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer.eos_token == PAD
+    [stored] = load(model, file, "Prompts.template = 'chat'").trajectories(FIRST.id)
+    assert tokenizer.convert_ids_to_tokens(stored.token_ids)[-1] == END
+    for end in (PAD, END):
+        write(file, {"prompt": FIRST.prompt, "response": right_reasoning(FIRST.prompt) + end})
+        with pytest.raises(ValueError, match=r"line 1: the response holds an end token"):
+            load(model, file, "Prompts.template = 'chat'")
+
+
 def test_what_is_written_is_read_and_the_same_response_is_kept_once(warm_model, tmp_path):
     pairs = [(question, right_reasoning(question.prompt)) for question in QUESTIONS]
     experience.write_experts(tmp_path / "experts.jsonl", [*pairs, *pairs[:5]])
@@ -84,7 +98,7 @@ BAD = [
     (expert(FIRST, prompt="1+1="), "none of the run's questions have '1\\+1='"),
     (expert(FIRST, id="0" * 32), "none of the run's questions have '0000"),
     (expert(FIRST, prompt=[]), "a prompt is text or a list"),
-    (expert(FIRST, response=f"{RIGHT}<end>"), "holds the end token"),
+    (expert(FIRST, response=f"{RIGHT}<end>"), "holds an end token"),
     (expert(FIRST, response="1" * 24), r"25 tokens with its end token; allowed are Sampling\.max_response_tokens = 24"),
     (expert(FIRST, response=WRONG), "must be correct; the verdict is 'wrong', the answer"),
     (expert(FIRST, response="1"), "must be correct; the verdict is 'no_answer'"),

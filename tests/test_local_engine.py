@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ends_by_its_template
 from engine_builders import K, gradient, make_engine, mixed_batch, plain_stats, questions, trajectory, weights
 from transformers import (
     AutoModelForCausalLM,
@@ -37,6 +37,7 @@ from exgrpo_orlhf.replay import (
 )
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.tasks.warm_up import END, PAD
 
 ENTROPY = TrajectorySelector().score
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
@@ -192,19 +193,18 @@ def test_every_end_token_of_the_generation_config_ends_a_response(warm_model, tm
     assert not any((rollout.token_ids[:-1] == semicolon).any() for rollout in rollouts)
 
 
-def test_the_token_that_closes_the_templates_turn_ends_a_response(warm_model, tmp_path):
-    """A base model's configuration does not name it: its response would go on with a turn of the user's."""
-    tokenizer = AutoTokenizer.from_pretrained(warm_model)
-    tokenizer.add_special_tokens({"additional_special_tokens": [";"]})  # of its vocabulary: the model stays as it is
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ ';' if m.role == 'assistant' }}{% endfor %}"
-    shutil.copytree(warm_model, tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    semicolon = tokenizer.convert_tokens_to_ids(";")
-    engine = make_engine(tmp_path / "model", prompts=Prompts("chat", max_tokens=32))
-    assert engine.end == sorted([semicolon, tokenizer.eos_token_id])
+def test_the_token_that_closes_the_templates_turn_ends_a_response_and_the_checkpoint_names_it(warm_model, tmp_path):
+    """A base model's configuration does not: its response would go on with a turn of the user's."""
+    engine = make_engine(ends_by_its_template(warm_model, tmp_path / "model"), prompts=Prompts("chat", max_tokens=32))
+    pad, end = (engine.tokenizer.convert_tokens_to_ids(token) for token in (PAD, END))
+    assert engine.tokenizer.eos_token_id == engine.model.generation_config.eos_token_id == pad
     rollouts = [r for g in engine.rollout(Plan(1, questions(8), [], {}), K) for r in g.rollouts]
-    assert any(rollout.token_ids[-1] == semicolon and rollout.finish == "stop" for rollout in rollouts)
-    assert not any((rollout.token_ids[:-1] == semicolon).any() for rollout in rollouts)
+    assert any(r.token_ids[-1] == end and r.finish == "stop" for r in rollouts)
+    assert not any((r.token_ids[:-1] == end).any() for r in rollouts)
+    engine.save(tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == sorted([pad, end])
+    other = make_engine(tmp_path / "saved", prompts=Prompts("plain", max_tokens=32))
+    assert other.end == sorted([pad, end]), "also where nobody knows the template"
 
 
 def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_model):

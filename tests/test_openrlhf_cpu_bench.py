@@ -132,14 +132,3 @@ def test_packed_rows_get_the_padded_rows_log_probs_and_gradient_and_do_not_see_e
     for kind in (0, 1):  # log-probs, entropies
         assert np.abs(after["packed"][kind][0] - values["packed"][kind][0]).max() > 0.1
         np.testing.assert_allclose(after["packed"][kind][1:-1], values["packed"][kind][1:-1], atol=1e-6)
-
-
-def stop_tokens() -> list[int]:
-    cpu.install()
-    from exgrpo_orlhf.engines.openrlhf.samples import Request, Sampler
-
-    return Sampler([], 8, False, 1.0, (5,))._params(Request([1], 1, 1.0, 0)).stop_token_ids
-
-
-def test_vllm_is_told_the_tokens_that_end_a_response_besides_the_models_own(in_new_process):
-    assert in_new_process(stop_tokens) == [5]

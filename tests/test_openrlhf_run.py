@@ -16,10 +16,12 @@ from pathlib import Path
 import openrlhf_bench  # noqa: F401
 import psutil
 import pytest
-from conftest import ROOT, small_bindings
+from conftest import ROOT, ends_by_its_template, small_bindings
+from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, experience
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.tasks.warm_up import END, PAD
 
 pytestmark = pytest.mark.openrlhf
 
@@ -222,12 +224,14 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
     assert 2 in checkpoints.find(run)
 
 
-def test_questions_without_a_signal_are_replaced_and_experts_come_from_a_file(warm_model, tmp_path):
+def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_template_names(warm_model, tmp_path):
+    model = ends_by_its_template(warm_model, tmp_path / "model")
     run, experts = tmp_path / "run", tmp_path / "experts.jsonl"
     questions = ModularChains(count=24, operands=(2, 3)).load()
     experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
     more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
-    finish(start(run, False, *bindings(warm_model, "train.steps = 3", "train.eval_every = None", *more)), run)
+    more += ["Prompts.template = 'chat'", "train.steps = 3", "train.eval_every = None"]
+    finish(start(run, False, *bindings(model, *more)), run)
     done = rows(run)[1:]
     assert max(row["rollout/rounds"] for row in done) > 1
     assert max(row["rollout/filtered_groups"] for row in done) > 0
@@ -235,4 +239,8 @@ def test_questions_without_a_signal_are_replaced_and_experts_come_from_a_file(wa
     assert all(0 < row["replay/actual_share"] <= 0.5 for row in done)
     assert all(row["replay/trajectories"] == len(questions) for row in done)
     assert all(row["replay/log_weight_max"] < 0 for row in done), "π_past is 1"
+    assert all(row["rollout/truncated_share"] < 0.5 for row in done), "responses end with it"
+    assert GenerationConfig.from_pretrained(run / "checkpoint-3").eos_token_id == sorted(
+        AutoTokenizer.from_pretrained(model).convert_tokens_to_ids([PAD, END])
+    )
     assert_every_sync_arrived(run, 3)

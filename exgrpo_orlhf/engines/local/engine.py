@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ...checkpoints import name_end_tokens
 from ...objective import MixedPolicyLoss
 from ...prompts import PromptEncoder, Prompts
 from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
@@ -181,6 +182,7 @@ class LocalEngine:
         """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)
         self._update.save(folder / "trainer" / "optimizer.pt")
 

@@ -19,7 +19,7 @@ from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
 
-from ...checkpoints import CheckpointError
+from ...checkpoints import CheckpointError, name_end_tokens
 from ...experiment import Experiment
 from ...objective import MixedPolicyLoss
 from ...prompts import PromptEncoder
@@ -242,6 +242,7 @@ class MixedTrainer(BasePPOTrainer):
 
     def save(self, folder: Path) -> None:
         self._answer(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
+        name_end_tokens(folder, self.prompts.turn_ends())
 
     def load(self, folder: Path) -> None:
         """The actors loaded the checkpoint when they started (launch.py says which); the engines get its weights."""
