@@ -37,7 +37,7 @@ PARTS = {
     "study_countdown": (GREEDY,),
     "study_weak_k4": (GREEDY,),
     "study_slips_k4": (SAMPLED,),
-    "study_difficulty": (GREEDY,),
+    "study_difficulty": (GREEDY, "reward/groups_with_signal"),
     "study_rates_normal": (GREEDY,),
     "study_rates_weak": (GREEDY,),
     "study_baselines_normal": (GREEDY,),
