@@ -26,18 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "study"
 GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
+SIGNAL = "reward/groups_with_signal"
 # Part -> what it is judged by, and what else is kept of it.
 PARTS = {
     "study_normal": (GREEDY,),
     "study_weak": (GREEDY,),
     "study_slips": (SAMPLED,),
     "study_cures_weak": (GREEDY, *LUCK),
-    "study_normal_k4": (GREEDY,),
+    "study_normal_k4": (GREEDY, SIGNAL),
     "study_ours": (GREEDY,),
     "study_countdown": (GREEDY,),
-    "study_weak_k4": (GREEDY,),
-    "study_slips_k4": (SAMPLED,),
-    "study_difficulty": (GREEDY, "reward/groups_with_signal"),
+    "study_weak_k4": (GREEDY, SIGNAL),
+    "study_slips_k4": (SAMPLED, SIGNAL),
+    "study_difficulty": (GREEDY, SIGNAL),
     "study_rates_normal": (GREEDY,),
     "study_rates_weak": (GREEDY,),
     "study_baselines_normal": (GREEDY,),
