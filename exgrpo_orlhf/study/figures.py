@@ -184,7 +184,7 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
     import matplotlib.pyplot as plt
 
     most = max(len(comparison.variants) for comparison in comparisons)
-    size = (18, 4.2 * len(comparisons) + 0.3 * math.ceil(most / 6))
+    size = (18, max(4.2, 0.24 * most) * len(comparisons) + 0.3 * math.ceil(most / 6))  # a line a variant at the right
     figure, grid = plt.subplots(len(comparisons), 4, figsize=size, layout="constrained", squeeze=False)
     colours = plt.get_cmap("tab10").colors[:COLOURS]
     for row, comparison in zip(grid, comparisons, strict=True):
@@ -204,9 +204,11 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
             row[3].plot(ends, [series] * len(ends), "o", color=look["color"], alpha=0.6, markersize=5)
             row[3].plot(sum(ends) / len(ends), series, "|", color=look["color"], markersize=20, markeredgewidth=2)
         for panel, axis in zip(row, AXES, strict=False):
-            panel.set(title=f"{comparison.metric} against {NAMES[axis]}", xlabel=UNITS[axis][0])
+            panel.set(title=f"against {NAMES[axis]}", xlabel=UNITS[axis][0])
             panel.set_ylim(values_axis(comparison)[0], values_axis(comparison)[-1])
-        row[3].set(title=f"{comparison.metric} at the end, by seed", yticks=range(len(comparison.variants)))
+        row[0].set_ylabel(comparison.metric)
+        row[3].set(title="at the end, by seed", yticks=range(len(comparison.variants)))
+        row[3].locator_params(axis="x", nbins=5)
         row[3].set_yticklabels([short(variant.name, 30) for variant in comparison.variants])
         row[3].invert_yaxis()
         for panel in row:
