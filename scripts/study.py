@@ -46,7 +46,7 @@ PARTS = {
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
 }
-QUARTERS = ("study_normal", "study_weak", "study_slips", "study_ours")  # parts whose replay is followed over time
+QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts whose replay is followed over time
 REGIMES = {  # whose lucky guesses are looked at
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],

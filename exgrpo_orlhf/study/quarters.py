@@ -14,7 +14,6 @@ METRICS = {  # column -> metric, over the steps that replay something
     "log_weight_max": "replay/log_weight_max",
     "saturated": "replay/saturated_share",
     "share": "replay/actual_share",
-    "lucky": "replay/lucky_guess_rate",
 }
 STATES = {"candidates": "replay/candidates", "retired": "replay/retired"}  # over all steps
 HEAD = ("variant", "seed", "quarter", *METRICS, *STATES)

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,7 +48,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmedUpModel:
+class WarmedUpModel(ABC):
     """The part of a tiny model that no task knows. A task's class adds what is taught: `_texts`, `_shaping`.
 
     steps, batch_size, learning_rate: the warm-up's optimiser steps, sequences in each, and peak rate (AdamW)
@@ -83,9 +84,9 @@ class WarmedUpModel:
         """Every setting that shapes the model."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "cache"}
 
+    @abstractmethod
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         """A batch: a prompt and a flawed response, batch_size times."""
-        raise NotImplementedError
 
     def _tokenizer(self) -> Qwen2Tokenizer:
         return character_tokenizer(self.vocabulary)

@@ -41,7 +41,7 @@ class Sampler:
         max_response_tokens: int,
         with_logprobs: bool,
         timeout: float,
-        stop: Sequence[int] = (),
+        stop: Sequence[int],
     ) -> None:
         """with_logprobs: ask for the engine's own log-probs, for a train/rollout correction; stop: more end tokens"""
         self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
