@@ -35,6 +35,7 @@ class Table:
     def __init__(self, values: np.ndarray) -> None:
         """values: (R, W), of the token that each position predicts"""
         self.values = torch.tensor(values, device=DEVICE, requires_grad=True)
+        self.model = SimpleNamespace(set_gradient_accumulation_boundary=lambda last: None)  # DeepSpeed's engine
 
     def train(self) -> None: ...
 

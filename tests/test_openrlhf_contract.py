@@ -177,6 +177,8 @@ CONTRACT = [
     (f"{STRATEGY}:DeepspeedStrategy.save_model", "takes", "self model tokenizer output_dir"),
     (STRATEGY, "says", 'num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))'),
     (STRATEGY, "says", 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
+    (f"{STEPS}.training_step", "says", "if self.replay_buffer.dynamic_optimizer_step[step]:"),
+    ("deepspeed.runtime.engine:DeepSpeedEngine.set_gradient_accumulation_boundary", "takes", "self is_boundary"),
     # gradient_guard.py
     (ZERO_2, "has", "check_overflow scaled_global_norm has_overflow loss_scale param_groups"),
     (f"{ZERO_2}.check_overflow", "takes", "self partition_gradients"),

@@ -60,6 +60,12 @@ class MixedActorTrainer(ActorPPOTrainer):
         # A row that could not be graded: none of its tokens is in the loss, though the normaliser has counted them.
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)
         experience.action_mask = experience.action_mask * in_loss[:, None].to(experience.action_mask.dtype)
+        if self.args.train.dynamic_batch_enable:
+            # With dynamic batches OpenRLHF 0.11.2 sets DeepSpeed's gradient_accumulation_steps to 1 and calls backward
+            # once for each micro-batch. ZeRO-1 and 2 then take every backward pass for the last of its optimiser step
+            # and overwrite the gradient: only the last micro-batch would count, and the loss would not show it
+            # (OpenRLHF's issue 1131). So DeepSpeed is told which pass is the last.
+            self.actor.model.set_gradient_accumulation_boundary(bool(self.replay_buffer.dynamic_optimizer_step[step]))
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row or
         # what fills up a group.
