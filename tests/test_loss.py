@@ -443,6 +443,19 @@ def test_rows_said_to_need_no_gradient_have_none(settings):
     assert not grad[~needed].any()
 
 
+def test_the_kl_term_of_a_token_that_the_policy_all_but_rules_out_is_bounded_and_has_no_gradient():
+    """exp(x) of 12 nats would outweigh every other token of the step, of 1,000 it would be infinite."""
+    loss, rows = MixedPolicyLoss(kl_coef=0.5, entropy_coef=0.0), random_rows()
+    batch = tensors(loss, rows)
+    batch = replace(batch, advantages=torch.zeros_like(batch.advantages), in_loss=torch.ones_like(batch.in_loss))
+    logprobs = batch.logprobs.detach().clone().requires_grad_()
+    for x in (12.0, 1000.0):
+        value = loss(replace(batch, logprobs=logprobs, reference_logprobs=logprobs.detach() + x))
+        [grad] = torch.autograd.grad(value, logprobs)
+        assert float(value) == pytest.approx(0.5 * 10.0 * batch.token_weight * len(logprobs))
+        assert not grad.any()
+
+
 def test_kl_without_a_reference_is_refused():
     loss = MixedPolicyLoss(kl_coef=0.1)
     with pytest.raises(ValueError, match=r"MixedPolicyLoss\.kl_coef > 0 needs the reference"):

@@ -9,6 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# A token that the policy has all but ruled out and the reference has not would outweigh all others: e^12 for 12 nats.
+# The bound is OpenRLHF's and verl's; above it a token has no gradient of the KL term.
+KL_BOUND = 10.0
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -63,7 +67,7 @@ class MixedPolicyLoss:
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy of the tokens there are, subtracted from the loss; nats per token
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
-        x = log π_ref − log π_θ
+        x = log π_ref − log π_θ, at most KL_BOUND nats a token
     """
 
     beta: float = 0.1
@@ -139,7 +143,8 @@ class MixedPolicyLoss:
             if batch.reference_logprobs is None:
                 raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference policy's log-probs")
             x = torch.where(batch.in_loss, batch.reference_logprobs - batch.logprobs, 0)
-            kl = (torch.exp(x) - x - 1).sum() * batch.token_weight
+            x = x.clamp(max=KL_BOUND)  # before exp, or the clamped side's gradient would be 0 · inf
+            kl = (torch.exp(x) - x - 1).clamp(max=KL_BOUND).sum() * batch.token_weight
             loss = loss + self.kl_coef * kl
         return loss
 
