@@ -7,6 +7,7 @@ OpenRLHF's own code runs; `install` stands in for the few things under it that n
 - `torch.cuda.current_device` and three more are called without a guard in the middle of long methods.
 - Weights go from actor to vLLM by NCCL. Gloo takes its place here, in `cpu_worker` and in FLAGS.
 - DeepSpeed compiles kernels for Adam and for shared memory, which takes two minutes. Torch's AdamW needs neither.
+- ZeRO-3 gathers parameters one at a time.
 
 Not there: ring attention, fp16, 4 bit, vLLM's sleep mode.
 """
@@ -167,7 +168,12 @@ def _train_without_compiled_kernels(module: ModuleType) -> None:
     def with_torch_adam(self, optim_dict: dict | None = None, **rest) -> dict:
         if optim_dict is not None and optim_dict["type"] == "AdamW":
             optim_dict["params"]["torch_adam"] = True
-        return get_ds_train_config(self, optim_dict, **rest)
+        config = get_ds_train_config(self, optim_dict, **rest)
+        config["zero_force_ds_cpu_optimizer"] = False  # offloaded states may be torch's Adam's too
+        # DeepSpeed 0.19.6 gathers several parameters at once and waits for the last of them alone. On a GPU the
+        # others are done by then; gloo works on two at a time, and a weight would now and then be read too early.
+        config["zero_optimization"]["stage3_allgather_sequential"] = True
+        return config
 
     def on_cpu(self, model, model_ema, beta: float, device: str) -> None:
         moving_average(self, model, model_ema, beta, "cpu")  # the actor's trainer asks for "cuda"

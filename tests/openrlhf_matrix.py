@@ -1,0 +1,211 @@
+"""Updates of one batch through OpenRLHF's actor and real DeepSpeed, on one or more ranks, against the local engine.
+
+    python openrlhf_matrix.py RANKS MODEL REFERENCE CELLS OUT
+
+A cell is what one configuration does with the batch, in float32: OpenRLHF's flags, or a layout's with these over them,
+optimiser steps and loss. All cells of a program share its process group. MODEL is the policy, REFERENCE another model for the KL term (against itself the term
+would have no gradient), CELLS a JSON file of cells by name, OUT a JSON file of what `compare` says of each of them, or
+of the error that ended it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_builders import K, make_engine, mixed_batch
+
+from exgrpo_orlhf.engines.local import LocalEngine
+from exgrpo_orlhf.engines.openrlhf import cpu
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.replay import Grade, MixedBatch
+from exgrpo_orlhf.settings import Optimizer
+
+GROUPS, RATE, RESPONSE = 8, 1e-4, 24  # questions a batch; learning rate; the loss's constant length
+ADAM_EPS = 1e-8
+# Only where a gradient is that much larger than Adam's ε and than its own error does Adam's step say anything: a tenth
+# of a percent of either moves the step by as much.
+WELL_ABOVE = 1e3
+
+
+def batch_of(engine: LocalEngine) -> MixedBatch:
+    """Half of the groups replay a trajectory, beside one fresh rollout (so these groups are short); some rows could not
+    be graded, and of one group none."""
+    batch = mixed_batch(engine, n=GROUPS, beside=1)
+    groups, rows = list(batch.groups), [list(members) for members in batch.rows]
+    for g, k in [(1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (GROUPS - 1, 0)]:
+        rollouts = list(groups[g].rollouts)
+        rollouts[k] = replace(rollouts[k], grade=Grade("timeout", None))
+        groups[g] = replace(groups[g], rollouts=tuple(rollouts))
+        rows[g][k] = replace(rows[g][k], advantage=0.0, in_loss=False)
+    return MixedBatch(groups, rows, K)
+
+
+def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
+    """The local engine in float32: gradients of each optimiser step, weights before and after, by parameter."""
+    steps = cell["steps"]
+    engine = make_engine(
+        reference,
+        weights_path=model,
+        reference=True,
+        optimizer=Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps),
+    )
+    batch, gradients = batch_of(make_engine(model)), []
+    before = named(engine.model)
+    optimizer = engine._update.optimizer
+    optimizer.register_step_pre_hook(
+        lambda *_: gradients.append({name: p.grad.clone() for name, p in engine.model.named_parameters()})
+    )
+    stats = engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
+    return {
+        "batch": batch,
+        "gradients": gradients,
+        "before": before,
+        "after": named(engine.model),
+        "loss": stats.metrics["policy/loss"],
+    }
+
+
+def named(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
+
+
+def rank(number: int, ranks: int, port: int, models: tuple[str, str], cells: dict[str, Any], folder: str) -> None:
+    os.environ.update(cpu.environment())
+    cpu.install()
+    torch.set_num_threads(1)
+    import openrlhf.utils.utils as theirs
+
+    to_dtype = theirs.convert_to_torch_dtype
+    theirs.convert_to_torch_dtype = lambda name: torch.float32 if name == "fp32" else to_dtype(name)
+    found = {}
+    for name, cell in cells.items():
+        expected = torch.load(Path(folder) / f"{cell['plain']}.pt", weights_only=False)
+        try:
+            result = update(number, ranks, port, models, cell, expected)
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        if number == 0:
+            found[name] = result
+            print(name, "error" if "error" in result else f"{result['micro_batches']} micro-batches", flush=True)
+            (Path(folder) / "found.json").write_text(json.dumps(found))
+
+
+def update(
+    number: int, ranks: int, port: int, models: tuple[str, str], cell: dict[str, Any], expected: dict[str, Any]
+) -> dict[str, Any]:
+    from deepspeed.utils import safe_get_full_grad
+    from openrlhf.models import Actor
+    from openrlhf_actor import fill, make_actor
+
+    model, reference = models
+    actor = make_actor(
+        Path(model),
+        MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
+        f"Optimizer.learning_rate = {RATE}",
+        "Optimizer.max_grad_norm = 1e9",
+        f"Optimizer.steps_per_batch = {cell['steps']}",
+        *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
+        questions_per_step=GROUPS,
+        group_size=K,
+        rank=(number, ranks, port),
+        dtype="fp32",
+        layout=cell.get("layout"),
+        **cell["flags"],
+    )
+    engine, step, gradients = actor.actor.model, actor.strategy.optimizer_step, []
+    if cell.get("unmended"):  # as OpenRLHF's own trainer does it
+        engine.set_gradient_accumulation_boundary = lambda last: None
+
+    def seen(*args: Any, **kwargs: Any) -> None:
+        if engine.is_gradient_accumulation_boundary():
+            gradients.append({name: safe_get_full_grad(p).cpu() for name, p in engine.module.named_parameters()})
+        step(*args, **kwargs)
+
+    actor.strategy.optimizer_step = seen
+    micro_batches = []
+    actor.actor.register_forward_pre_hook(lambda *_: micro_batches.append(1) if torch.is_grad_enabled() else None)
+    frozen = None
+    if cell["loss"].get("kl_coef"):
+        packing = actor.strategy.args.ds.packing_samples
+        frozen = Actor(reference, attn_implementation="sdpa", param_dtype="fp32", packing_samples=packing).eval()
+    fill(actor, expected["batch"], ranks, number, frozen)
+    status = actor.fit(cell["loss"].get("kl_coef", 0.0))
+    after = full_weights(actor)
+    if number:
+        return {}
+    compared = compare(expected, gradients, after)
+    return {**compared, "micro_batches": len(micro_batches), "norm": status["policy/grad_norm"]}
+
+
+def full_weights(actor: Any) -> dict[str, torch.Tensor]:
+    import deepspeed
+
+    model = actor.actor.model.module
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=actor.strategy.stage == 3):
+        return named(model)
+
+
+def compare(
+    expected: dict[str, Any], gradients: list[dict[str, torch.Tensor]], after: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Of each optimiser step and parameter the relative error and the cosine of the gradient; of the weights' movement
+    the largest error, in learning rates, where the gradient is well above its error and Adam's ε, and elsewhere."""
+    steps = []
+    above = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in after.items()}
+    for right, ours in zip(expected["gradients"], gradients, strict=True):
+        found = {}
+        for name, g in right.items():
+            g, x = g.flatten().double(), ours[name].flatten().double()
+            found[name] = {
+                "norm": float(g.norm()),
+                "error": float((x - g).norm() / g.norm()) if g.norm() else float(x.norm()),
+                "cosine": float(torch.cosine_similarity(x, g, dim=0)),
+            }
+            bound = torch.maximum((x - g).abs() * WELL_ABOVE, torch.tensor(ADAM_EPS * WELL_ABOVE))
+            above[name] &= (g.abs() > bound).view_as(above[name])
+        steps.append(found)
+    moved = {name: (after[name] - expected["after"][name]).abs() / RATE for name in after}
+    where = [(moved[name][above[name]], moved[name][~above[name]]) for name in after]
+    inside, outside = (torch.cat(parts) for parts in zip(*where, strict=True))
+    return {
+        "steps": steps,
+        "loss": expected["loss"],
+        "weights": largest(inside),
+        "weights_compared": len(inside) / (len(inside) + len(outside)),
+        "other_weights": largest(outside),
+    }
+
+
+def largest(values: torch.Tensor) -> float:
+    return float(values.max()) if len(values) else 0.0
+
+
+def main() -> None:
+    ranks, model, reference, cells_file, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    cells = json.loads(Path(cells_file).read_text())
+    folder = Path(out).with_suffix(".work")
+    folder.mkdir()
+    for cell in cells.values():
+        cell["plain"] = f"plain-{cell['steps']}-" + "-".join(map(str, cell["loss"].values()))
+        path = folder / f"{cell['plain']}.pt"
+        if not path.exists():
+            torch.save(plain(Path(model), Path(reference), cell), path)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    arguments = (int(ranks), port, (model, reference), cells, str(folder))
+    torch.multiprocessing.spawn(rank, arguments, nprocs=int(ranks))
+    (folder / "found.json").rename(out)
+
+
+if __name__ == "__main__":
+    main()
