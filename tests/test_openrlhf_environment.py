@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
+
+from exgrpo_orlhf.engines.openrlhf import environment
 from exgrpo_orlhf.engines.openrlhf.environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded
 
 NODE = {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0}}
@@ -127,6 +130,17 @@ def test_adam_on_the_cpu_keeps_the_threads_that_somebody_asked_for():
     assert for_cpu_adam({}, [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}}]) == {}  # Ray's own 1
 
 
+def test_the_guide_names_every_group_of_variables_in_the_right_half_of_its_table():
+    guide = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    rows = guide[guide.index("| variables | what happens |") :].split("\n\n")[0].splitlines()[2:]
+    handed_on = {row for row in rows if "| forwarded " in row}
+    assert len(handed_on) == 1
+    for pattern in environment._FORWARDED:
+        assert f"`{pattern}`" in next(iter(handed_on)), pattern
+    for pattern in environment._OF_A_NODE.keys() - {"RAY_[a-z]*"}:
+        assert any(f"`{pattern}`" in row for row in rows if row not in handed_on), pattern
+
+
 # -- Ray itself -------------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +156,9 @@ def cluster():
     command += [f"--ray-client-server-port={port}", "--min-worker-port=0", "--max-worker-port=0"]
     command += ["--num-cpus=6", "--num-gpus=2", "--object-store-memory=80000000", f"--temp-dir={folder}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "NCCL_", "RAY_"))}
+    without = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "NCCL_", "RAY_"))}
     with (folder / "log").open("w") as log:
-        head = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        head = subprocess.Popen(command, stdout=log, stderr=log, env=without, start_new_session=True)
     try:
         written, end = folder / "ray_current_cluster", time.monotonic() + 120
         while not written.exists():
