@@ -17,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT
 
 from exgrpo_orlhf.engines.openrlhf import environment

@@ -199,10 +199,11 @@ def needed_gpus(args: Any) -> int:
 def _check_shapes(x: Experiment, args: Any) -> None:
     """Every rank must have the same work, or OpenRLHF drops rows or carries half a step into the next batch."""
     given = {**x.openrlhf.flags, **x.openrlhf.more_flags} if x.openrlhf else {}
-    if given.get("vllm.enable_sleep") and not args.train.colocate_all:
-        raise LaunchError("OpenRLHF.flags: vllm.enable_sleep needs train.colocate_all: without it nothing else uses that memory")
-    if given.get("ds.enable_sleep") and not args.train.colocate_all:
-        raise LaunchError("OpenRLHF.flags: ds.enable_sleep needs train.colocate_all: without it nothing else uses that memory")
+    for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
+        if given.get(flag) and not args.train.colocate_all:
+            raise LaunchError(
+                f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise"
+            )
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
     rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
     for what, count, flag, size in (
