@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -24,6 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 from ...experiment import Experiment
 from ...run_control import StopRequest
 from .actor import ActorSettings, MixedPolicyActor
+from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, without_the_jobs
 from .settings import OpenRLHFSettings
 from .trainer import Job, StopFile, trainer_class
 from .waiting import EngineLost
@@ -31,7 +31,6 @@ from .waiting import EngineLost
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
-_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to the driver
 _PATIENCE = 30.0  # seconds for an end in good order
 
 
@@ -56,7 +55,9 @@ def drive(
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1)(MixedPolicyActor)
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(
+                    MixedPolicyActor
+                )
                 ppo_trainer.PPOTrainer = trainer_class()
                 train_ppo_ray.train(args)
         except RayTaskError as error:
@@ -79,23 +80,12 @@ def drive(
 @contextlib.contextmanager
 def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     """Ray as OpenRLHF would start it, here or by address; shut down at the end, with all that was started in it."""
-    environment = {
-        name: os.environ.get(name, default)
-        for name, default in {
-            "TOKENIZERS_PARALLELISM": "true",
-            "NCCL_DEBUG": "WARN",
-            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
-            "TQDM_DISABLE": "1",  # a bar for every pass of every actor; the training loop has a line of its own
-            "VLLM_LOGGING_LEVEL": "WARNING",
-        }.items()
-    }
-    passed_on = [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_", "EXGRPO_", "HF_"))]
-    environment |= {name: os.environ[name] for name in passed_on}
+    environment = forwarded(os.environ)
     if settings.cpu_bench:
         from . import cpu
 
         environment |= cpu.environment()
-    runtime: dict[str, Any] = {"env_vars": without_the_jobs(environment, os.environ.get(_JOB_CONFIG, "{}"))}
+    runtime: dict[str, Any] = {"env_vars": without_the_jobs(environment, os.environ.get(JOB_CONFIG, "{}"))}
     if settings.cpu_bench:
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
     address = _address(settings)
@@ -119,6 +109,10 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
         ) from error
+    kept_back = not_forwarded(os.environ)
+    if address != "local" and kept_back:
+        names = ", ".join(name for name, _ in kept_back)
+        log.info("set here and not handed to Ray's workers, see docs/cluster.md: %s", names)
     try:
         yield
     except BaseException:
@@ -129,15 +123,17 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
         _shut_down()
 
 
-def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:
-    """Ray refuses a variable that a submitted job's own runtime environment has too, even with the same value."""
-    given = (json.loads(job_config).get("runtime_env") or {}).get("env_vars") or {}
-    return {name: value for name, value in environment.items() if name not in given}
-
-
 def _address(settings: OpenRLHFSettings) -> str:
     """RAY_ADDRESS is how a submitted job learns its cluster. Without one never join somebody else's Ray by chance."""
     return settings.ray_address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def _of_policy_actors(args: Any) -> dict[str, Any] | None:
+    """Their own runtime environment, which Ray lays over the run's."""
+    threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
+    if threads:
+        log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
+    return {"env_vars": threads} if threads else None
 
 
 def _await_gpus(gpus: int, patience: float) -> None:

@@ -28,6 +28,7 @@ from ...rewards import close_pools
 from ...run_control import StopRequest, claim
 from ..local.forward import LOGIT_SETTINGS
 from . import flags as openrlhf_flags
+from . import node
 from .settings import OpenRLHFSettings
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def launch(
         gpus = needed_gpus(args)
         _check_shapes(x, args)
         _check_questions(x, model_path, begins=checkpoint is None)
+        _check_node(args, model_path)
         # Only here, when all that can be known is known: seconds of imports, and processes.
         from . import driver
 
@@ -64,7 +66,10 @@ def launch(
 
 
 def _prepare(settings: OpenRLHFSettings) -> None:
-    """Raises LaunchError where OpenRLHF is not installed, or there is no CUDA and no test bench was asked for."""
+    """Raises LaunchError where OpenRLHF cannot be or is not installed, or there is no CUDA and no test bench was asked
+    for."""
+    if wrong := node.wrong_python(tuple(sys.version_info)):
+        raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
         if importlib.util.find_spec(package) is None:
             raise LaunchError(
@@ -194,10 +199,11 @@ def needed_gpus(args: Any) -> int:
 def _check_shapes(x: Experiment, args: Any) -> None:
     """Every rank must have the same work, or OpenRLHF drops rows or carries half a step into the next batch."""
     given = {**x.openrlhf.flags, **x.openrlhf.more_flags} if x.openrlhf else {}
-    if given.get("vllm.enable_sleep") and not args.train.colocate_all:
-        raise LaunchError("OpenRLHF.flags: vllm.enable_sleep needs train.colocate_all: nobody else wants its memory")
-    if given.get("ds.enable_sleep") and not args.train.colocate_all:
-        raise LaunchError("OpenRLHF.flags: ds.enable_sleep needs train.colocate_all: nobody else wants its memory")
+    for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
+        if given.get(flag) and not args.train.colocate_all:
+            raise LaunchError(
+                f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise"
+            )
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
     rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
     for what, count, flag, size in (
@@ -230,6 +236,16 @@ def _check_shapes(x: Experiment, args: Any) -> None:
             "OpenRLHF.flags: train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because "
             "DeepSpeed throws away what is written into gathered parameters; use ds.zero_stage = 2"
         )
+
+
+def _check_node(args: Any, model_path: str) -> None:
+    """Raises LaunchError for what would fail after minutes of loading; says where memory will not suffice."""
+    if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
+        raise LaunchError(wrong)
+    if total := node.gpu_bytes():
+        parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
+        if short := node.too_little_memory(args, parameters, total):
+            log.warning("%s", short)
 
 
 def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:

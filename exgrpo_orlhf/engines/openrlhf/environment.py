@@ -1,0 +1,143 @@
+"""Environment variables between the driver and Ray's workers.
+
+A worker has the variables with which its node joined Ray (`ray start`), and over them those that ray.init names. A Ray
+that a run starts on its own machine inherits the driver's. So this file decides what the driver of a cluster hands on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+JOB_CONFIG = "RAYJOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to its driver
+
+# Handed on when set. Patterns are shell patterns.
+_FORWARDED = (
+    "CUBLAS_*",
+    "CUDA_*",
+    "CUDNN_*",
+    "DEEPSPEED_*",
+    "DS_*",
+    "EXGRPO_*",
+    "FI_*",  # libfabric, which NCCL uses on AWS
+    "FLASHINFER_*",
+    "FLASH_ATTENTION_*",
+    "GLOO_*",
+    "HF_*",
+    "KMP_*",
+    "MAX_JOBS",  # compilers that build DeepSpeed's kernels at once
+    "MKL_*",
+    "MLFLOW_*",
+    "NCCL_*",
+    "OMP_*",
+    "OPENRLHF_*",
+    "PYTORCH_*",
+    "TOKENIZERS_*",
+    "TORCHINDUCTOR_*",
+    "TORCH_*",
+    "TRANSFORMERS_*",
+    "TRITON_*",
+    "UCX_*",
+    "VLLM_*",
+    "WANDB_*",
+)
+
+_INTERFACE = "network devices may have other names on other nodes: set it before `ray start` on every node"
+_PATH = "a path of this machine: set it before `ray start` on every node"
+_START = "Ray reads it when a node starts: set it before `ray start` on every node"
+
+# Not handed on, whatever the list above says: what is right on one machine may be wrong on the next, and a submitted
+# job's driver has the variables of the head node.
+_OF_A_NODE = {
+    "CUDA_VISIBLE_DEVICES": "Ray sets it for every actor: to use some of a node's GPUs only, set it before `ray start`",
+    "*_IFNAME": _INTERFACE,  # of NCCL and Gloo
+    "NCCL_IB_HCA": _INTERFACE,
+    "UCX_NET_DEVICES": _INTERFACE,
+    "NCCL_HOSTID": "names this machine: set it before `ray start` on every node",
+    "VLLM_HOST_*": "names this machine: set it before `ray start` on every node",
+    "CUDA_HOME": _PATH,
+    "CUDA_PATH": _PATH,
+    "CUDA_MPS_*": _PATH,
+    "CC": _PATH,
+    "CXX": _PATH,
+    "LD_LIBRARY_PATH": _PATH,
+    "LD_PRELOAD": _PATH,
+    "PYTHONPATH": _PATH,
+    "RAY_[a-z]*": _START,  # Ray's settings: RAY_memory_usage_threshold …
+    "RAY_EXPERIMENTAL_*": _START,
+    "RAY_TMPDIR": _START,
+}
+
+_DEFAULTS = {
+    "NCCL_DEBUG": "WARN",
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+    "TOKENIZERS_PARALLELISM": "true",
+    "TQDM_DISABLE": "1",  # a bar for every pass of every actor; the training loop has a line of its own
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for runtime_env["env_vars"] of ray.init.
+
+    Args:
+        environ: the driver's variables
+    Returns: OpenRLHF's defaults and ours, and over them what is set and not a matter of one node.
+    """
+    handed_on = {
+        name: value
+        for name, value in environ.items()
+        if name in _DEFAULTS or (_matches(name, _FORWARDED) and not _matches(name, _OF_A_NODE))
+    }
+    if JOB_CONFIG in environ and environ.get("OMP_NUM_THREADS") == "1":
+        # Ray's own doing: it sets this in the actor that starts a job's driver, as in every actor of less than 2 CPUs.
+        del handed_on["OMP_NUM_THREADS"]
+    return {**_DEFAULTS, **handed_on}
+
+
+def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What is set, matters to Ray, NCCL, DeepSpeed, vLLM or torch, and is not handed on: (name, what to do), by name.
+
+    On a Ray of the run's own these arrive all the same. Of a submitted job's driver Ray's own settings are left out,
+    which are the head node's or Ray's doing, and so is what the job's runtime environment hands to everyone.
+    """
+    in_job = JOB_CONFIG in environ
+    found = []
+    for name in sorted(environ.keys() - _of_the_job(environ.get(JOB_CONFIG, "{}"))):
+        reasons = [reason for pattern, reason in _OF_A_NODE.items() if fnmatchcase(name, pattern)]
+        if reasons and not (in_job and name.startswith("RAY_")):
+            found.append((name, reasons[0]))
+    return found
+
+
+def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:
+    """Ray refuses a variable that a submitted job's own runtime environment has too, even with the same value."""
+    given = _of_the_job(job_config)
+    return {name: value for name, value in environment.items() if name not in given}
+
+
+def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """OMP_NUM_THREADS for actors whose optimiser works on the CPU, unless it is handed on anyway.
+
+    Ray gives an actor of less than two CPUs, as OpenRLHF's are, one thread.
+
+    Args:
+        environ: the driver's variables
+        nodes: ray.nodes()
+    Returns: a GPU's share of its node's CPUs, by Ray's count, where that is least; {} where there is nothing to set.
+    """
+    if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ.get(JOB_CONFIG, "{}")):
+        return {}
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    shares = [int(have.get("CPU", 0) // have["GPU"]) for have in alive if have.get("GPU", 0) >= 1]
+    return {"OMP_NUM_THREADS": str(min(shares))} if shares and min(shares) > 1 else {}
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _of_the_job(job_config: str) -> set[str]:
+    return set((json.loads(job_config).get("runtime_env") or {}).get("env_vars") or {})
