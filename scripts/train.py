@@ -34,6 +34,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError
+    from exgrpo_orlhf.doctor import memory
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.run_control import RunFolderError
     from exgrpo_orlhf.training import train
@@ -48,6 +49,12 @@ def main() -> int:
     run = arguments.out or ROOT / "runs" / name
     if arguments.resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
+    if experiment.openrlhf is not None and not memory.remembered(experiment.openrlhf.all_flags()):
+        layout = " ".join(f"--gin {file}" for file in arguments.gin)
+        print(
+            "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
+            file=sys.stderr,
+        )
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
         "engine": experiment.settings.engine,

@@ -83,8 +83,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 
 def main() -> int:
     run, resume, *bindings = sys.argv[1:]
-    driver.trainer_class = lambda: ray.remote(CheckedTrainer)
-    driver.MixedPolicyActor = CheckedActor
+    driver.CLASSES = (CheckedActor, CheckedTrainer)
     x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = training.train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})

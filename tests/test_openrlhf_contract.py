@@ -75,7 +75,7 @@ CONTRACT = [
     ("ray._private.node:Node", "has", "get_logs_dir_path"),
     ("ray._private.node:Node.kill_all_processes", "takes", "self check_alive allow_graceful"),
     ("ray.exceptions", "has", "GetTimeoutError RayActorError RayError RayTaskError"),
-    ("ray.exceptions:RayTaskError.__init__", "says", "self.cause = cause | self.traceback_str = traceback_str"),
+    ("ray.exceptions:RayTaskError.__init__", "says", "self.cause = cause"),
     # trainer.py
     (f"{BASE}.__init__", "takes", "self strategy actor_model_group critic_model_group reward_model_group"),
     (f"{BASE}.__init__", "takes", "reference_model_group vllm_engines tokenizer"),

@@ -25,12 +25,13 @@ from ...run_control import StopRequest
 from .actor import ActorSettings, MixedPolicyActor
 from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, without_the_jobs
 from .settings import OpenRLHFSettings
-from .trainer import Job, StopFile, trainer_class
+from .trainer import Job, MixedTrainer, StopFile
 from .waiting import EngineLost
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
+CLASSES: tuple[type, type] = (MixedPolicyActor, MixedTrainer)
 _PATIENCE = 30.0  # seconds for an end in good order
 
 
@@ -41,11 +42,15 @@ def drive(
     gpus: int,
     run: Path,
     stop: StopRequest,
+    classes: tuple[type, type],
     *,
     tracking_uri: str,
     tags: Mapping[str, str],
 ) -> None:
-    """Train. gpus: how many the layout needs. Raises EngineLost, or the error that ended the training loop."""
+    """Train. Raises EngineLost, or the error that ended the training loop.
+
+    gpus: how many the layout needs; classes: of the policy actors and of the trainer
+    """
     StopFile(run).path.unlink(missing_ok=True)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
     args.exgrpo_job = Job(x, run, tracking_uri, tags)
@@ -55,10 +60,8 @@ def drive(
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(
-                    MixedPolicyActor
-                )
-                ppo_trainer.PPOTrainer = trainer_class()
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(classes[0])
+                ppo_trainer.PPOTrainer = ray.remote(classes[1])
                 train_ppo_ray.train(args)
         except RayTaskError as error:
             if watch.reason:

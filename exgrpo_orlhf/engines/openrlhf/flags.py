@@ -173,7 +173,7 @@ REFUSED = {
 
 def identity(settings: OpenRLHFSettings) -> dict[str, Any]:
     """The flags that must be the same for a run to be continued."""
-    given = {**settings.flags, **settings.more_flags}
+    given = settings.all_flags()
     return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,20 @@ class LaunchError(ValueError):
 
 
 def launch(
-    x: Experiment, model_path: str, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]
+    x: Experiment,
+    model_path: str,
+    run: Path,
+    *,
+    resume: bool,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+    classes: Callable[[Any], tuple[type, type]] | None = None,
 ) -> Outcome:
-    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what TrainingRun raises."""
+    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what TrainingRun raises.
+
+    classes: from OpenRLHF's arguments to the classes of the policy actors and of the trainer, called when OpenRLHF can
+        be imported; None: MixedPolicyActor and MixedTrainer
+    """
     settings = x.openrlhf
     assert settings is not None
     run = run.absolute()
@@ -60,7 +71,8 @@ def launch(
         # Only here, when all that can be known is known: seconds of imports, and processes.
         from . import driver
 
-        driver.drive(x, settings, args, gpus, run, stop, tracking_uri=tracking_uri, tags=tags)
+        roles = driver.CLASSES if classes is None else classes(args)
+        driver.drive(x, settings, args, gpus, run, stop, roles, tracking_uri=tracking_uri, tags=tags)
     done = max(checkpoints.find(run), default=0)
     return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
 
@@ -102,7 +114,7 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
     settings = x.openrlhf
     assert settings is not None
-    given = {**settings.flags, **settings.more_flags}
+    given = settings.all_flags()
     if settings.cpu_bench:
         from . import cpu
 
@@ -198,7 +210,7 @@ def needed_gpus(args: Any) -> int:
 
 def _check_shapes(x: Experiment, args: Any) -> None:
     """Every rank must have the same work, or OpenRLHF drops rows or carries half a step into the next batch."""
-    given = {**x.openrlhf.flags, **x.openrlhf.more_flags} if x.openrlhf else {}
+    given = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
         if given.get(flag) and not args.train.colocate_all:
             raise LaunchError(

@@ -46,3 +46,6 @@ class OpenRLHFSettings:
             require(not dashed, f"OpenRLHF.{name}: flags are named without dashes, got {', '.join(dashed)}")
         require(self.score_tokens >= 1, f"OpenRLHF.score_tokens must be at least 1, got {self.score_tokens!r}")
         require(self.timeout > 0, f"OpenRLHF.timeout must be positive seconds, got {self.timeout!r}")
+
+    def all_flags(self) -> dict[str, Any]:
+        return {**self.flags, **self.more_flags}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
@@ -265,8 +264,3 @@ def _describe(row: Any, policy: np.ndarray, behaviour: np.ndarray) -> dict[str, 
         "policy_logprobs": policy.tolist(),
         "behaviour_logprobs": behaviour.tolist(),
     }
-
-
-def trainer_class() -> Any:
-    """As OpenRLHF's program starts it."""
-    return ray.remote(MixedTrainer)

@@ -1,0 +1,453 @@
+"""The layout at work on a small model: OpenRLHF's program with its actors, engines and trainer, and checks in between.
+
+`DoctorTrainer.fit` has the checks in order. Imported where OpenRLHF can be: with CUDA, or after cpu.install().
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from openrlhf.trainer.ray import vllm_engine
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..engines.engine import Engine
+from ..engines.openrlhf import cpu
+from ..engines.openrlhf.actor import MixedPolicyActor
+from ..engines.openrlhf.environment import forwarded, not_forwarded
+from ..engines.openrlhf.samples import Request, Sampler
+from ..engines.openrlhf.trainer import MixedTrainer, StopFile
+from ..engines.rows import ForwardRow
+from ..replay import snapshot
+from ..training import TrainingRun
+from . import machine, parity
+from .examination import BOARD, CLUSTER
+from .finding import Finding, judged
+from .tiny import RESPONSE
+
+# Mean absolute difference of log-probs, nats. bfloat16's own on the CPU bench is 0.01, another temperature's 0.3.
+LOGPROB_GAP = 0.05
+# Relative error of the gradient, as a multiple of what bfloat16 alone does to the plain computation, and at least.
+GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.05
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the doctor's driver asks of its trainer; travels as `args.exgrpo_doctor`.
+
+    checks: to be made; environment: variables of the driver that should arrive; paths: that every rank must see
+    """
+
+    checks: Sequence[str]
+    environment: Mapping[str, str]
+    paths: Sequence[str]
+    flags: Mapping[str, Any]
+
+
+def what_matters(environ: Mapping[str, str], cpu_bench: bool) -> dict[str, str]:
+    """What the user has set and every actor should have: what is handed on, and what cannot be.
+
+    cpu_bench: sets some itself
+    """
+    names = {*forwarded(environ), *(name for name, _ in not_forwarded(environ))} & environ.keys()
+    return {name: environ[name] for name in names - (cpu.environment().keys() if cpu_bench else set())}
+
+
+@ray.remote(num_cpus=0)
+class Board:
+    """Findings on their way from the trainer to the driver, wherever both are."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.taken = 0
+
+    def put(self, finding: Finding) -> None:
+        self.findings.append(finding)
+
+    def take(self) -> list[Finding]:
+        new, self.taken = self.findings[self.taken :], len(self.findings)
+        return new
+
+    def all_taken(self) -> bool:
+        return self.taken == len(self.findings)
+
+
+class DoctorActor(MixedPolicyActor):
+    """A rank that can be looked at."""
+
+    def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        self.gradients: parity.Gradients | None = None
+        step = self.strategy.optimizer_step
+
+        def noted(*more: Any, **options: Any) -> None:
+            engine = self.actor.model
+            if self.gradients is not None and engine.is_gradient_accumulation_boundary():
+                from deepspeed.utils import safe_get_full_grad
+
+                named = engine.module.named_parameters()
+                self.gradients.append({name: safe_get_full_grad(p).float().cpu() for name, p in named})
+            step(*more, **options)
+
+        self.strategy.optimizer_step = noted
+
+    def whereabouts(self, names: Sequence[str]) -> dict[str, Any]:
+        """Host, rank and those of the environment variables that are set here."""
+        return {
+            "who": f"rank {self._rank} on {socket.gethostname()}",
+            "environment": {name: os.environ[name] for name in names if name in os.environ},
+        }
+
+    def sees(self, marker: str, paths: Sequence[str]) -> list[str]:
+        """Which of a marker file and some paths are not there on this rank; it leaves a file of its own beside the
+        marker."""
+        path = Path(marker)
+        if path.parent.is_dir():
+            path.with_name(f"{path.name}-{self._rank}").touch()
+        return [str(part) for part in (path, *map(Path, paths)) if not part.exists()]
+
+    def collective(self, megabytes: int) -> tuple[float, float]:
+        """Sum over all ranks of 1, and gigabytes a second of an all-reduce."""
+        device = torch.cuda.current_device()
+        values = torch.ones(megabytes * 2**18, device=device)
+        torch.distributed.all_reduce(values.clone())
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        torch.distributed.all_reduce(values)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        return float(values.mean()), megabytes / 1024 / seconds
+
+    def start_recording(self) -> None:
+        self.gradients = []
+
+    def recorded(self) -> parity.Gradients:
+        found, self.gradients = self.gradients or [], None
+        return found if self._rank == 0 else []
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """What the model computes with, as float32; whole on every rank."""
+        import deepspeed
+
+        named = dict(self.actor.model.module.named_parameters())
+        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.strategy.stage == 3):
+            return {name: parameter.detach().float().cpu().numpy() for name, parameter in named.items()}
+
+    def states(self) -> dict[str, float]:
+        """The squared norm of this rank's part of the master weights and of each optimiser state."""
+        optimizer, found = self.actor.model.optimizer, {}
+        zero_3 = self.strategy.stage == 3
+        masters = optimizer.fp32_partitioned_groups_flat if zero_3 else optimizer.single_partition_of_fp32_groups
+        for i, master in enumerate(masters):
+            for name, value in {"weights": master, **optimizer.optimizer.state.get(master, {})}.items():
+                found[f"{name} of group {i}"] = float(torch.as_tensor(value).detach().double().square().sum())
+        return found
+
+
+def rollout_actor(cpu_bench: bool) -> Any:
+    """OpenRLHF's vLLM actor, which says log-probs of the sampled distribution and shows its weights."""
+    base = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
+
+    class DoctorRollout(base):  # type: ignore[misc, valid-type]
+        async def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if not cpu_bench:
+                kwargs["worker_extension_cls"] = "exgrpo_orlhf.doctor.worker.DoctorWorker"
+            kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
+            await super().__init__(*args, **kwargs)
+
+        async def weights(self) -> dict[str, Any]:
+            """The vLLM model's parameters, as vLLM has them. q, k and v are one tensor, gate and up too; the embedding
+            has more rows than the vocabulary; what is tied occurs once."""
+            (weights,) = await self.llm.collective_rpc("model_weights")
+            return {name: np.asarray(torch.as_tensor(weight).float()) for name, weight in weights.items()}
+
+    return ray.remote(DoctorRollout)
+
+
+def different(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray]) -> list[str]:
+    """The parameters of a vLLM engine that are not the actor's, bit for bit."""
+    names = []
+    for name, weight in engine.items():
+        fused = next((fused for fused in _FUSED if fused in name), None)
+        parts = [name.replace(fused, part) for part in _FUSED[fused]] if fused else [name]
+        wanted = np.concatenate([actor[part] for part in parts])
+        if not np.array_equal(weight[: len(wanted)], wanted):  # vLLM pads the vocabulary
+            names.append(name)
+    return names
+
+
+@ray.remote(num_cpus=0)
+def _examine_node(folder: str, flags: Mapping[str, Any]) -> list[Finding]:
+    return [f for f in machine.examine(Path(folder), flags, None, 1) if f.outcome == "failed"]
+
+
+class DoctorTrainer(MixedTrainer):
+    """The trainer of a run of two steps, or of the third one that continues it, and before it the checks."""
+
+    def fit(self) -> None:
+        self.orders: Orders = self.args.exgrpo_doctor
+        self.board = Board.options(name=BOARD).remote()  # type: ignore[attr-defined]
+        if self.args.ckpt.load_enable:
+            self._make("resume")
+        else:
+            for name in CLUSTER[:-1]:
+                self._make(name)
+        end = time.monotonic() + 30
+        while not ray.get(self.board.all_taken.remote()) and time.monotonic() < end:
+            time.sleep(0.1)
+
+    def _make(self, name: str) -> None:
+        if name not in self.orders.checks:
+            return
+        try:
+            finding = getattr(self, f"check_{name}")()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(where.filename).name}:{where.lineno})"
+            finding = Finding(
+                name, "failed", said, "see the log of Ray's actors: ray logs, or /tmp/ray/session_latest/logs"
+            )
+        ray.get(self.board.put.remote(finding))
+
+    def _ranks(self, method: str, *args: Any) -> list[Any]:
+        return list(self._answer(self.actor_model_group.async_run_method(method, *args)))
+
+    # -- what is checked ----------------------------------------------------------------------------------------------
+
+    def check_ranks(self) -> Finding:
+        """The ranks reach one another, and each node is sound by itself."""
+        megabytes = 4 if self.settings.cpu_bench else 256
+        sums = self._ranks("collective", megabytes)
+        here, bad = ray.get_runtime_context().get_node_id(), []
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        for node in nodes:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            found = _examine_node.options(scheduling_strategy=where).remote(str(self.job.run), dict(self.orders.flags))
+            bad += [f"{node['NodeManagerHostname']}: {f.check}: {f.measured}" for f in ray.get(found)]
+        slowest = min(speed for _, speed in sums)
+        measured = f"{len(sums)} ranks on {len(nodes) + 1} nodes; all-reduce of {megabytes} MB {slowest:.2f} GB/s"
+        right = all(total == len(sums) for total, _ in sums)
+        return judged(
+            "ranks",
+            right and not bad,
+            "; ".join([measured, *([] if right else ["the sum over the ranks is wrong"]), *bad]),
+            "; ".join(bad) or "look at NCCL_DEBUG=INFO; name the network with NCCL_SOCKET_IFNAME before ray start",
+        )
+
+    def check_folder(self) -> Finding:
+        """A file that this process writes in the run folder is seen by every rank, and what they write here; the model
+        too, where it is a path."""
+        marker = self.job.run / f".marker-{uuid.uuid4().hex}"
+        marker.touch()
+        missing = self._ranks("sees", str(marker), list(self.orders.paths))
+        written = {int(path.name.rpartition("-")[2]) for path in marker.parent.glob(f"{marker.name}-*")}
+        for path in marker.parent.glob(f"{marker.name}*"):
+            path.unlink()
+        bad = [f"rank {rank} does not see {', '.join(paths)}" for rank, paths in enumerate(missing) if paths]
+        bad += [f"what rank {rank} writes is not seen here" for rank in range(self.ranks) if rank not in written]
+        return judged(
+            "folder",
+            not bad,
+            "; ".join(bad) or f"{self.job.run}: seen and written by all {len(missing)} ranks",
+            "one shared file system under the same path on all nodes (--out, PretrainedModel.path): docs/cluster.md",
+        )
+
+    def check_environment(self) -> Finding:
+        """The driver's variables that matter are the same in every actor."""
+        wanted = self.orders.environment
+        lost: dict[str, list[str]] = {}
+        for place in self._ranks("whereabouts", sorted(wanted)):
+            for name, value in wanted.items():
+                if place["environment"].get(name) != value:
+                    lost.setdefault(name, []).append(place["who"])
+        bad = [f"{name} = {wanted[name]} does not arrive at {', '.join(who)}" for name, who in sorted(lost.items())]
+        return judged(
+            "environment",
+            not bad,
+            "; ".join(bad) or f"{len(wanted)} variables arrive ({', '.join(sorted(wanted)) or 'none is set'})",
+            "set it on every node before ray start (docs/cluster.md), or do not set it",
+        )
+
+    def check_logprobs(self) -> Finding:
+        """The vLLM engines and the trainer agree on how likely a sampled token is, before any update."""
+        gap = self._gap()
+        return judged(
+            "logprobs",
+            gap <= LOGPROB_GAP,
+            f"vLLM and trainer {gap:.4f} nats apart in the mean (at most {LOGPROB_GAP})",
+            "both have the same weights: look for another temperature, a patched sampler, or an attention kernel that "
+            "computes otherwise ('ds.attn_implementation', VLLM_ATTENTION_BACKEND)",
+        )
+
+    def _gap(self) -> float:
+        questions = self.x.questions.load()[: 4 * self.ranks]
+        sampler = Sampler(self.vllm_engines, RESPONSE, True, self.settings.timeout, self.prompts.turn_ends())
+        requests = [
+            Request(self.prompts.encode(question), 2, self.x.sampling.temperature, i)
+            for i, question in enumerate(questions)
+        ]
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        rollouts = sampler(requests)
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
+        pairs = [(request, rollout) for request, own in zip(requests, rollouts, strict=True) for rollout in own]
+        ours, _ = self._measure([ForwardRow(request.prompt, rollout.token_ids) for request, rollout in pairs])
+        apart = [np.abs(mine - rollout.sampler_logprobs) for mine, (_, rollout) in zip(ours, pairs, strict=True)]
+        return float(np.concatenate(apart).mean())
+
+    def check_gradient(self) -> Finding:
+        """The gradient of one batch is that of the plain computation, but for bfloat16's rounding."""
+        model = Path(self.args.actor.model_name_or_path)
+        questions = self.x.questions.load()[: self.x.settings.questions_per_step]
+        batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
+        self._ranks("start_recording")
+        self.step = 1
+        self.update(batch, self.x.loss)
+        found = next(part for part in self._ranks("recorded") if part)
+        right, rounded = (parity.plain(self.x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
+        difference, own = (parity.Difference.between(one, right) for one in (found, rounded))
+        limit = max(GRADIENT_FACTOR * own.error, GRADIENT_ERROR)
+        return judged(
+            "gradient",
+            difference.error <= limit,
+            f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * own.error:.2f} %, at "
+            f"most {100 * limit:.1f} %); norm {difference.norm:.4f} times; smallest cosine {difference.worst[1]:.4f} "
+            f"in {difference.worst[0]}; {len(found)} optimiser steps of {len(batch.flat_rows())} rows",
+            "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
+            "'ds.zero_stage': 3, then 'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
+        )
+
+    def check_sync(self) -> Finding:
+        """After an update the vLLM engines have the actor's weights, bit for bit, and agree with it again."""
+        if self.args.vllm.tensor_parallel_size > 1:
+            return Finding("sync", "skipped", "the engines hold slices (vllm.tensor_parallel_size): see logprobs")
+        self.broadcast_to_vllm()
+        actor = self._ranks("weights")[0]
+        bad = []
+        for i, engine in enumerate(self.vllm_engines):
+            names = different(ray.get(engine.weights.remote()), actor)
+            if names:
+                bad.append(
+                    f"engine {i} differs in {', '.join(names[:3])}"
+                    + (f" and {len(names) - 3} more" if names[3:] else "")
+                )
+        gap = self._gap()
+        if gap > LOGPROB_GAP:
+            bad.append(f"log-probs {gap:.4f} nats apart")
+        return judged(
+            "sync",
+            not bad,
+            "; ".join(bad) or f"{len(actor)} weights equal in {len(self.vllm_engines)} engines; {gap:.4f} nats apart",
+            "rollouts would come from another policy: try 'vllm.sync_with_ray': True, another 'vllm.sync_backend', or "
+            "'train.colocate_all': False",
+        )
+
+    def check_sleep(self) -> Finding:
+        """What is sent to sleep wakes up unchanged."""
+        if not (self.args.ds.enable_sleep or self.args.vllm.enable_sleep):
+            return Finding("sleep", "skipped", "the layout lets nothing sleep")
+        bad, seconds = [], 0.0
+        if self.args.ds.enable_sleep:
+            self._ranks("reload_states")
+            before = self._ranks("states")
+            begin = time.perf_counter()
+            self._ranks("offload_states")
+            self._ranks("reload_states")
+            seconds = time.perf_counter() - begin
+            after = self._ranks("states")
+            self._ranks("offload_states")  # as it was found
+            for rank, (one, other) in enumerate(zip(before, after, strict=True)):
+                bad += [f"rank {rank}: {name}" for name in one if one[name] != other.get(name)]
+        if self.args.vllm.enable_sleep and self.args.vllm.tensor_parallel_size == 1:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+            asleep = [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+            for i, (engine, before_sleep) in enumerate(zip(self.vllm_engines, asleep, strict=True)):
+                awake = ray.get(engine.weights.remote())
+                bad += [f"engine {i}: {name}" for name in awake if not np.array_equal(awake[name], before_sleep[name])]
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
+        return judged(
+            "sleep",
+            not bad,
+            f"changed: {', '.join(bad[:3])}"
+            if bad
+            else f"all states and weights unchanged; {seconds:.1f} s there and back",
+            "train without 'ds.enable_sleep' or 'vllm.enable_sleep', with a smaller 'vllm.gpu_memory_utilization'",
+        )
+
+    def check_step(self) -> Finding:
+        """Two steps of training, the second with replay where the layout replays, and a checkpoint."""
+        run = self._run()
+        run.go(StopFile(self.job.run))
+        rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
+        last = rows[-1]
+        self._saved_state().write_text(json.dumps(self._states()))
+        bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
+        bad += ["no update has a gradient"] * (not any(row["policy/grad_norm"] for row in rows))
+        bad += ["nothing is replayed"] * bool(self.x.mixer.rho and not last["replay/actual_share"])
+        times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
+        done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "
+        done += f"{100 * last['replay/actual_share']:.0f} % replayed; seconds: {times}"
+        return judged(
+            "step",
+            not bad,
+            f"not finite or missing: {', '.join(bad)}" if bad else done,
+            "see the metrics of the run in the doctor's folder",
+        )
+
+    def check_resume(self) -> Finding:
+        """Weights, optimiser and buffer come back as they were saved, and training goes on."""
+        run = self._run()
+        saved, states = json.loads(self._saved_state().read_text()), self._states()
+        bad = [
+            f"rank {i}: {n}" for i, (a, b) in enumerate(zip(saved, states, strict=True)) for n in a if a[n] != b.get(n)
+        ]
+        again = self.job.run / "buffer-again"
+        snapshot.save(run.buffer, again, run.fingerprint)
+        for table in ("questions.parquet", "trajectories.parquet"):
+            if (again / table).read_bytes() != (
+                self.job.run / f"checkpoint-{run.step}" / "replay" / table
+            ).read_bytes():
+                bad.append(table)
+        begun, stored = run.step, run.buffer.n_trajectories
+        run.go(StopFile(self.job.run))
+        same = f"weights, optimiser and {stored} stored trajectories as after step {begun}; step {run.step} done"
+        return judged(
+            "resume",
+            not bad and run.step == begun + 1,
+            f"differ: {', '.join(bad[:3])}" if bad else same,
+            "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
+        )
+
+    def _run(self) -> TrainingRun:
+        def engine(checkpoint: Path | None) -> Engine:
+            return self
+
+        return TrainingRun(self.x, engine, self.job.run, self.job.tracking_uri, self.job.tags)
+
+    def _saved_state(self) -> Path:
+        return self.job.run / "states.json"
+
+    def _states(self) -> list[dict[str, float]]:
+        if not self.args.ds.enable_sleep:
+            return self._ranks("states")
+        self._ranks("reload_states")
+        states = self._ranks("states")
+        self._ranks("offload_states")
+        return states

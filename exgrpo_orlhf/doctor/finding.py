@@ -1,0 +1,24 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """check: its name; measured: in figures; remedy: what to do where it failed"""
+
+    check: str
+    outcome: Literal["ok", "failed", "skipped"]
+    measured: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.outcome:<8}{self.check:<12}{self.measured}"
+        return f"{line}\n{'':20}remedy: {self.remedy}" if self.outcome == "failed" else line
+
+
+def judged(check: str, healthy: bool, measured: str, remedy: str) -> Finding:
+    return Finding(check, "ok" if healthy else "failed", measured, "" if healthy else remedy)

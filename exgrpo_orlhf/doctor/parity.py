@@ -1,0 +1,89 @@
+"""The gradient of a batch through a layout, against the plain computation: one process, float32, no packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..engines.local import LocalEngine, LocalSettings
+from ..experiment import Experiment
+from ..replay import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+
+Gradients = list[dict[str, Tensor]]  # of each optimiser step by parameter, float32 on the CPU
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a gradient from the right one, over all parameters and steps. error: relative; norm: ratio of the norms;
+    worst: the parameter with the smallest cosine, and that cosine"""
+
+    error: float
+    norm: float
+    worst: tuple[str, float]
+
+    @classmethod
+    def between(cls, found: Gradients, right: Gradients) -> Difference:
+        """Raises ValueError for another number of optimiser steps."""
+        if len(found) != len(right):
+            raise ValueError(f"{len(found)} optimiser steps were made instead of {len(right)}")
+        whole, cosines = [], {}
+        for ours, exact in zip(found, right, strict=True):
+            whole.append([torch.cat([g[name].flatten().double() for name in exact]) for g in (ours, exact)])
+            for name, g in exact.items():
+                cosine = torch.cosine_similarity(ours[name].flatten().double(), g.flatten().double(), dim=0)
+                cosines[name] = min(cosines.get(name, 1.0), float(cosine))
+        a, b = (torch.cat(parts) for parts in zip(*whole, strict=True))
+        worst = min(cosines, key=cosines.__getitem__)
+        return cls(float((a - b).norm() / b.norm()), float(a.norm() / b.norm()), (worst, cosines[worst]))
+
+
+def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:
+    """Groups of K rows of random tokens and advantages; the second half ends with a stored trajectory, one fresh row
+    could not be graded.
+
+    vocabulary: tokens from 2 on are drawn; length: of a response at most
+    """
+    rng, groups, rows = np.random.default_rng(0), [], []
+    for i, question in enumerate(questions):
+        lengths = rng.integers(length // 3, length + 1, k)
+        responses = [rng.integers(2, vocabulary, n).astype(np.int32) for n in lengths]
+        advantages = rng.normal(size=k)
+        stored = None
+        if i >= len(questions) // 2:
+            stored = Trajectory(responses[-1], rng.normal(-1.5, 0.5, lengths[-1]).astype(np.float32), 1.0, 0)
+        fresh = [
+            Rollout(ids, "stop", Grade("timeout", None) if (i, j) == (0, 0) else Grade("wrong", 0.0))
+            for j, ids in enumerate(responses[: k - (stored is not None)])
+        ]
+        groups.append(RolloutGroup(question, tuple(fresh), stored is not None))
+        past = [None] * (k - 1) + [stored]
+        graded = [rollout.grade is None or rollout.grade.reward is not None for rollout in fresh] + [True]
+        parts = zip(responses, (advantages - advantages.mean()).tolist(), graded, past, strict=False)
+        rows.append([Row(question, ids, a if ok else 0.0, ok, old) for ids, a, ok, old in parts])
+    return MixedBatch(groups, rows, k)
+
+
+def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
+    """By the local engine on the CPU."""
+    engine = LocalEngine(
+        LocalSettings(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
+        replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
+        x.sampling,
+        x.prompts,
+        model_path=model,
+        reference=x.loss.kl_coef > 0,
+    )
+    gradients: Gradients = []
+
+    def note(*_: Any) -> None:
+        gradients.append({name: p.grad.float().clone() for name, p in engine.model.named_parameters()})
+
+    engine._update.optimizer.register_step_pre_hook(note)
+    engine.update(batch, x.loss)
+    return gradients

@@ -1,0 +1,157 @@
+"""A small random model of the bound architecture, and the bound experiment with it, in minutes instead of days.
+
+What a layout can do wrong does not need a large model: lost micro-batches, weights that do not arrive, another
+temperature. What it takes in memory does; the doctor does not measure that.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+
+from .. import config
+from ..experiment import Experiment
+from ..settings import PretrainedModel
+from ..tasks.chain_model import chain_tokenizer
+
+LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
+RESPONSE, PROMPT = 24, 32  # tokens at most
+MICRO_BATCH_TOKENS = 128  # of dynamic batches: a rank's rows of a step are more than three times that
+ROWS = 24  # of an optimiser step on a rank, at least
+_REWARD = """import zlib
+
+
+def reward_func(queries, prompts, labels):
+    \"\"\"Right or wrong by chance, the same each time: a random model is never right.\"\"\"
+    return {"rewards": [float(zlib.crc32(query.encode()) % 2) for query in queries]}
+"""
+
+
+def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | None, str | None]:
+    """Path or hub id of the pretrained model that the files bind, and what is wrong with its configuration; None for
+    a model that is made here, or for none."""
+    try:
+        model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
+    except config.ConfigError:  # a recipe whose model is still to be named; whatever else is wrong is said later
+        return None, None
+    if not isinstance(model, PretrainedModel):
+        return None, None
+    try:
+        AutoConfig.from_pretrained(model.path)
+    except (OSError, ValueError) as error:
+        return model.path, str(error).strip().splitlines()[0]
+    return model.path, None
+
+
+def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
+    """Saves the model and its tokenizer in `folder`; returns its architecture.
+
+    bound: whose architecture, None: Qwen2's; tensor_parallel: GPUs of a vLLM engine, each has heads of its own
+    """
+    tokenizer = chain_tokenizer()
+    shape = _shape(AutoConfig.from_pretrained(bound).get_text_config() if bound else Qwen2Config(), tensor_parallel)
+    for name, value in (("vocab_size", len(tokenizer)), ("pad_token_id", tokenizer.pad_token_id)):
+        setattr(shape, name, value)
+    shape.bos_token_id, shape.eos_token_id = None, tokenizer.eos_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        # At a random model's own scale all tokens are equally likely, and another temperature would change nothing.
+        torch.nn.init.normal_(model.get_output_embeddings().weight, std=SPREAD / math.sqrt(shape.hidden_size))
+    model.tie_weights()
+    model.bfloat16().save_pretrained(folder)  # weights that bfloat16 holds exactly, as those of published models
+    tokenizer.save_pretrained(folder)
+    return type(model).__name__
+
+
+def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
+    """The configuration with few and narrow layers."""
+    shape = copy.deepcopy(bound)
+    heads = max(4, tensor_parallel)
+    grouped = getattr(bound, "num_key_value_heads", None) not in (None, bound.num_attention_heads)
+    small: dict[str, Any] = {
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(heads // 2, tensor_parallel) if grouped else heads,
+        "head_dim": HEAD,
+        "hidden_size": heads * HEAD,
+        "intermediate_size": 2 * heads * HEAD,
+        "moe_intermediate_size": heads * HEAD,
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_window_layers": LAYERS,
+    }
+    for name, value in small.items():
+        if getattr(shape, name, None) is not None:
+            setattr(shape, name, value)
+    if getattr(shape, "layer_types", None) is not None:
+        shape.layer_types = shape.layer_types[:LAYERS]
+    return shape
+
+
+def examined(
+    files: Sequence[str], overrides: Sequence[str], model: Path, folder: Path, steps: int
+) -> tuple[Experiment, Experiment]:
+    """The bound experiment on the small model, with questions and rewards made here; once with the bound size of a
+    batch and OpenRLHF's flags as they are bound, and once with those that the small model needs. Raises ConfigError.
+
+    folder: for the rewards' file; steps: of training
+    """
+    reward = folder / "reward.py"
+    reward.write_text(_REWARD, encoding="utf-8")
+    small = [
+        "Work.model = @PretrainedModel()",
+        f"PretrainedModel.path = {str(model)!r}",
+        "Work.questions = @ModularChains()",
+        "Work.validation = None",
+        "Work.experience = None",
+        "ModularChains.operands = (3, 4)",
+        "Verifier.kind = 'function'",
+        f"Verifier.function = {str(reward)!r}",
+        "Prompts.template = 'plain'",
+        "Prompts.system = None",
+        f"Prompts.max_tokens = {PROMPT}",
+        f"MAX_RESPONSE_TOKENS = {RESPONSE}",
+        f"train.steps = {steps}",
+        "train.eval_every = None",
+        "train.best_metric = None",
+        "train.save_every = 1",
+        "train.keep = 1",
+        "ReplayMixer.start_at_accuracy = None",
+        "ReplayMixer.collects = True",
+        "Tracking.enabled = False",
+    ]
+    given = [*overrides, *small]
+    x = config.load(["base.gin", *files], given)
+    if x.openrlhf is not None:
+        flags = x.openrlhf.all_flags()
+        more = dict(x.openrlhf.more_flags)
+        for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
+            if flag in flags:
+                more[flag] = MICRO_BATCH_TOKENS
+        given.append(f"OpenRLHF.more_flags = {more!r}")
+        count = _questions(x, flags)
+    else:
+        count = ROWS // x.settings.group_size * x.optimizer.steps_per_batch
+    given += [f"train.questions_per_step = {count}", f"ModularChains.count = {8 * count}"]
+    return x, config.load(["base.gin", *files], given)
+
+
+def _questions(x: Experiment, flags: dict[str, Any]) -> int:
+    """The fewest questions of a batch that give every rank as many rows, enough for several micro-batches."""
+    ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
+    micro = flags.get("train.micro_batch_size", 8)
+    rollout = flags.get("rollout.micro_batch_size", 8)
+    steps, k = x.optimizer.steps_per_batch, x.settings.group_size
+    wanted = max(ROWS, 3 * micro) * ranks * steps
+    count = steps
+    while count * k < wanted or count * k // steps % (ranks * micro) or count * k % (ranks * rollout):
+        count += steps
+    return count

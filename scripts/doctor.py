@@ -1,0 +1,88 @@
+#!/usr/bin/env python
+"""Examine a machine or a cluster before a long run: does this layout of OpenRLHF train rightly here?
+
+    python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin
+    python scripts/doctor.py --gin gin/recipes/paper.gin --gin gin/models/qwen2_5_math_7b.gin \\
+        --gin gin/engines/openrlhf_8gpu.gin --out /shared/runs
+    python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin --only gradient
+
+Takes what train.py takes. The layout runs as it is, on a small random model of the bound architecture, with questions
+made here. A line for each check: its figures, and what to do where it failed. Exit status: 0 where all is well, 1 where
+a check failed, 2 for a configuration that cannot be used. docs/cluster.md says what each check means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = dict(os.environ)  # before any library changes it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--gin", action="append", required=True, metavar="FILE", help="gin file, as for train.py; base.gin is implied"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="BINDING", help="one more binding")
+    parser.add_argument(
+        "--out", type=Path, help="where runs will go (default: runs/ of the project); must be seen by all nodes"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="CHECK", help="this check alone; may be repeated"
+    )
+    parser.add_argument("--log", type=Path, help="what OpenRLHF, Ray and vLLM print (default: doctor.log in --out)")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+
+    import transformers
+
+    from exgrpo_orlhf.doctor.finding import Finding
+
+    try:
+        from exgrpo_orlhf.doctor.examination import CHECKS, examine
+    except ModuleNotFoundError as error:
+        print(f"error: {error}; the doctor examines OpenRLHF's layouts: pip install -e '.[openrlhf]'", file=sys.stderr)
+        return 2
+    if unknown := [name for name in arguments.only if name not in CHECKS]:
+        parser.error(f"--only {unknown[0]}: there is no such check; there are {', '.join(CHECKS)}")
+    transformers.utils.logging.disable_progress_bar()
+    begin = time.monotonic()
+
+    folder = arguments.out or ROOT / "runs"
+    log = arguments.log or folder / "doctor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    terminal = _apart(log)
+
+    def report(finding: Finding) -> None:
+        print(f"{time.monotonic() - begin:4.0f} s  {finding}", file=terminal, flush=True)
+
+    try:
+        healthy = examine(arguments.gin, arguments.set, folder, arguments.only, report, ENVIRONMENT)
+    except ValueError as error:  # ConfigError among them
+        print(f"error: {error}", file=terminal)
+        return 2
+    print("all is well" if healthy else f"something is wrong; what the actors said is in {log}", file=terminal)
+    return 0 if healthy else 1
+
+
+def _apart(log: Path) -> TextIO:
+    """Sends what this process, and Ray for its actors, prints to a file. Returns the terminal."""
+    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    sys.stdout.flush()
+    for number in (1, 2):
+        os.dup2(file, number)
+    return terminal
+
+
+if __name__ == "__main__":
+    sys.exit(main())
