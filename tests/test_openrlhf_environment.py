@@ -20,7 +20,7 @@ import pytest
 from conftest import ROOT
 
 from exgrpo_orlhf.engines.openrlhf import environment
-from exgrpo_orlhf.engines.openrlhf.environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded
+from exgrpo_orlhf.engines.openrlhf.environment import for_cpu_adam, forwarded, not_forwarded
 
 NODE = {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0}}
 
@@ -28,7 +28,7 @@ NODE = {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0}}
 def job(**given: str) -> dict[str, str]:
     """What Ray 2.55 sets in the driver of a submitted job. given: the job's own runtime environment"""
     return {
-        JOB_CONFIG: json.dumps({"runtime_env": {"env_vars": given}, "metadata": {}}),
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": given}, "metadata": {}}),
         "OMP_NUM_THREADS": "1",
         "RAY_ADDRESS": "10.0.0.1:6379",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",

@@ -244,7 +244,9 @@ def _check_node(args: Any, model_path: str) -> None:
         raise LaunchError(wrong)
     if total := node.gpu_bytes():
         parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
-        if short := node.too_little_memory(args, parameters, total):
+        if parameters is None:
+            log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
+        elif short := node.too_little_memory(args, parameters, total):
             log.warning("%s", short)
 
 
