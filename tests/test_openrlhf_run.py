@@ -82,7 +82,8 @@ def alive(process: psutil.Process) -> bool:
 
 
 def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    *whole, _ = (run / "metrics.jsonl").read_text().split("\n")  # a run in progress may be writing the last line
+    return [json.loads(line) for line in whole]
 
 
 def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
