@@ -66,8 +66,8 @@ def launch(
 
 
 def _prepare(settings: OpenRLHFSettings) -> None:
-    """Raises LaunchError where OpenRLHF cannot be or is not installed, or there is no CUDA and no test bench was asked
-    for."""
+    """Raises LaunchError for a Python that OpenRLHF has no build for, for a package that is missing, and where there is
+    no CUDA and no test bench was asked for."""
     if wrong := node.wrong_python(tuple(sys.version_info)):
         raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
