@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.utils.cpp_extension
 from conftest import small_bindings
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, CLIPConfig, Qwen2Config
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import launch, node
@@ -139,6 +139,7 @@ def test_parameters_are_counted_without_loading_any(raw_model):
     sizes = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
     assert node.parameters_of(Qwen2Config(**sizes, **heads)) == QWEN_7B
+    assert node.parameters_of(CLIPConfig()) is None
     loaded = AutoModelForCausalLM.from_pretrained(raw_model)
     assert node.parameters_of(loaded.config) == sum(weight.numel() for weight in loaded.parameters())
 

@@ -1,7 +1,7 @@
 """Environment variables between the driver and Ray's workers.
 
-A worker has the variables with which its node joined Ray (`ray start`), and over them those that ray.init names. A Ray
-that a run starts on its own machine inherits the driver's. So this file decides what the driver of a cluster hands on.
+A worker has the variables with which its node joined Ray (`ray start`), and over them those that ray.init names. Where
+a run starts Ray itself, the node has the driver's. So this file decides what a driver hands on to a cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-JOB_CONFIG = "RAYJOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to its driver
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to its driver
 
 # Handed on when set. Patterns are shell patterns.
 _FORWARDED = (
@@ -100,8 +100,8 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """What is set, matters to Ray, NCCL, DeepSpeed, vLLM or torch, and is not handed on: (name, what to do), by name.
 
-    On a Ray of the run's own these arrive all the same. Of a submitted job's driver Ray's own settings are left out,
-    which are the head node's or Ray's doing, and so is what the job's runtime environment hands to everyone.
+    Where the run starts Ray itself, these reach the workers all the same. In the driver of a submitted job, Ray's own
+    settings are left out: Ray or the head node has set them. So is what the job's runtime environment gives to all.
     """
     in_job = JOB_CONFIG in environ
     found = []
@@ -121,12 +121,13 @@ def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[st
 def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """OMP_NUM_THREADS for actors whose optimiser works on the CPU, unless it is handed on anyway.
 
-    Ray gives an actor of less than two CPUs, as OpenRLHF's are, one thread.
+    Without it Ray gives one thread to an actor of less than two CPUs, as all of OpenRLHF's are.
 
     Args:
         environ: the driver's variables
         nodes: ray.nodes()
-    Returns: a GPU's share of its node's CPUs, by Ray's count, where that is least; {} where there is nothing to set.
+    Returns: the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes; {} where the driver
+    hands on a number of its own, and where there is at most one CPU per GPU.
     """
     if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ.get(JOB_CONFIG, "{}")):
         return {}

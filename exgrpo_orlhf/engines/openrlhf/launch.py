@@ -78,8 +78,8 @@ def launch(
 
 
 def _prepare(settings: OpenRLHFSettings) -> None:
-    """Raises LaunchError where OpenRLHF cannot be or is not installed, or there is no CUDA and no test bench was asked
-    for."""
+    """Raises LaunchError for a Python that OpenRLHF has no build for, for a package that is missing, and where there is
+    no CUDA and no test bench was asked for."""
     if wrong := node.wrong_python(tuple(sys.version_info)):
         raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
@@ -256,7 +256,9 @@ def _check_node(args: Any, model_path: str) -> None:
         raise LaunchError(wrong)
     if total := node.gpu_bytes():
         parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
-        if short := node.too_little_memory(args, parameters, total):
+        if parameters is None:
+            log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
+        elif short := node.too_little_memory(args, parameters, total):
             log.warning("%s", short)
 
 

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-GB = 1e9
+_GB = 1e9
 # Bytes of a GPU beside weights and vLLM's share: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments.
-_RESERVE = 5 * GB
+_RESERVE = 5 * _GB
 
 
 def wrong_python(version: tuple[int, ...]) -> str | None:
@@ -22,7 +22,7 @@ def wrong_python(version: tuple[int, ...]) -> str | None:
     if version[:2] < (3, 13):
         return None
     return (
-        "train.engine = 'openrlhf' needs Python 3.11 or 3.12, for OpenRLHF 0.11.2 has no build for newer ones; this is "
+        "train.engine = 'openrlhf' needs Python 3.11 or 3.12: OpenRLHF 0.11.2 has no build for newer ones, and this is "
         f"Python {version[0]}.{version[1]}"
     )
 
@@ -110,19 +110,26 @@ def too_little_memory(args: Any, parameters: int, total: float) -> str | None:
     if share <= fits:
         return None
     return (
-        f"vllm.gpu_memory_utilization = {share} of {total / GB:.1f} GB, {held / GB:.1f} GB of {', '.join(stay)} and an "
-        f"estimated {_RESERVE / GB:.0f} GB of CUDA, NCCL and fragments are more than there is: "
+        f"vllm.gpu_memory_utilization = {share} of {total / _GB:.1f} GB, {held / _GB:.1f} GB of {', '.join(stay)} and "
+        f"about {_RESERVE / _GB:.0f} GB of CUDA, NCCL and fragments are more than the GPU has: "
         + (f"at most {int(100 * fits) / 100} fits" if fits > 0 else "no share fits")
     )
 
 
-def parameters_of(config: Any) -> int:
-    """Of the causal language model with this configuration of transformers; tied weights count once."""
+def parameters_of(config: Any) -> int | None:
+    """Of the causal language model with this configuration of transformers; tied weights count once.
+
+    None where transformers makes no causal language model of it, such as a model with images.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except ValueError:
+            return None
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def gpu_bytes() -> float | None:
