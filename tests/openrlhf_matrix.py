@@ -3,9 +3,9 @@
     python openrlhf_matrix.py RANKS MODEL REFERENCE CELLS OUT
 
 A cell is what one configuration does with the batch, in float32: OpenRLHF's flags, or a layout's with these over them,
-optimiser steps and loss. All cells of a program share its process group. MODEL is the policy, REFERENCE another model for the KL term (against itself the term
-would have no gradient), CELLS a JSON file of cells by name, OUT a JSON file of what `compare` says of each of them, or
-of the error that ended it.
+optimiser steps and loss. All cells of a program share its process group. MODEL is the policy, REFERENCE another model
+for the KL term (against itself the term would have no gradient), CELLS a JSON file of cells by name, OUT a JSON file of
+what `compare` says of each of them, or of the error that ended it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""scripts/doctor.py on a cluster with faults planted in it. A program of its own: the doctor's arguments follow.
+
+Rank 1 has another folder where the run folder is for all others; a weight changes on its way to vLLM; log-probs are
+measured at another temperature than tokens are sampled at; of an optimiser step's micro-batches only the last counts.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from exgrpo_orlhf.engines.openrlhf import cpu
+
+cpu.install()
+
+from exgrpo_orlhf.doctor import cluster  # noqa: E402  (after install)
+
+WRONG_WEIGHT = "model.layers.1.mlp.down_proj.weight"
+
+
+class FaultyActor(cluster.DoctorActor):
+    def init_model_from_pretrained(self, *args, **kwargs):
+        super().init_model_from_pretrained(*args, **kwargs)
+        self.actor.model.set_gradient_accumulation_boundary = lambda last: None
+
+    def sees(self, marker, paths):
+        return super().sees(str(Path(marker).parent / "elsewhere" / "marker") if self._rank == 1 else marker, paths)
+
+    def measure(self, rows):
+        self.actor.temperature *= 0.7
+        try:
+            return super().measure(rows)
+        finally:
+            self.actor.temperature /= 0.7
+
+    def broadcast_to_vllm(self):
+        weight = dict(self.actor.model.module.named_parameters())[WRONG_WEIGHT].data
+        weight[0, 0] += 1
+        super().broadcast_to_vllm()
+        weight[0, 0] -= 1
+
+
+if __name__ == "__main__":
+    import doctor_faults  # by its name: Ray would ship the class of __main__ by value, bases and globals included
+
+    cluster.DoctorActor = doctor_faults.FaultyActor
+    sys.argv[0] = str(Path(__file__).resolve().parent.parent / "scripts" / "doctor.py")
+    runpy.run_path(sys.argv[0], run_name="__main__")
