@@ -43,6 +43,7 @@ from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.replay import Grade, MixedBatch, Plan, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.tasks.chain_model import ChainModel
 from exgrpo_orlhf.training import TrainingRun
 
@@ -144,8 +145,15 @@ STEP_SECONDS, STEP_GPUS, PARAMETERS, PEAK, SHARE, GENERATED = 135.0, 8, 7.62e9, 
 RIGHT, WRONG = Grade("correct", 1.0), Grade("wrong", 0.0)
 
 
+class Graded(Verifier):
+    """Responses come with their grades."""
+
+    def grade_groups(self, groups: Any, decode: Any, earlier: Any = ()) -> list[RolloutGroup]:
+        return list(groups)
+
+
 class MadeUp:
-    """Stands in the engine's and the verifier's place: random tokens, log-probs, scores and grades."""
+    """Stands in the engine's place: random tokens, log-probs, scores and grades."""
 
     prompts = SimpleNamespace(check=lambda questions: None, fingerprint=lambda: "benchmark")
     whole_batches, decode = True, None
@@ -175,9 +183,6 @@ class MadeUp:
         of = [*((question, k) for question in plan.fresh), *((question, k - 1) for question in plan.replayed)]
         return [RolloutGroup(question, tuple(one() for _ in range(n)), n < k) for question, n in of]
 
-    def grade_groups(self, groups: list[RolloutGroup], decode: None) -> list[RolloutGroup]:
-        return groups
-
     def update(self, batch: MixedBatch, loss: Any) -> UpdateStats:
         flat = batch.flat_rows()
         policy = [self.measure(row.token_ids) for row in flat]
@@ -198,7 +203,7 @@ def paper(steps: int, step_seconds: float) -> dict[str, Any]:
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
     b, k, engine = x.settings.questions_per_step, x.settings.group_size, MadeUp(as_experience)
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as folder:
-        run = TrainingRun(replace(x, verifier=engine), lambda checkpoint: engine, Path(folder), "", {})
+        run = TrainingRun(replace(x, verifier=Graded()), lambda checkpoint: engine, Path(folder), "", {})
         for i, question in enumerate(x.questions.load()[:STORED_QUESTIONS]):
             seen = k - i % 2  # rollouts: fresh K, replayed K − 1; else the few that are replayed first would come again
             run.buffer.record(question.id, Fraction(1 + i // 2 % (seen - 1), seen), 0)
