@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What an evaluation costs over the bare engine's generation of the very same requests. Goal: at most 5 %.
 
-    python benchmarks/eval_throughput.py --data ../shared/data --engine transformers
-    python benchmarks/eval_throughput.py --data ../shared/data --engine vllm
+    python benchmarks/eval_throughput.py --engine transformers
+    python benchmarks/eval_throughput.py --engine vllm
 
 Within one process and on one engine, in turns: the bare engine (vLLM's own asynchronous interface with all requests
 handed in at once; for transformers this project's sampling loop on the same chunks) and the whole of `evaluate`: its
@@ -10,7 +10,8 @@ folder, the graders' processes and their start, both graders, writing, and the r
 are the seconds of each round and the ratio of the medians. Other work on the cores shows.
 
 The model is made here, its weights random; what it writes holds no answer. So that grading has its usual work, each
-response is given the text of a solution, right in every second one, after it was generated.
+response is given the text of a solution, right in every second one, after it was generated; exactly those must be
+graded right.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -31,6 +33,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from command_line import DATA, finish, make_parser
 from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
@@ -43,10 +46,11 @@ from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
 from exgrpo_orlhf.prompts import Prompts
 
+GOAL = 0.05
 SOLUTION = "Let x be what is asked for. Then {steps} and so on, step by step. The answer is $\\boxed{{{answer}}}$."
 
 
-def main() -> None:
+def main() -> int:
     arguments = parse()
     with tempfile.TemporaryDirectory() as folder:
         model_path = make_model(Path(folder) / "model", arguments.width, arguments.layers)
@@ -89,19 +93,25 @@ def main() -> None:
             results = json.loads((Path(folder) / "0" / "results.json").read_text(encoding="utf-8"))
         finally:
             engine.close()
-    report(arguments, requests, results["benchmarks"][arguments.benchmark], seconds)
-
-
-def report(
-    arguments: argparse.Namespace, requests: Sequence[Request], result: dict[str, Any], seconds: dict[str, list[float]]
-) -> None:
-    tokens = result["tokens"]["response"]
+    result = results["benchmarks"][arguments.benchmark]
     bare, ours = (statistics.median(seconds[name]) for name in ("bare", "evaluation"))
-    print(
-        f"{arguments.engine}: {len(requests)} responses, {tokens} tokens, {tokens / bare:.0f} tokens/s bare, "
-        f"avg {result['avg']['value']:.2f}; overhead {100 * (ours / bare - 1):+.1f} % "
-        f"({1000 * (ours - bare) / len(requests):.1f} ms a response)"
+    tokens, graded, overhead = result["tokens"]["response"], result["avg"]["value"], ours / bare - 1
+    right = sum(map(Answering.is_right, requests)) / len(requests)
+    figures = {
+        "engine": arguments.engine,
+        "seconds": seconds,
+        "responses": len(requests),
+        "tokens": tokens,
+        "graded_right": graded,
+        "overhead": overhead,
+        "met": (arguments.small or overhead <= GOAL) and abs(graded - right) < 1e-9,
+    }
+    summary = (
+        f"{arguments.engine}: {len(requests)} responses, {tokens} tokens, {tokens / bare:.0f} tokens/s bare; graded "
+        f"right {graded:.3f} (goal {right:.3f}); overhead {overhead:+.1%} (goal {GOAL:.0%}), "
+        f"{1000 * (ours - bare) / len(requests):.1f} ms a response"
     )
+    return finish(arguments, figures, summary)
 
 
 class Answering:
@@ -114,9 +124,14 @@ class Answering:
         for portion in self._engine.generate(requests, done):
             yield [replace(response, text=self._solution(response)) for response in portion]
 
+    @staticmethod
+    def is_right(request: Request) -> bool:
+        _, row, sample = request.key
+        return (row + sample) % 2 == 1
+
     def _solution(self, response: Response) -> str:
-        _, row, sample = response.request.key
-        answer = self._answers[row] if (row + sample) % 2 else str(response.tokens)
+        request = response.request
+        answer = self._answers[request.key[1]] if self.is_right(request) else str(response.tokens)
         steps = ", ".join(f"x_{i} = {i} \\cdot {response.tokens}" for i in range(40))
         return SOLUTION.format(steps=steps, answer=answer)
 
@@ -181,9 +196,9 @@ def make_model(folder: Path, width: int, layers: int) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the benchmark's set")
+    parser = make_parser(__doc__)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the benchmark's set (default %(default)s)")
     parser.add_argument("--benchmark", default="math500")
     parser.add_argument("--limit", type=int, default=100, help="questions (default 100)")
     parser.add_argument("--samples", type=int, default=2, help="responses to each (default 2)")
@@ -192,8 +207,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256, help="of the model (default 256)")
     parser.add_argument("--layers", type=int, default=4, help="of the model (default 4)")
     parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.small:
+        vars(arguments).update(limit=6, max_tokens=16, width=64, layers=1, rounds=1)
+    return arguments
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,15 +20,13 @@ Each section is a process of its own, for its own memory peaks. Goals:
 5  the same with packed rows and flash_attention_2.
 
 About five minutes, and more where the chain model has not been warmed up yet; DeepSpeed compiles its Adam with nvcc.
-`--device cpu --tiny` tests this script in two minutes: goals of time and memory do not count there.
+`--small` runs on the CPU unless a device is named, in a minute or two.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -41,6 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from command_line import finish, make_parser
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -67,7 +66,7 @@ class Work(NamedTuple):
 
     device: str
     cuda: bool
-    tiny: bool
+    small: bool
     tokens: int
     length: int
     vocabulary: int
@@ -81,7 +80,7 @@ class Work(NamedTuple):
 
     def make_model(self) -> None:
         """A random Qwen2 whose weights bfloat16 holds exactly: what differs later is the arithmetic."""
-        hidden, layers, heads, inner = (64, 2, 2, 128) if self.tiny else (896, 24, 14, 4864)  # of Qwen2.5-0.5B
+        hidden, layers, heads, inner = (64, 2, 2, 128) if self.small else (896, 24, 14, 4864)  # of Qwen2.5-0.5B
         shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
         shape |= {"num_attention_heads": heads, "num_key_value_heads": 2, "vocab_size": self.vocabulary}
         special = {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
@@ -92,9 +91,9 @@ class Work(NamedTuple):
 
     def batch(self) -> tuple[MixedBatch, list[ForwardRow]]:
         """Random tokens and advantages; the second half of the groups ends with a stored trajectory."""
-        rng, k = np.random.default_rng(0), 4 if self.tiny else 8
+        rng, k = np.random.default_rng(0), 4 if self.small else 8
         groups, rows = [], []
-        for i, question in enumerate(questions := ModularChains(count=4 if self.tiny else 16).load()):
+        for i, question in enumerate(questions := ModularChains(count=4 if self.small else 16).load()):
             lengths, a = rng.integers(self.length // 2, self.length + 1, k), rng.normal(size=k)
             responses = [rng.integers(2, self.vocabulary, n).astype(np.int32) for n in lengths]
             behaviour = rng.normal(-np.log(self.vocabulary), 0.5, lengths[-1]).astype(np.float32)
@@ -119,7 +118,7 @@ def timed(work: Work, function: Callable[[], Any], repeats: int = 3) -> Timed:
     if work.cuda:
         torch.cuda.reset_peak_memory_stats()
     first, seconds = function(), []
-    for _ in range(1 if work.tiny else repeats):
+    for _ in range(1 if work.small else repeats):
         synchronize()
         begin = time.perf_counter()
         function()
@@ -146,7 +145,7 @@ def whole_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tenso
 
 
 def token_statistics(work: Work) -> Figures:
-    n, h = (64, 32) if work.tiny else (8192, 3584)
+    n, h = (64, 32) if work.small else (8192, 3584)
     torch.manual_seed(0)
     with torch.device(work.device):
         hidden, weight = torch.randn(n, h).bfloat16(), (torch.randn(work.vocabulary, h) * h**-0.5).bfloat16()
@@ -176,7 +175,7 @@ def token_statistics(work: Work) -> Figures:
 
 
 def local_engine(work: Work) -> Figures:
-    shape: Any = {"steps": 1, "width": 32, "cache": work.folder} if work.tiny else {"operands": (3, 4, 5, 6, 7, 8)}
+    shape: Any = {"steps": 1, "width": 32, "cache": work.folder} if work.small else {"operands": (3, 4, 5, 6, 7, 8)}
     model = ChainModel(**shape).prepare()
     exact, tested = work.engine("float32", model, "cpu"), work.engine("bfloat16", model)
     groups = tested.rollout(Plan(1, ModularChains(count=16).load(), [], {}), 8)
@@ -284,22 +283,22 @@ def run(section: int, work: Work) -> Figures:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, goals beside them")
+    parser = make_parser(__doc__)
     parser.add_argument("--section", type=int, nargs="+", choices=range(1, 6), default=range(1, 6), help="these alone")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="shapes that take seconds on a CPU")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="the default is cuda, and with --small cpu")
     many = "padded, of a micro-batch; 8192 (the default) need about 45 GB, reckoned, where the logits are whole"
     parser.add_argument("--tokens", type=int, choices=(2048, 4096, 8192, 16384), default=8192, help=many)
     given = parser.parse_args()
-    cuda = given.device == "cuda"
+    device = given.device or ("cpu" if given.small else "cuda")
+    cuda = device == "cuda"
     if not cuda:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # OpenRLHF would take a GPU that is there
     elif not torch.cuda.is_available():
-        print("skipped: torch sees no GPU here (--device cpu --tiny tests this script on a CPU)")
+        print("skipped: torch sees no GPU here (--small tests this script on a CPU)")
         return 0
-    tokens, length, vocabulary = (256, 24, 2048) if given.tiny else (given.tokens, ROW - PROMPT, 151_936)
+    tokens, length, vocabulary = (256, 24, 2048) if given.small else (given.tokens, ROW - PROMPT, 151_936)
     loss = MixedPolicyLoss(response_length=length)
+    timed_goals = cuda and not given.small
     results: Figures = {"device": torch.cuda.get_device_name() if cuda else "cpu", "met": True}
     for section, title in ((section, TITLES[section - 1]) for section in given.section):
         print(f"{section}  {title}", flush=True)
@@ -308,7 +307,7 @@ def main() -> int:
             print(f"   left out, not installed: {', '.join(missing)}")
             continue
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            work = Work(given.device, cuda, given.tiny, tokens, length, vocabulary, loss, Path(folder))
+            work = Work(device, cuda, given.small, tokens, length, vocabulary, loss, Path(folder))
             try:
                 results[title] = pool.submit(run, section, work).result()
             except Exception as error:  # whatever it is, the other sections go on
@@ -316,14 +315,11 @@ def main() -> int:
                 results["met"] = False
         for name, figure in results.get(title, {}).items():
             (value, limit), verdict = figure if isinstance(figure, tuple) else (figure, None), ""
-            if limit is not None and (cuda or not any(word in name for word in ("time", "memory"))):
+            if limit is not None and (timed_goals or not any(word in name for word in ("time", "memory"))):
                 met = bool(value <= limit)  # false for nan
                 verdict, results["met"] = f"  {'PASS' if met else 'MISS'} (at most {limit})", results["met"] and met
             print(f"   {name:40}{value:>14,.4g}{verdict}", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("met" if results["met"] else "MISSED")
-    return 0 if results["met"] else 1
+    return finish(given, results, str(results["device"]))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
 
     given = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
     given["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
-    given["train.micro_batch_size"] = 4 if work.tiny else work.tokens // ROW
+    given["train.micro_batch_size"] = 4 if work.small else work.tokens // ROW
     bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
     bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
     bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]

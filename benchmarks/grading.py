@@ -14,7 +14,6 @@ and what is not is killed at the limit while the other worker goes on; the next 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -22,13 +21,13 @@ import random
 import statistics
 import sys
 import time
-from pathlib import Path
+
+from command_line import DATA, finish, make_parser
 
 from exgrpo_orlhf.replay import Question
 from exgrpo_orlhf.rewards import Verifier, close_pools, verifier
 from exgrpo_orlhf.rewards.math import gold_texts
 
-DATA = Path(os.environ.get("EXGRPO_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 SPEED_GOAL, HARM_LIMIT = 1.8, 0.10
 PATHOLOGICAL = (
     r"\boxed{9^{9^{9^9}}}",
@@ -105,38 +104,35 @@ def spiced(pairs: list[Pair], share: float) -> list[Pair]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--count", type=int, default=4000, help="answers in a pass")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = make_parser(__doc__)
+    parser.add_argument("--count", type=int, default=4000, help="answers in a pass (default 4000)")
+    parser.add_argument("--repeats", type=int, default=3, help="passes of each (default 3)")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for an answer, as in training")
     arguments = parser.parse_args()
+    count, repeats = (500, 1) if arguments.small else (arguments.count, arguments.repeats)
     if len(os.sched_getaffinity(0)) > 2:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     logging.disable(logging.WARNING)
 
     plain(ordinary(100, seed=-1))
     seconds: dict[str, list[float]] = {"plain": [], "ours": [], "pathological": []}
-    for seed in range(arguments.repeats):  # in turns: what else the machine does then hits all alike
-        pairs = ordinary(arguments.count, seed)
+    for seed in range(repeats):  # in turns: what else the machine does then hits all alike
+        pairs = ordinary(count, seed)
         seconds["ours"].append(ours(pairs, arguments.timeout))
         seconds["pathological"].append(ours(spiced(pairs, 0.01), arguments.timeout))
         seconds["plain"].append(plain(pairs))
     close_pools()
-    rates = {name: arguments.count / statistics.median(each) for name, each in seconds.items()}
+    rates = {name: count / statistics.median(each) for name, each in seconds.items()}
     speed, harm = rates["ours"] / rates["plain"], 1 - rates["pathological"] / rates["ours"]
-    print(f"{arguments.count:,} answers, 2 cores, median of {arguments.repeats}, answers per second:")
+    print(f"{count:,} answers, 2 cores, median of {repeats}, answers per second:")
     print(f"  plain math-verify, one process   {rates['plain']:8.0f}")
     print(f"  ours                             {rates['ours']:8.0f}   {speed:.2f} times (goal {SPEED_GOAL})")
     print(
         f"  ours, 1 % pathological           {rates['pathological']:8.0f}   {harm:+.1%} fewer (limit {HARM_LIMIT:.0%})"
     )
-    met = speed >= SPEED_GOAL and harm < HARM_LIMIT
-    if arguments.json:
-        figures = {"answers_per_second": rates, "speed": speed, "harm": harm, "met": met}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
-    print("met" if met else "MISSED")
-    return 0 if met else 1
+    met = arguments.small or (speed >= SPEED_GOAL and harm < HARM_LIMIT)
+    figures = {"answers_per_second": rates, "speed": speed, "harm": harm, "met": met}
+    return finish(arguments, figures, f"{speed:.2f} times as many, {harm:+.1%} fewer with 1 % pathological")
 
 
 if __name__ == "__main__":

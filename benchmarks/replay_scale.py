@@ -18,8 +18,6 @@ first trajectory only, drawing all uniform numbers of a step at once, and not bu
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from command_line import finish, make_parser
 
 from exgrpo_orlhf.fresh import FreshQuestions
 from exgrpo_orlhf.replay import (
@@ -139,12 +138,12 @@ def measure_snapshot(buffer: ReplayBuffer) -> dict[str, float]:
     }
 
 
-def constants() -> tuple[float, float]:
+def constants(questions: int) -> tuple[float, float]:
     """Bytes a trajectory and a question take besides tokens, everything counted: from buffers of two sizes."""
     taken = []
     for stored in (STORED, 2 * STORED):
         load = Load(1, 48)
-        ids = [f"{i:032x}" for i in range(20_000)]
+        ids = [f"{i:032x}" for i in range(questions)]
         buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
         tracemalloc.start()
         for i, question_id in enumerate(ids):
@@ -157,39 +156,43 @@ def constants() -> tuple[float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40, help="measured steps (default 40)")
     arguments = parser.parse_args()
-    rows = [measure(n, 48, arguments.steps) for n in (10**4, 10**5, 10**6)]
-    rows.append(measure(10**4, 2000, arguments.steps))
+    sizes = [300, 1000, 3000] if arguments.small else [10**4, 10**5, 10**6]  # stored questions
+    rows = [measure(n, 48, arguments.steps) for n in sizes]
+    rows.append(measure(sizes[0], 2000, arguments.steps))
     names = ("questions", "length", "plan", "observe", "store", "step", "step_max", "us_per_kB", "bytes_per_token")
     print("milliseconds, median of a step; bytes of the blocks, gaps included")
     print("  ".join(f"{name:>15}" for name in names))
     for row in rows:
         print("  ".join(f"{row[name]:>15,.2f}" for name in names))
-    at = {(row["questions"], row["length"]): row for row in rows}
-    small, large = at[10**5, 48], at[10**6, 48]
-    per_trajectory, per_question = constants()
+    _, middle, largest, long = rows
+    per_trajectory, per_question = constants(1000 if arguments.small else 20_000)
     print(
-        f"\nbesides its tokens a trajectory takes {per_trajectory:.0f} bytes, {small['bytes_per_trajectory']} of them "
+        f"\nbesides its tokens a trajectory takes {per_trajectory:.0f} bytes, {middle['bytes_per_trajectory']} of them "
         f"in the arena's table; a question takes {per_question:.0f}"
     )
-    for row in (small, at[10**4, 2000]):
+    for row in (middle, long):
         print(
             f"snapshot of {row['trajectories']:,} trajectories of {row['length']:,} tokens, per GB of tokens and "
             f"log-probs: {row['save_s_per_GB']:.1f} s to write, {row['load_s_per_GB']:.1f} s to load"
         )
-    growth = large["step"] / small["step"]
+    growth = largest["step"] / middle["step"]
     most = max(row["bytes_per_token"] for row in rows)
-    met = bool(small["step"] <= GOAL_MS and growth <= GOAL_GROWTH and most <= GOAL_BYTES)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows, "growth": growth, "met": met}, indent=1) + "\n")
-    print(
-        f"{'met' if met else 'MISSED'}: a step takes {small['step']:.2f} ms at 10^5 (goal {GOAL_MS:g}), "
-        f"{growth:.2f} times that at 10^6 (goal {GOAL_GROWTH:g}); {most:.2f} bytes a token (goal {GOAL_BYTES:g})"
+    met = bool(middle["step"] <= GOAL_MS and growth <= GOAL_GROWTH and most <= GOAL_BYTES)
+    figures = {
+        "rows": rows,
+        "bytes_per_trajectory": per_trajectory,
+        "bytes_per_question": per_question,
+        "growth": growth,
+        "met": met or arguments.small,
+    }
+    summary = (
+        f"a step takes {middle['step']:.2f} ms at {middle['questions']:,} questions (goal {GOAL_MS:g}), {growth:.2f} "
+        f"times that at {largest['questions']:,} (goal {GOAL_GROWTH:g}); {most:.2f} bytes a token (goal {GOAL_BYTES:g})"
     )
-    return 0 if met else 1
+    return finish(arguments, figures, summary)
 
 
 if __name__ == "__main__":

@@ -18,24 +18,23 @@ Takes about eight minutes with one thread: each figure is of a process of its ow
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from command_line import finish, make_parser
 from torch import Tensor
 
 from exgrpo_orlhf.objective import token_stats
 
-TOKENS, HIDDEN, VOCABULARY = 2048, 1536, 151_936  # Qwen2.5-1.5B
-WEIGHT_GRADIENT = VOCABULARY * HIDDEN * 4  # bytes
+Size = tuple[int, int, int]  # tokens, hidden size, vocabulary
+FULL = 2048, 1536, 151_936  # of Qwen2.5-1.5B
+SMALL = 512, 64, 32_000  # large enough for the plain computation's peak to show
 MEMORY_LIMIT = 0.1
 
 
@@ -74,11 +73,12 @@ def resident_peak() -> int:
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
-def step(variant: str, through: tuple[bool, bool], tokens: int, vocabulary: int) -> tuple[float, int, Tensor]:
+def step(variant: str, through: tuple[bool, bool], size: Size) -> tuple[float, int, Tensor]:
     """Seconds, bytes by which the process's peak rose, and both outputs (2, N)."""
+    tokens, width, vocabulary = size
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, HIDDEN, generator=generator).requires_grad_(through[0])
-    weight = torch.empty(vocabulary, HIDDEN).uniform_(-0.1, 0.1, generator=generator).requires_grad_(through[0])
+    hidden = torch.randn(tokens, width, generator=generator).requires_grad_(through[0])
+    weight = torch.empty(vocabulary, width).uniform_(-0.1, 0.1, generator=generator).requires_grad_(through[0])
     targets = torch.randint(vocabulary, (tokens,), generator=generator)
     before, start = resident_peak(), time.perf_counter()
     with torch.set_grad_enabled(through[0]):
@@ -89,19 +89,20 @@ def step(variant: str, through: tuple[bool, bool], tokens: int, vocabulary: int)
     return seconds, resident_peak() - before, torch.stack([output.detach() for output in outputs])
 
 
-def measure(variant: str, through: tuple[bool, bool], threads: int) -> tuple[float, int, list[list[float]]]:
+def measure(variant: str, through: tuple[bool, bool], size: Size, threads: int) -> tuple[float, int, list[list[float]]]:
     """In a fresh process, whose resident peak counts everything: tensors, the library's buffers, fragmentation.
 
     torch's own allocation trace would miss the matrix library's packing buffers and what the allocator holds back.
     """
     torch.set_num_threads(threads)
-    step(variant, through, 8, 64)  # loads what is loaded on first use
-    seconds, peak, outputs = step(variant, through, TOKENS, VOCABULARY)
+    step(variant, through, (8, size[1], 64))  # loads what is loaded on first use
+    seconds, peak, outputs = step(variant, through, size)
     # The weight's gradient is inside our peak. Inside the plain one's it may not be: then this is in its favour.
-    return seconds, peak - (WEIGHT_GRADIENT if through[0] else 0), outputs.tolist()
+    weight_gradient = 4 * size[1] * size[2] if through[0] else 0  # bytes
+    return seconds, peak - weight_gradient, outputs.tolist()
 
 
-def compare(case: Case, repeats: int, threads: int) -> dict[str, float]:
+def compare(case: Case, size: Size, repeats: int, threads: int) -> dict[str, float]:
     """Both variants in turn, `repeats` times; of each the least time and the largest peak."""
     seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     peaks: dict[str, list[int]] = {variant: [] for variant in VARIANTS}
@@ -109,7 +110,7 @@ def compare(case: Case, repeats: int, threads: int) -> dict[str, float]:
     for _ in range(repeats):
         for variant in VARIANTS:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                took, peak, outputs[variant] = pool.submit(measure, variant, case.through, threads).result()
+                took, peak, outputs[variant] = pool.submit(measure, variant, case.through, size, threads).result()
             seconds[variant].append(took)
             peaks[variant].append(peak)
     difference = (torch.tensor(outputs["plain"]) - torch.tensor(outputs["blocks"])).abs().max().item()
@@ -129,20 +130,18 @@ def compare(case: Case, repeats: int, threads: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    size, repeats = (SMALL, 1) if arguments.small else (FULL, arguments.repeats)
 
-    print(
-        f"{TOKENS:,} tokens, hidden size {HIDDEN:,}, vocabulary {VOCABULARY:,}, float32, {arguments.threads} thread(s)"
-    )
+    print("{:,} tokens, hidden size {:,}, vocabulary {:,}, float32, {} thread(s)".format(*size, arguments.threads))
     print(f"{'':24}{'seconds':>26}{'peak extra MB':>30}")
     print(f"{'':24}{'plain':>8}{'blocks':>8}{'ratio':>10}{'plain':>12}{'blocks':>8}{'ratio':>10}")
     figures = {}
     for case in CASES:
-        row = figures[case.name] = compare(case, arguments.repeats, arguments.threads)
+        row = figures[case.name] = compare(case, size, repeats, arguments.threads)
         print(
             f"{case.name:24}{row['plain_seconds']:8.2f}{row['blocks_seconds']:8.2f}{row['time_ratio']:10.2f}"
             f"{row['plain_peak_bytes'] / 1e6:12,.0f}{row['blocks_peak_bytes'] / 1e6:8,.0f}{row['memory_ratio']:10.3f}",
@@ -154,12 +153,10 @@ def main() -> int:
         for what in ("time", "memory")
     }
     nearest = max(shares, key=shares.__getitem__)
-    met = shares[nearest] <= 1
-    if arguments.json:
-        settings = {"repeats": arguments.repeats, "threads": arguments.threads}
-        arguments.json.write_text(json.dumps({**settings, "cases": figures, "met": met}, indent=2) + "\n")
-    print(f"nearest to its limit: {shares[nearest]:.2f} of it ({nearest}): {'met' if met else 'MISSED'}")
-    return 0 if met else 1
+    met = arguments.small or shares[nearest] <= 1
+    settings = {"repeats": repeats, "threads": arguments.threads}
+    summary = f"nearest to its limit: {shares[nearest]:.2f} of it ({nearest})"
+    return finish(arguments, {**settings, "cases": figures, "met": met}, summary)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,121 @@
+"""Every benchmark runs to its end at its small size, in a process of its own, and what it says is whole and finite."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import DATA, ROOT
+
+SCRIPTS = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if '\nif __name__ == "__main__":' in p.read_text()}
+SLOW_OPENRLHF = (pytest.mark.slow, pytest.mark.openrlhf)
+
+
+def case(command: str, lines: str, figures: str, needs: str = "", passes: int | None = None, marks: Any = ()) -> Any:
+    """command: script and what it is given besides --small and --json
+    lines: the beginnings of the table's lines, on each of which a number follows, split by |
+    figures: names of numbers in the file, split by |
+    needs: packages, and 'data' for the shared questions, split by spaces
+    passes: how many goals of correctness it says are met; None: it does not count them
+    """
+    return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
+
+
+CASES = [
+    case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
+    case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
+    case(
+        "eval_throughput --engine vllm",
+        "round 1: bare",
+        "responses|tokens|graded_right|overhead",
+        "data vllm",
+        marks=SLOW_OPENRLHF,
+    ),
+    case(
+        "gpu --section 1 2 3",
+        "forward: nats off, at most|1 - cosine of the updates|scoring: tokens/s|grad_norm, off by",
+        "forward: nats off, at most|1 - cosine of the updates|scoring: tokens/s|grad_norm, off by",
+        passes=7,
+        marks=pytest.mark.slow,
+    ),
+    case(
+        "gpu --section 4 5",
+        "grad_norm, off by|log-probs, nats off|update: ms|measure: ms",
+        "grad_norm, off by|log-probs, nats off|entropies, nats off|update: ms|measure: ms",
+        "openrlhf",
+        passes=8,
+        marks=SLOW_OPENRLHF,
+    ),
+    case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
+    case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
+    case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
+    case(
+        "openrlhf_overhead --bench",
+        "plan|score|rollout|assemble|measure|train|sync|store|rest|step|response_tokens|actual_share",
+        "plan|score|rollout|assemble|measure|train|sync|store|rest|step|response_tokens|actual_share",
+        "openrlhf",
+        marks=SLOW_OPENRLHF,
+    ),
+    case(
+        "replay_scale",
+        "300.00|1,000.00|3,000.00|besides its tokens|snapshot of 1,200",
+        "plan|observe|store|step_max|bytes_per_token|save_s_per_GB|bytes_per_question|growth",
+    ),
+    case("scoring", "never", "useful|cost|choices|tokens_in_full"),
+    case(
+        "token_stats",
+        "no gradients|gradients of log-probs|gradients of both",
+        "plain_seconds|time_ratio|plain_peak_bytes|memory_ratio|largest_difference",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """With a cache of its own: the tiny model of several scripts is warmed up once."""
+    cache = str(tmp_path_factory.mktemp("models"))
+    return {**os.environ, "PYTHONPATH": str(ROOT), "EXGRPO_CACHE": cache, "EXGRPO_TEST_DATA": str(DATA)}
+
+
+def test_every_benchmark_has_a_small_size_that_is_run():
+    assert {param.id.split()[0] for param in CASES} == SCRIPTS
+
+
+@pytest.mark.parametrize(("command", "lines", "figures", "needs", "passes"), CASES)
+def test_the_small_size_runs_to_its_end(command, lines, figures, needs, passes, request, environment, tmp_path):
+    for package in needs:
+        if package == "data":
+            request.getfixturevalue("shared_data")
+        elif importlib.util.find_spec(package) is None:
+            pytest.skip(f"the package {package} is not installed")
+    script, *arguments = command.split()
+    written = tmp_path / "figures.json"
+    line = [sys.executable, f"benchmarks/{script}.py", "--small", "--json", str(written), *arguments]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    for beginning in lines:
+        assert re.search(rf"^ *{re.escape(beginning)}.*\d", done.stdout, re.MULTILINE), f"{beginning}\n{done.stdout}"
+    assert passes is None or done.stdout.count("PASS") == passes, done.stdout
+    found = json.loads(written.read_text(), parse_constant=lambda name: pytest.fail(f"{name} among the figures"))
+    assert found["small"] is True
+    assert found["met"] is True
+    assert set(figures) <= set(numbers(found)), done.stdout
+
+
+def numbers(value: Any, name: str = "") -> Iterator[str]:
+    """Names of all numbers in what a script wrote; those of a list have its name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name
