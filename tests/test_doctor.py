@@ -14,6 +14,7 @@ import openrlhf_bench  # noqa: F401
 import pytest
 import torch
 from conftest import ROOT
+from ray_node import running_ray
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
 
 from exgrpo_orlhf import config
@@ -66,33 +67,16 @@ def test_planted_faults_are_named(tmp_path):
     """Two ranks on a cluster that was started without a variable that the driver has."""
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
     more |= {"train.max_tokens_per_gpu": 16384, "rollout.max_tokens_per_gpu": 16384}
-    node = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--head",
-            "--port=6399",
-            "--num-gpus=3",
-            "--num-cpus=16",
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "RAY_worker_niceness": "0"},
-        capture_output=True,
-        text=True,
-    )
-    assert node.returncode == 0, node.stdout + node.stderr
-    try:
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    with running_ray(tmp_path, cpus=16, gpus=3, PYTHONPATH=paths, RAY_worker_niceness="0") as address:
         status, lines = doctor(
             tmp_path,
             *BENCH,
-            *("--set", f"OpenRLHF.more_flags = {more!r}", "--set", "OpenRLHF.ray_address = '127.0.0.1:6399'"),
+            *("--set", f"OpenRLHF.more_flags = {more!r}", "--set", f"OpenRLHF.ray_address = {address!r}"),
             *(part for name in ("folder", "environment", "logprobs", "gradient", "sync") for part in ("--only", name)),
             program="tests/doctor_faults.py",
             env={"NCCL_SOCKET_IFNAME": "eth7"},
         )
-    finally:
-        subprocess.run([*ray, "stop", "--force"], capture_output=True)
     assert status == 1, (lines, log_of(tmp_path))
     assert all(line.startswith("failed") and "remedy: " in line for line in lines.values()), lines
     assert "rank 1 does not see" in lines["folder"]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from ray_node import running_ray
 
 from exgrpo_orlhf.engines.openrlhf import environment
 from exgrpo_orlhf.engines.openrlhf.environment import for_cpu_adam, forwarded, not_forwarded
@@ -145,41 +137,10 @@ def test_the_guide_names_every_group_of_variables_in_the_right_half_of_its_table
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The address of a Ray of 6 CPUs and 2 pretended GPUs that has none of this process's OMP_ and NCCL_ variables."""
+    """The address of a Ray that has none of this process's OMP_ and NCCL_ variables."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    without = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "NCCL_", "RAY_"))}
-    log = tmp_path / "log"
-    for _ in range(3):  # Ray gives a node 30 s to start, which a busy machine may not keep
-        folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a short path: Ray makes sockets in it
-        with log.open("w") as output:
-            head = subprocess.Popen(
-                head_node(folder), stdout=output, stderr=output, env=without, start_new_session=True
-            )
-        try:
-            written, end = folder / "ray_current_cluster", time.monotonic() + 120
-            while not written.exists() and head.poll() is None and time.monotonic() < end:
-                time.sleep(0.2)
-            if written.exists():
-                yield written.read_text().strip()
-                return
-        finally:
-            head.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                head.wait(30)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(head.pid, signal.SIGKILL)
-            shutil.rmtree(folder, ignore_errors=True)
-    pytest.fail(log.read_text())
-
-
-def head_node(folder: Path) -> list[str]:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
-    command += [f"--ray-client-server-port={port}", "--min-worker-port=0", "--max-worker-port=0"]
-    command += ["--num-cpus=6", "--num-gpus=2", "--object-store-memory=80000000", f"--temp-dir={folder}"]
-    return [*command, "--include-dashboard=false", "--disable-usage-stats"]
+    with running_ray(tmp_path, cpus=6, gpus=2) as address:
+        yield address
 
 
 def in_the_workers(address: str) -> dict:

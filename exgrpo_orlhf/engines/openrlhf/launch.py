@@ -227,8 +227,8 @@ def _check_shapes(x: Experiment, args: Any) -> None:
                 f"OpenRLHF.flags: the {count} {what} (train.questions_per_step · train.group_size, divided by "
                 f"Optimizer.steps_per_batch) do not divide into {ranks} ranks × {flag} = {size}"
             )
-    if args.ds.zero_stage not in (2, 3):
-        raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 2 or 3, got {args.ds.zero_stage}")
+    if args.ds.zero_stage not in (1, 2, 3):
+        raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {args.ds.zero_stage}")
     if given.get("ds.param_dtype", "bf16") != "bf16":
         raise LaunchError(f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {given['ds.param_dtype']!r}")
     from openrlhf.models import PolicyLoss  # says which of the correction's flags go together
