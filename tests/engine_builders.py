@@ -22,6 +22,9 @@ from exgrpo_orlhf.settings import Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 K = 4
+# A logit is a sum of 32 products and at most 6 here: the output layer puts it up to 32 · 2^-24 · 6 = 1.1e-5 off. As
+# much again for the layers below it, and twice that for another CPU's order of sums.
+LOGPROB_ERROR = 4e-5
 
 
 def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> LocalEngine:

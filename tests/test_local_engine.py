@@ -154,11 +154,11 @@ def test_a_response_ends_with_its_end_token_or_is_truncated(warm_model):
         assert rollout.finish == "stop" or len(rollout.token_ids) == 8
 
 
-def test_sampling_depends_on_seed_and_step_alone_and_leaves_the_global_generator_alone(warm_model):
+def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):
     engine, asked = make_engine(warm_model), questions(4)
 
-    def sample(used, step):
-        return [r.token_ids.tolist() for g in used.rollout(Plan(step, asked, [], {}), K) for r in g.rollouts]
+    def sample(used, step, round=0):
+        return [r.token_ids.tolist() for g in used.rollout(Plan(step, asked, [], {}, round), K) for r in g.rollouts]
 
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
@@ -168,6 +168,9 @@ def test_sampling_depends_on_seed_and_step_alone_and_leaves_the_global_generator
     torch.manual_seed(123)
     assert sample(engine, 1) == first
     assert sample(engine, 2) != first
+    second = sample(engine, 1, round=1)
+    assert second != first, "questions in the place of others do not meet the numbers of those they replace"
+    assert sample(engine, 1, round=1) == second
     assert sample(make_engine(warm_model, seed=1), 1) != first
 
 

@@ -66,8 +66,9 @@ def plain_loss(loss: MixedPolicyLoss, rows: list[PlainRow]) -> tuple[float, list
             x = row.reference[t] - row.logprobs[t]
             value += term / divisor
             value -= loss.entropy_coef * row.entropies[t] / n_tokens
-            value += loss.kl_coef * (math.exp(x) - x - 1) / n_tokens
-            grad_logprobs.append(slope / divisor + loss.kl_coef * (1 - math.exp(x)) / n_tokens)
+            kl_divisor = divisor if loss.normalizer == "sequences" else n_tokens
+            value += loss.kl_coef * (math.exp(x) - x - 1) / kl_divisor
+            grad_logprobs.append(slope / divisor + loss.kl_coef * (1 - math.exp(x)) / kl_divisor)
             grad_entropies.append(-loss.entropy_coef / n_tokens)
     return value, grad_logprobs, grad_entropies
 

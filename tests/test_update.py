@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from engine_builders import (
+    LOGPROB_ERROR,
     K,
     float32_error,
     gradient,
@@ -32,10 +35,6 @@ from exgrpo_orlhf.replay import (
 from exgrpo_orlhf.settings import Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
-
-# A logit is a sum of 32 products and at most 6 here: the output layer puts it up to 32 · 2^-24 · 6 = 1.1e-5 off. As
-# much again for the layers below it, and twice that for another CPU's order of sums.
-LOGPROB_ERROR = 4e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -71,7 +70,14 @@ def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_polic
 
 
 def plain_update(
-    model, engine: LocalEngine, batch: MixedBatch, behaviour: list[torch.Tensor], normalizer: str = "constant"
+    model,
+    engine: LocalEngine,
+    batch: MixedBatch,
+    behaviour: list[torch.Tensor],
+    normalizer: str = "constant",
+    reference=None,
+    entropy_coef: float = 0.0,
+    kl_coef: float = 0.0,
 ) -> list[torch.Tensor]:
     """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
     rows, measured = batch.flat_rows(), []
@@ -84,12 +90,20 @@ def plain_update(
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
         logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
         measured.append(logprobs.detach())
+        if not row.in_loss:
+            continue
         w = torch.exp(logprobs - old)
         if row.replayed is None:
             terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
         else:
             terms = w / (w + 0.1) * row.advantage
         total = total - terms.sum() / divisors[normalizer](len(terms))
+        if reference is not None:
+            x = plain_stats(reference, prompt, row.token_ids)[0] - logprobs
+            kl_divisor = divisors["sequences" if normalizer == "sequences" else "tokens"](len(x))
+            total = total + kl_coef * (torch.exp(x) - x - 1).sum() / kl_divisor
+            entropy = torch.distributions.Categorical(logits=logits).entropy().sum()
+            total = total - entropy_coef * entropy / tokens
     total.backward()
     return measured
 
@@ -102,7 +116,9 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     rows[0] = Row(rows[0].question, rows[0].token_ids, 0.0, True, None)  # a row without a gradient
     batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    sampled_by = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[0] for r in rows]
+    sampled_by, entropies = zip(
+        *(plain_stats(model, engine.prompts.encode(r.question), r.token_ids) for r in rows), strict=True
+    )
     behaviour = [
         old if row.replayed is None else torch.from_numpy(row.replayed.behaviour_logprobs).double()
         for row, old in zip(rows, sampled_by, strict=True)
@@ -127,6 +143,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     assert sorted(again) == list(range(1, len(rows))), "the row without a gradient is measured once"
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
+        assert stats.entropies[i] == pytest.approx(float(entropies[i].mean()), abs=LOGPROB_ERROR)
         if row.replayed is None:
             assert stats.behaviour_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
         else:
@@ -235,6 +252,32 @@ def test_gradient_is_that_of_the_loss_computed_from_the_whole_logits(warm_model)
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float()
     bound = float32_error(weights(engine), batch, expected, steps=1)
     found = gradient(engine, batch, MixedPolicyLoss(response_length=24))
+    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("normalizer", ["constant", "tokens", "sequences"])
+def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_neither(warm_model, normalizer):
+    """Against the whole logits in float64. The KL term is a mean by sequence where the policy term is one."""
+    engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9), reference=True)
+    batch = mixed_batch(engine)
+    batch.rows[0][1] = replace(batch.rows[0][1], advantage=0.0, in_loss=False)
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter *= 1.05  # or the policy would be the reference, where the KL term has no gradient
+    reference = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
+    policy = copy.deepcopy(reference)
+    policy.load_state_dict(engine.model.state_dict())
+    behaviour = [
+        plain_stats(policy, engine.prompts.encode(row.question), row.token_ids)[0]
+        if row.replayed is None
+        else torch.from_numpy(row.replayed.behaviour_logprobs).double()
+        for row in batch.flat_rows()
+    ]
+    terms = {"normalizer": normalizer, "entropy_coef": 0.2, "kl_coef": 2.0}
+    plain_update(policy, engine, batch, behaviour, reference=reference, **terms)
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).float()
+    bound = float32_error(weights(engine), batch, expected, steps=1)
+    found = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
     torch.testing.assert_close(found, expected, atol=bound, rtol=0)
 
 
