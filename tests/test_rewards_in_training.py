@@ -55,7 +55,7 @@ def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
     """What is known and stored after the first step is what a reward of 0 leads to."""
     known, first = [], []
     for wrong in (0.0, -0.5):
-        file, run = tmp_path / f"wrong_{-wrong}.py", tmp_path / f"run_{-wrong}"
+        file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
         file.write_text(SIGNED.format(wrong=wrong))
         one_step = ("train.steps = 1", "train.save_every = 1")
         first += go(warm_model, run, "Verifier.kind = 'function'", f"Verifier.function = '{file}'", *one_step)[1:]

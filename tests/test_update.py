@@ -149,7 +149,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
         else:
             assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
         if i in again:
-            assert again[i] == pytest.approx(passes[1][i].numpy(), abs=4 * LOGPROB_ERROR), "of moved weights"
+            assert again[i] == pytest.approx(passes[1][i].numpy(), abs=4 * LOGPROB_ERROR), "the weights are off too"
 
 
 @pytest.mark.parametrize(("beside", "normalizer"), [(1, "constant"), (2, "constant"), (1, "sequences"), (1, "tokens")])
