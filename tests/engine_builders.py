@@ -22,6 +22,9 @@ from exgrpo_orlhf.settings import Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 K = 4
+# A logit is a sum of 32 products and at most 6 here: the output layer puts it up to 32 · 2^-24 · 6 = 1.1e-5 off. As
+# much again for the layers below it, and twice that for another CPU's order of sums.
+LOGPROB_ERROR = 4e-5
 
 
 def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> LocalEngine:
@@ -83,8 +86,18 @@ def use_sgd(engine: LocalEngine, rate: float) -> None:
     engine._update.scheduler.optimizer = engine._update.optimizer
 
 
+def float32_error(start: torch.Tensor, batch: MixedBatch, moved: torch.Tensor, *, steps: int) -> float:
+    """How far so many optimiser steps in float32 may leave a weight from where exact arithmetic leaves it.
+
+    A gradient is a sum over the batch's tokens, off by up to tokens · 2^-24 of its size; a weight is stored to 2^-24 of
+    its own. Both in each step, and four times that for another CPU's order of sums.
+    """
+    tokens = sum(len(row.token_ids) for row in batch.flat_rows())
+    return 4 * steps * 2.0**-24 * (tokens * float(moved.abs().max()) + float(start.abs().max()))
+
+
 def gradient(engine: LocalEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
-    """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost."""
+    """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost, rounded as they are."""
     before = weights(engine)
     use_sgd(engine, 1.0)
     engine.update(batch, loss)

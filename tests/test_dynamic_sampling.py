@@ -144,15 +144,22 @@ def test_the_stored_row_counts_in_the_difficulty_of_a_replayed_group():
     assert sampled.plan.replayed == [old], "2 of 4 and 1 of 4 with the stored success"
 
 
-def test_a_retired_question_that_left_fresh_sampling_is_not_drawn_into_a_place():
-    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=True))
+@pytest.mark.parametrize("leaves_fresh", [True, False])
+def test_a_retired_question_is_drawn_into_a_place_unless_it_left_fresh_sampling(leaves_fresh):
+    """Also where the draw into a place begins the epoch: retired questions are left out when one begins."""
+    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
     for question in QUESTIONS[10:]:
         buffer.record(question.id, 1, 1)
         buffer.retire(question.id, 1)
-    source = FreshQuestions(QUESTIONS, np.random.default_rng(0))
-    plan = Plan(1, source.draw(4, (), buffer.retired), [], {})
-    sampled = DynamicSampling(50).sample(plan, {}, Rolls({}, otherwise=0), source, buffer)
-    assert {g.question.id for g in sampled.everything} == {question.id for question in QUESTIONS[:10]}
+    drawn_from = QUESTIONS[:10] if leaves_fresh else QUESTIONS
+    for fresh in (4, 0):
+        source = FreshQuestions(QUESTIONS, np.random.default_rng(0))
+        old = QUESTIONS[: 4 - fresh]
+        plan = Plan(1, source.draw(fresh, (), buffer.retired if leaves_fresh else ()), old, {})
+        stored = {question.id: STORED for question in old}
+        rolls = Rolls({question.id: K - 1 for question in old}, otherwise=0)
+        sampled = DynamicSampling(50).sample(plan, stored, rolls, source, buffer)
+        assert {g.question.id for g in sampled.everything} == {question.id for question in drawn_from}
 
 
 def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():

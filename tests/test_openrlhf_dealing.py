@@ -17,7 +17,9 @@ from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.openrlhf import flags
 from exgrpo_orlhf.engines.openrlhf.driver import without_the_jobs
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
+from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import Optimizer
 
 pytestmark = pytest.mark.openrlhf
@@ -83,6 +85,18 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
     found = fit(actor, batch)
     for name in ("policy/loss", "policy/grad_norm"):
         assert found[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
+
+
+def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
+    def seeds():
+        trainer = object.__new__(MixedTrainer)
+        trainer.x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], [])
+        trainer.settings = trainer.x.openrlhf
+        plans = [Plan(step, [], [], {}, round) for step in (1, 2, 3) for round in range(4)]
+        return [trainer._seed(plan, position) for plan in plans for position in range(8)]
+
+    assert len(set(seeds())) == 3 * 4 * 8
+    assert seeds() == seeds()
 
 
 def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):

@@ -126,6 +126,26 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     assert torch.equal(gradients[0][~fresh], gradients[1][~fresh])
 
 
+def test_the_rollout_correction_does_not_weigh_the_kl_term():
+    batch, forward = mixed_batch(ungraded=False)
+    now, behaviour, reference = log_probs(batch, forward)
+    e = micro_batch(as_experience(batch, forward, behaviour))
+    mask, width = e.action_mask.bool(), e.action_mask.shape[1]
+    gradients = {}
+    for kl_coef, correction in itertools.product((0.0, 0.3), (RolloutCorrection(), CORRECTIONS[0])):
+        loss = MixedPolicyLoss(normalizer="sequences", kl_coef=kl_coef)
+        mixed = MixedLoss(loss, len(forward), 1, False, correction)
+        mixed.replayed, mixed.reference = torch.stack(e.info["replayed"]).bool(), torch.from_numpy(reference[:, :width])
+        mine = torch.from_numpy(now[:, :width].copy()).requires_grad_()
+        old, rollout = e.action_log_probs, e.rollout_log_probs
+        mixed(mine, old, e.advantages, mask, rollout, 1, int(mask.sum()), 1)[0].backward()
+        gradients[kl_coef, correction] = mine.grad
+    plain, corrected = (gradients[0.3, c] - gradients[0.0, c] for c in (RolloutCorrection(), CORRECTIONS[0]))
+    assert plain.abs().max() > 1e-4
+    torch.testing.assert_close(plain, corrected, atol=1e-9, rtol=0)
+    assert not torch.allclose(gradients[0.0, RolloutCorrection()], gradients[0.0, CORRECTIONS[0]])
+
+
 @pytest.mark.parametrize("gas", [1, 4])
 def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
     batch, forward = mixed_batch(replay=False, ungraded=False)

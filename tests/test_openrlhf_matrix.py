@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
 DYNAMIC = {"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 100}  # three and more a step on one rank
 STATIC = {"train.micro_batch_size": 4}
-LOSSES = ({}, {"kl_coef": 0.1, "entropy_coef": 0.01})
+LOSSES = ({}, {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "sequences"})
 OFFLOAD = {"ds.adam_offload": True}
 
 # What a layout asks for and this machine has not, and what stands in its place here; None: the flag is left out.

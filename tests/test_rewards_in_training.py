@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import small_bindings
 
@@ -18,6 +19,11 @@ def reward_func(queries, prompts, labels):
     if "RAISE" in __file__:
         raise RuntimeError("always")
     return {"rewards": [float(query.endswith("#" + label)) for query, label in zip(queries, labels)]}
+"""
+
+SIGNED = """
+def reward_func(queries, prompts, labels):
+    return [1.0 if query.endswith("#" + label) else {wrong} for query, label in zip(queries, labels)]
 """
 
 
@@ -43,6 +49,24 @@ def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_pat
     for name in ("reward/mean", "reward/pass_at_1", "policy/loss"):
         assert [row.get(name) for row in given] == [row.get(name) for row in own]
     assert given[1]["reward/mean"] > 0
+
+
+def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
+    """What is known and stored after the first step is what a reward of 0 leads to."""
+    known, first = [], []
+    for wrong in (0.0, -0.5):
+        file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
+        file.write_text(SIGNED.format(wrong=wrong))
+        one_step = ("train.steps = 1", "train.save_every = 1")
+        first += go(warm_model, run, "Verifier.kind = 'function'", f"Verifier.function = '{file}'", *one_step)[1:]
+        replay = run / "checkpoint-1" / "replay"
+        questions, stored = (pq.read_table(replay / f"{name}.parquet") for name in ("questions", "trajectories"))
+        assert set(stored["reward"].to_pylist()) == {1.0}
+        known.append((questions, stored.select(["question_id", "token_ids"])))
+    assert known[0] == known[1]
+    zero, negative = first
+    assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
+    assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
 
 
 def test_training_stops_when_grading_fails(warm_model, tmp_path):

@@ -67,7 +67,8 @@ class MixedPolicyLoss:
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy of the tokens there are, subtracted from the loss; nats per token
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
-        x = log π_ref − log π_θ, at most KL_BOUND nats a token
+        x = log π_ref − log π_θ, at most KL_BOUND nats a token. The mean is over the tokens there are; with
+        'sequences', as in GRPO, over each row's own, then over rows
     """
 
     beta: float = 0.1
@@ -144,8 +145,9 @@ class MixedPolicyLoss:
                 raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference policy's log-probs")
             x = torch.where(batch.in_loss, batch.reference_logprobs - batch.logprobs, 0)
             x = x.clamp(max=KL_BOUND)  # before exp, or the clamped side's gradient would be 0 · inf
-            kl = (torch.exp(x) - x - 1).clamp(max=KL_BOUND).sum() * batch.token_weight
-            loss = loss + self.kl_coef * kl
+            kl = (torch.exp(x) - x - 1).clamp(max=KL_BOUND)
+            kl_weights = batch.row_weights if self.normalizer == "sequences" else batch.token_weight
+            loss = loss + self.kl_coef * (kl * kl_weights).sum()
         return loss
 
     def policy_terms(self, batch: TokenBatch) -> Tensor:

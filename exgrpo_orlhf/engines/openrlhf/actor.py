@@ -57,6 +57,7 @@ class MixedActorTrainer(ActorPPOTrainer):
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
+        self.actor_loss_fn.reference = experience.base_action_log_probs
         # A row that could not be graded: none of its tokens is in the loss, though the normaliser has counted them.
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)
         experience.action_mask = experience.action_mask * in_loss[:, None].to(experience.action_mask.dtype)
@@ -66,7 +67,8 @@ class MixedActorTrainer(ActorPPOTrainer):
             # and overwrite the gradient: only the last micro-batch would count, and the loss would not show it
             # (OpenRLHF's issue 1131). So DeepSpeed is told which pass is the last.
             self.actor.model.set_gradient_accumulation_boundary(bool(self.replay_buffer.dynamic_optimizer_step[step]))
-        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        # OpenRLHF's own KL term is measured and not added: ours is in the loss, by its normaliser.
+        status = super().training_step(experience, 0.0, step, loss_batch_info)
         # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row or
         # what fills up a group.
         if not status["num_action_tokens"] and "logprobs_diff" in status["metrics"]:

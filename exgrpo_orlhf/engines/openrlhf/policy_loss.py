@@ -56,7 +56,8 @@ class MixedLoss(nn.Module):
     rows of the step, those that could not be graded and what fills up a group to K too (OpenRLHF's own count leaves out
     empty ones).
 
-    Entropy and KL terms stay OpenRLHF's (`aggregate_loss` over all response tokens), as on the local engine.
+    The entropy term stays OpenRLHF's (`aggregate_loss` over all response tokens), as on the local engine. OpenRLHF's KL
+    term is a mean over tokens whatever the normaliser, so the KL term is computed here.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class MixedLoss(nn.Module):
             definition. Between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1.
         """
         super().__init__()
-        self.loss = replace(loss, entropy_coef=0.0, kl_coef=0.0)
+        self.loss = replace(loss, entropy_coef=0.0)
         self.rows, self.gas, self.single_step, self.correction = rows, gas, single_step, correction
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
+        self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
         self.totals: dict[str, float] = {}
         self.begin()
 
@@ -92,17 +94,18 @@ class MixedLoss(nn.Module):
         """(R, A) each. Returns what PolicyLoss returns: loss, clip ratio, KL, and of the correction KL and share."""
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
+        tokens = float(batch_num_tokens) / dp_size
         weights = self.loss.row_weights(
             mask.sum(1).clamp(min=1),
             rows=self.rows / (self.gas * dp_size),
-            tokens=float(batch_num_tokens) / dp_size,
+            tokens=tokens,
         )[:, None].expand_as(mask)
-        correction = None
+        correction, scaled = None, advantages
         if self.correction.level != "off":
             if rollout_log_probs is None:
                 raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
             correction = self.correction.weights(old_log_probs, rollout_log_probs, mask)
-            weights = torch.where(fresh, weights * correction, weights)
+            scaled = torch.where(fresh, advantages * correction, advantages)  # the policy's terms alone, never negative
         old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         selected = log_probs[mask]
         loss = self.loss(
@@ -110,11 +113,12 @@ class MixedLoss(nn.Module):
                 logprobs=selected,
                 entropies=torch.zeros_like(selected),
                 behaviour_logprobs=old[mask],
-                advantages=advantages[mask],
+                advantages=scaled[mask],
                 replayed=~fresh[mask],
                 in_loss=torch.ones_like(selected, dtype=torch.bool),
                 row_weights=weights[mask].to(selected.dtype),
-                token_weight=0.0,
+                token_weight=1 / tokens,
+                reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
         gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old_log_probs
