@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import cache, generation
-from exgrpo_orlhf.engines.local.generation import LOOK, generate, sample
+from exgrpo_orlhf.engines.local.generation import CHECK_EVERY, generate, sample
 
 SMALL = {
     "vocab_size": 18,
@@ -169,7 +169,13 @@ def test_logits_that_are_not_finite_stop_generation():
 
 @pytest.mark.parametrize(
     ("begin", "computed", "ends"),
-    [(3, LOOK, []), (LOOK, LOOK, []), (LOOK + 1, 2 * LOOK, []), (2 * LOOK + 2, 2 * LOOK + 6, []), (3, 3, [0])],
+    [
+        (3, CHECK_EVERY, []),
+        (CHECK_EVERY, CHECK_EVERY, []),
+        (CHECK_EVERY + 1, 2 * CHECK_EVERY, []),
+        (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, []),
+        (3, 3, [0]),
+    ],
     ids=["early", "at a look", "after a look", "near the end", "where the row ends"],
 )
 def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_is_returned(begin, computed, ends):
@@ -184,7 +190,7 @@ def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_i
 
     model.lm_head.register_forward_hook(overflow)
     with pytest.raises(ArithmeticError, match=f"the logits of token {begin} of a response are not finite"):
-        responses(model, [[2, 3]], temperature=None, end=[*ends, 99], max_new_tokens=2 * LOOK + 6)
+        responses(model, [[2, 3]], temperature=None, end=[*ends, 99], max_new_tokens=2 * CHECK_EVERY + 6)
     assert len(forwarded) == computed
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,11 @@ import pytest
 import torch
 from conftest import ROOT
 
-from exgrpo_orlhf.engines.local.generation import LOOK
+from exgrpo_orlhf.engines.local.generation import CHECK_EVERY
 
 PROGRAMS = ROOT / "tests" / "pretended_cuda"
 RATE = 1e-3  # of learning, in local.py
+TWO_DEVICES = r"aten\.\w+\.\w+: tensors on two devices, cuda:0 \(.*\) and cpu \(.*\)"  # operation and shapes
 
 pytestmark = pytest.mark.slow
 
@@ -31,14 +33,15 @@ pytestmark = pytest.mark.slow
 def device(tmp_path_factory) -> Path:
     """guard.cpp, compiled against this torch."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("no C++ compiler, or no LD_PRELOAD")
     if torch.version.cuda is not None:
         pytest.skip("this torch has a CUDA of its own")
     library, at = tmp_path_factory.mktemp("device") / "guard.so", Path(torch.__file__).parent
     command = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{at / 'include'}", str(PROGRAMS / "guard.cpp")]
     command += ["-o", str(library), f"-L{at / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{at / 'lib'}"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return library
 
 
@@ -68,7 +71,7 @@ def test_in_float32_the_local_engine_computes_on_cuda_what_it_does_on_a_cpu(loca
     found = local["float32"]
     assert found["responses"], "rollouts and answers, token by token"
     assert (found["scores"], found["policy"], found["loss"]) == (0, 0, 0)
-    assert found["gradient"] < 1e-6, "float32's rounding over two layers"
+    assert found["gradient"] < 2e-6, "of its norm: a few roundings of float32, 6e-8 each, in two layers"
     # Where the gradient is far above that, Adam's step differs by its kernel alone: fused or in a loop.
     assert found["weights"] < RATE / 200
 
@@ -76,7 +79,7 @@ def test_in_float32_the_local_engine_computes_on_cuda_what_it_does_on_a_cpu(loca
 @pytest.mark.parametrize("saved", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_a_checkpoint_of_either_device_is_continued_on_either(local, saved, name):
-    """With the Adam of the device that goes on, fused on CUDA alone, whose step counters are on CUDA then."""
+    """By the Adam of the device that continues: on CUDA the fused one, with its step counters on CUDA."""
     found = local["float32"][f"{saved} to {name}"]
     assert found["weights"] < (RATE / 200 if saved != name else 1e-12)
     assert found["fused"] is (True if name == "cuda" else None)
@@ -92,9 +95,9 @@ def test_in_bfloat16_the_local_engine_stays_near_float32_and_keeps_its_cache_in_
 
 
 def test_generation_waits_for_the_device_once_a_token_and_once_in_many_for_finite_logits(local):
-    """A token's wait is for the number of rows that have not ended; with prompts of several lengths transformers asks
-    besides whether the mask can be left out."""
-    tokens, looks = 130, 130 // LOOK + 1
+    """The wait of each token is for which rows have not ended. With prompts of several lengths transformers waits once
+    more, to see whether the mask can be left out."""
+    tokens, looks = 130, 130 // CHECK_EVERY + 1
     assert local["waits"]["one prompt length"] == {"nonzero": tokens, "_local_scalar_dense": looks, "_to_copy": 1}
     padded = local["waits"]["two prompt lengths"]
     assert padded == {"nonzero": tokens, "_local_scalar_dense": looks + tokens + 1, "_to_copy": 1}
@@ -112,10 +115,8 @@ def test_an_update_waits_for_the_device_a_few_times_a_micro_batch_and_not_once_a
 
 
 def test_a_tensor_left_on_the_cpu_stops_the_local_engine_and_the_operation_is_named(local):
-    operations = {"score": "aten.gather", "rollout": "aten.mul", "update": "aten.bitwise_and"}
-    for fault, operation in operations.items():
-        assert local["planted"][fault].startswith(operation)
-        assert "tensors on two devices" in local["planted"][fault]
+    for work in ("score", "rollout", "update"):
+        assert re.fullmatch(TWO_DEVICES, local["planted"][work])
 
 
 @pytest.mark.openrlhf
@@ -124,11 +125,10 @@ def test_openrlhfs_actor_computes_on_cuda_what_it_does_on_a_cpu(actor, rows):
     """In bfloat16, as OpenRLHF holds its weights: log-probs, entropies and every metric of an update."""
     found = actor[rows]
     assert (found["log_probs"], found["entropies"], found["status"]) == (0, 0, 0)
-    assert found["gradient"] < 0.01, "bfloat16's rounding, 1/256, over two layers"
+    assert found["gradient"] < 0.02, "of its norm: a few roundings of bfloat16, 0.004 each, in two layers"
 
 
 @pytest.mark.openrlhf
 def test_a_tensor_left_on_the_cpu_stops_openrlhfs_actor_and_the_operation_is_named(actor):
-    for fault, operation in {"forward": "aten.gather", "loss": "aten.where"}.items():
-        assert actor["planted"][fault].startswith(operation)
-        assert "tensors on two devices" in actor["planted"][fault]
+    for work in ("forward", "loss"):
+        assert re.fullmatch(TWO_DEVICES, actor["planted"][work])

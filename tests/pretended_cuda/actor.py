@@ -1,8 +1,7 @@
-"""OpenRLHF's actor, as ours is, on the pretended device against itself on the CPU: what test_pretended_cuda.py looks
-at, as JSON.
+"""Our OpenRLHF actor on the pretended device against itself on the CPU: what test_pretended_cuda.py looks at, as JSON.
 
-DeepSpeed writes into its own flat buffers by their addresses, which the pretended device does not have. Its place is
-taken by `OneRank`, which does the arithmetic of one rank. All else is real: replay buffer, training step, loss.
+DeepSpeed needs memory addresses, which the pretended device does not have: `OneRank` does its arithmetic for one rank,
+without an optimiser. The rest is the real code: replay buffer, training step, forward pass, loss.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Engine(torch.nn.Module):
 
 
 def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
-    """measure, and fit: one batch with replayed, ungradable and short rows, KL and entropy terms."""
+    """measure and fit, of a batch with replayed, ungradable and short rows, and with KL and entropy terms."""
     args = arguments(LOSS, groups=GROUPS, **{"ds.packing_samples": packed, "train.micro_batch_size": 4})
     policy = torch.nn.Module.__new__(actor.MixedActor)
     torch.nn.Module.__init__(policy)

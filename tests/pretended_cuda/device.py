@@ -22,6 +22,7 @@ INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_p
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
 
 waits: Counter[str] = Counter()  # operations that made the host wait for the device
+_kernels = torch.library.Library("aten", "IMPL")  # what is registered lives as long
 
 
 class CudaTensor(torch.Tensor):
@@ -61,13 +62,14 @@ class CudaTensor(torch.Tensor):
 
 
 class Pretended(TorchDispatchMode):
-    """Inside, device='cuda' is the pretended one for functions that make tensors."""
+    """Within, the device 'cuda' is the pretended one, also for functions that make tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return dispatch(func, args, dict(kwargs or {}))
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One operation of ATen, below autograd and autocast: checked, counted, computed on the CPU."""
     name = func._schema.name
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     ours = [x for x in tensors if isinstance(x, CudaTensor)]
@@ -150,8 +152,6 @@ def install() -> None:
     }
     for name, call in calls.items():
         setattr(torch.cuda, name, call)
-    global _kernels
-    _kernels = torch.library.Library("aten", "IMPL")  # as long as it lives
     _kernels.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
     make = torch.tensor
 

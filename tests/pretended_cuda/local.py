@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Work:
     def __init__(self, model: Path, device: str, dtype: str = "float32", steps: int = 2) -> None:
         """steps: of the optimiser in an update"""
         self.model, self.steps = model, steps
+        self.here = Pretended if device == "cuda" else nullcontext
         self.settings = LocalSettings(
             device=device, dtype=dtype, micro_batch_tokens=300, generation_rows=16, gradient_checkpointing=True
         )
@@ -37,21 +39,24 @@ class Work:
     def make(self, **more: Any) -> LocalEngine:
         optimizer = Optimizer(learning_rate=1e-3, steps_per_batch=self.steps)
         sampling = Sampling(max_response_tokens=24, temperature=0.9)
-        return make_engine(
-            self.model, settings=self.settings, optimizer=optimizer, sampling=sampling, reference=True, **more
-        )
+        settings: dict[str, Any] = {"settings": self.settings, "optimizer": optimizer, "sampling": sampling}
+        with self.here():
+            return make_engine(self.model, **settings, reference=True, **more)
 
     def score(self) -> list[float]:
         rng, asked = np.random.default_rng(1), questions(6)
         stored = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
-        scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
+        with self.here():
+            scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
         return [score for question in asked for score in scores[question.id]]
 
     def responses(self) -> list[list[int]]:
         """Rollouts, answers with a seed each, and greedy ones."""
         asked = questions(6)
-        groups = self.engine.rollout(Plan(1, asked, [], {}), K)
-        answers = self.engine.answer(asked, [[1, 2]] * 6, 0.7, 0.9) + self.engine.answer(asked, [[1]] * 6, 0.0, 1.0)
+        with self.here():
+            groups = self.engine.rollout(Plan(1, asked, [], {}), K)
+            answers = self.engine.answer(asked, [[1, 2]] * 6, 0.7, 0.9)
+            answers += self.engine.answer(asked, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
         return [rollout.token_ids.tolist() for rollout in rollouts]
 
@@ -61,7 +66,8 @@ class Work:
         hook = engine._update.optimizer.register_step_pre_hook(
             lambda *_: gradient.extend(parameter.grad.flatten().cpu() for parameter in engine.model.parameters())
         )
-        stats = engine.update(batch, LOSS)
+        with self.here():
+            stats = engine.update(batch, LOSS)
         hook.remove()
         return {
             "policy": np.concatenate(stats.policy_logprobs),
@@ -72,7 +78,8 @@ class Work:
 
     def resume(self, folder: Path) -> LocalEngine:
         engine = self.make(weights_path=folder)
-        engine.load(folder)
+        with self.here():
+            engine.load(folder)
         return engine
 
 
@@ -122,7 +129,7 @@ def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[s
 
 def in_bfloat16(cpu: Work, cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     """cpu: in float32"""
-    with cuda.engine.forward.autocast(), torch.no_grad():
+    with cuda.here(), cuda.engine.forward.autocast(), torch.no_grad():
         rows = generation._Batch(cuda.engine.model, [[2, 3, 4], [5, 6]], 0, 8)
         rows.append(torch.tensor([3, 4], device="cuda"))
     responses = zip(cpu.responses(), cuda.responses(), strict=True)
@@ -143,8 +150,8 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     """How often the host waited for the device, and for what."""
 
     def generate(prompts: list[list[int]]) -> None:
-        with cuda.engine.forward.autocast():
-            model = cuda.engine.model
+        model = cuda.engine.model
+        with cuda.here(), cuda.engine.forward.autocast():
             generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=TOKENS, temperature=1.0)
 
     passes = dict.fromkeys((cuda.engine.forward, cuda.engine._update.reference), 0)
@@ -154,7 +161,7 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
         passes[self] += 1
         return call(self, rows)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with cuda.here(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward.PolicyForward, "__call__", count)
         update = counted(lambda: cuda.engine.update(batch, LOSS))
     return {
@@ -195,12 +202,11 @@ def main(model: Path, folder: Path) -> None:
     cpu = Work(model, "cpu", steps=1)
     batch = mixed_batch(cpu.engine)
     install()
-    with Pretended():
-        found = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
-        bfloat16 = Work(model, "cuda", "bfloat16")
-        found["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
-        found["waits"] = waiting(bfloat16, batch)
-        found["planted"] = planted(bfloat16, batch)
+    found = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
+    bfloat16 = Work(model, "cuda", "bfloat16")
+    found["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
+    found["waits"] = waiting(bfloat16, batch)
+    found["planted"] = planted(bfloat16, batch)
     print(json.dumps(found))
 
 

@@ -13,14 +13,15 @@ BLOCK = 256  # positions reserved at a time
 
 
 def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
-    """Replace the layers of a model's filled cache by layers that append in place, where transformers has such a kind.
+    """Let the layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
 
-    transformers' dynamic layers copy all their keys and values at every token. Its static ones do not, but are of one
-    size from the first token to the last, so that attention runs over positions that nobody has filled.
-    Layers of other kinds than full and sliding attention, and caches of a model's own, stay as they are.
+    transformers' dynamic layers copy all their keys and values at every token. Its static layers do not, but have their
+    final length from the first token on, and attention runs over the empty positions too. Layers of other kinds and
+    cache classes of a model's own stay as they are.
 
-    positions: that will be appended at most; dtype: to keep keys and values in, None: as they are. Under autocast a
-    rotary embedding makes float32 of bfloat16 keys; attention turns them back, so nothing is lost by keeping bfloat16.
+    positions: that will be appended at most
+    dtype: of keys and values, None: as they are. Under autocast a rotary embedding makes float32 of bfloat16 keys, and
+        attention casts them back: what is kept in bfloat16 gives the same result in half the memory
     """
     if type(cache) is not DynamicCache:
         return
@@ -31,7 +32,7 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
 
 
 class _Reserved:
-    """A tensor (R, H, T, D) that grows along T: part of a buffer with free positions behind it."""
+    """A tensor (R, H, T, D) of rows, heads, positions and features that grows along T within a larger buffer."""
 
     def __init__(self, tensor: Tensor, positions: int, dtype: torch.dtype | None) -> None:
         self._buffer, self._begin, self._end = tensor.to(dtype=dtype), 0, tensor.shape[2]
@@ -43,17 +44,16 @@ class _Reserved:
 
     def append(self, new: Tensor) -> Tensor:
         """new: (R, H, N, D), of any dtype; returns the whole (R, H, T + N, D)"""
-        end = self._end + new.shape[2]
-        if end > self._buffer.shape[2]:
+        count = new.shape[2]
+        if self._end + count > self._buffer.shape[2]:
             held = self.held
             rows, heads, length, width = held.shape
-            free = max(new.shape[2], min(BLOCK, self._positions))
-            self._buffer = held.new_empty(rows, heads, length + free, width)
-            self._begin, self._end, end = 0, length, length + new.shape[2]
+            self._buffer = held.new_empty(rows, heads, length + max(count, min(BLOCK, self._positions)), width)
+            self._begin, self._end = 0, length
             self.held.copy_(held)
-        self._buffer[:, :, self._end : end] = new
-        self._positions -= new.shape[2]
-        self._end = end
+        self._buffer[:, :, self._end : self._end + count] = new
+        self._end += count
+        self._positions -= count
         return self.held
 
     def forget(self, keep: int) -> Tensor:
@@ -67,10 +67,10 @@ class _Reserved:
 
 
 class ReservedLayer(DynamicLayer):
-    """Keys and values are views of buffers that new ones are written into."""
+    """Keys and values are the filled part of buffers; new ones are written behind them."""
 
     def __init__(self, layer: DynamicLayer, positions: int, dtype: torch.dtype | None) -> None:
-        """layer: filled, and not to be used any more"""
+        """layer: filled; its place is taken"""
         CacheLayerMixin.__init__(self)
         vars(self).update(vars(layer))
         self._keys, self._values = (_Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
@@ -86,7 +86,7 @@ class ReservedLayer(DynamicLayer):
 
 
 class ReservedSlidingLayer(ReservedLayer, DynamicSlidingWindowLayer):
-    """The same with a window: attention sees the window, the cache keeps what the next token will see of it."""
+    """The same with a window of attention: what the next token will not see is given up."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.cumulative_length += key_states.shape[2]

@@ -3,7 +3,7 @@
 `model.generate` gives the same distribution, but computes a question's prompt once per rollout and goes on with every
 row until the last one has ended. Here each distinct prompt is computed once and its cache repeated, and a row leaves
 the batch with its end token. Both are one operation on the cache, the selection of its rows. Waiting with that until
-enough rows have ended gains little: a selection copies the cache once, and there are no more of them than rows.
+enough rows have ended gains little: a selection copies the cache once, and there are at most as many as rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedModel
 from ...replay import Rollout
 from .cache import reserve
 
-LOOK = 64  # tokens between two looks at what the device has found of the logits: each waits for the device
+CHECK_EVERY = 64  # tokens: whether all logits so far were finite; each check waits for the device
 
 
 def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
@@ -60,8 +60,8 @@ def generate(
     the policy's, and every importance weight would be wrong.
     The end token stays in the response; a response without one has finish 'length'. Each token takes one number from
     the generator, row by row and for all rows, ended ones included: what a row samples does not depend on when the
-    others end. Raises ArithmeticError if logits are not finite, up to LOOK tokens late but before any response is
-    returned, and ValueError if the model's cache has no rows to select.
+    others end. Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response
+    is returned, and ValueError if the model's cache has no rows to select.
     """
     n, device = len(prompts), model.device
     ends = torch.tensor(end, device=device)
@@ -73,10 +73,10 @@ def generate(
     uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
-    finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # the logits of each token
+    finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     for position in range(max_new_tokens):
         finite[position] = batch.logits.amax(1).isfinite().all()
-        if (position + 1) % LOOK == 0:
+        if (position + 1) % CHECK_EVERY == 0:
             _check(finite)
         if temperature is None:
             token = batch.logits.argmax(1)

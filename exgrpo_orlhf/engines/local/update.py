@@ -188,8 +188,9 @@ class PolicyUpdate:
 
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        for group in state["optimizer"]["param_groups"]:  # not what the machine of the checkpoint had
-            group["fused"] = self._fused  # also decides where Adam's step counters are: fused, on the GPU
+        for group in state["optimizer"]["param_groups"]:
+            # This device's, whatever wrote the checkpoint. If fused, Adam's step counters go to the device too.
+            group["fused"] = self._fused
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 
