@@ -18,7 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local.generation import generate, sample
+from exgrpo_orlhf.engines.local import cache, generation
+from exgrpo_orlhf.engines.local.generation import CHECK_EVERY, generate, sample
 
 SMALL = {
     "vocab_size": 18,
@@ -164,6 +165,69 @@ def test_logits_that_are_not_finite_stop_generation():
     for temperature in (1.0, None):
         with pytest.raises(ArithmeticError, match="token 1 of a response are not finite"):
             responses(model, [[2, 3]], temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("begin", "computed", "ends"),
+    [
+        (3, CHECK_EVERY, []),
+        (CHECK_EVERY, CHECK_EVERY, []),
+        (CHECK_EVERY + 1, 2 * CHECK_EVERY, []),
+        (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, []),
+        (3, 3, [0]),
+    ],
+    ids=["early", "at a look", "after a look", "near the end", "where the row ends"],
+)
+def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_is_returned(begin, computed, ends):
+    """Where the row ends: the most probable of logits that are no numbers is token 0."""
+    model, forwarded = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 256})), []
+
+    def overflow(module, args, logits):
+        forwarded.append(logits)
+        only = torch.full_like(logits, float("nan") if len(forwarded) >= begin else 0.0)
+        only[..., 4] += 1
+        return only
+
+    model.lm_head.register_forward_hook(overflow)
+    with pytest.raises(ArithmeticError, match=f"the logits of token {begin} of a response are not finite"):
+        responses(model, [[2, 3]], temperature=None, end=[*ends, 99], max_new_tokens=2 * CHECK_EVERY + 6)
+    assert len(forwarded) == computed
+
+
+@pytest.mark.parametrize("lengths", [(5,) * 4, (3, 9, 4, 7)], ids=["one length", "many lengths"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkeypatch):
+    """Under autocast, where the first is taken on a CPU too: the same responses, from keys that are kept in bfloat16.
+    Room for 3 tokens at a time, so that it has to be found again and again, between the ends of rows."""
+    model, prompts = random_model(config), repeated_prompts(lengths)
+    kinds = set()
+
+    def look(module, args, kwargs, output):
+        for layer in output.past_key_values.layers:
+            kinds.add((type(layer).__name__, getattr(layer, "keys", None) is not None and layer.keys.dtype))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        monkeypatch.setattr(cache, "BLOCK", 3)
+        model.register_forward_hook(look, with_kwargs=True)
+        ours = responses(model, prompts)
+        reserved = kinds & {(name, torch.bfloat16) for name in ("ReservedLayer", "ReservedSlidingLayer")}
+        monkeypatch.setattr(generation, "reserve", lambda *_: None)
+        assert ours == responses(model, prompts)
+    assert reserved
+    assert len({len(tokens) for tokens, _ in ours}) > 1, "no row left the batch before another"
+
+
+def test_a_cache_with_room_stays_where_it_is_while_tokens_are_appended():
+    model, at = random_model(CONFIGS["qwen2"]), []
+
+    def look(module, args, kwargs, output):
+        at.append([layer.keys.data_ptr() for layer in output.past_key_values.layers])
+
+    model.register_forward_hook(look, with_kwargs=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        responses(model, [[2, 3, 4]] * 2, end=[-1], max_new_tokens=40)
+    assert len(at) == 40
+    assert len(set(map(tuple, at[1:]))) == 1, "all but the prompt's own"
 
 
 def test_a_model_without_a_cache_of_rows_is_refused():

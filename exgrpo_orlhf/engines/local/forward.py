@@ -102,6 +102,6 @@ def measure(
     for part in micro_batches(rows, token_budget):
         lengths = [len(rows[i].response) for i in part]
         lp, entropy = forward([rows[i] for i in part])
-        for i, row_lp, row_entropy in zip(part, lp.cpu().split(lengths), entropy.split(lengths), strict=True):
+        for i, row_lp, row_entropy in zip(part, lp.cpu().split(lengths), entropy.cpu().split(lengths), strict=True):
             logprobs[i], entropies[i] = row_lp.numpy().copy(), float(row_entropy.mean())
     return [logprobs[i] for i in range(len(rows))], [entropies[i] for i in range(len(rows))]

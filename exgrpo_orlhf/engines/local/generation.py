@@ -3,7 +3,7 @@
 `model.generate` gives the same distribution, but computes a question's prompt once per rollout and goes on with every
 row until the last one has ended. Here each distinct prompt is computed once and its cache repeated, and a row leaves
 the batch with its end token. Both are one operation on the cache, the selection of its rows. Waiting with that until
-enough rows have ended gains nothing: the cache is copied at every step anyway, by the append of the new token.
+enough rows have ended gains little: a selection copies the cache once, and there are at most as many as rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from ...replay import Rollout
+from .cache import reserve
+
+CHECK_EVERY = 64  # tokens: whether all logits so far were finite; each check waits for the device
 
 
 def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
@@ -57,21 +60,24 @@ def generate(
     the policy's, and every importance weight would be wrong.
     The end token stays in the response; a response without one has finish 'length'. Each token takes one number from
     the generator, row by row and for all rows, ended ones included: what a row samples does not depend on when the
-    others end. Raises ArithmeticError if logits are not finite, ValueError if the model's cache has no rows to select.
+    others end. Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response
+    is returned, and ValueError if the model's cache has no rows to select.
     """
     n, device = len(prompts), model.device
     ends = torch.tensor(end, device=device)
     distinct = list(dict.fromkeys(map(tuple, prompts)))
-    batch = _Batch(model, distinct, pad)
+    batch = _Batch(model, distinct, pad, max_new_tokens - 1)
     if len(distinct) < n:
         index = {prompt: i for i, prompt in enumerate(distinct)}
         batch.select(torch.tensor([index[tuple(prompt)] for prompt in prompts], device=device))
     uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
+    finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     for position in range(max_new_tokens):
-        if not batch.logits.amax(1).isfinite().all():
-            raise ArithmeticError(f"the logits of token {position + 1} of a response are not finite")
+        finite[position] = batch.logits.amax(1).isfinite().all()
+        if (position + 1) % CHECK_EVERY == 0:
+            _check(finite)
         if temperature is None:
             token = batch.logits.argmax(1)
         else:
@@ -84,6 +90,7 @@ def generate(
             batch.select(going)
             rows, token = rows[going], token[going]
         batch.append(token)
+    _check(finite)
     rollouts = []
     for response in tokens.to("cpu", torch.int32).numpy():
         ended = np.isin(response, end)
@@ -92,6 +99,12 @@ def generate(
         else:
             rollouts.append(Rollout(response.copy(), "length"))
     return rollouts
+
+
+def _check(finite: Tensor) -> None:
+    if not finite.all():
+        first = int(finite.int().argmin()) + 1
+        raise ArithmeticError(f"the logits of token {first} of a response are not finite")
 
 
 class _Uniforms:
@@ -135,7 +148,8 @@ def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1
 class _Batch:
     """Rows of one length in a model's cache. logits: (R, V) of each row's next token."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int, tokens: int) -> None:
+        """tokens: to be appended to a row at most"""
         self.model = model
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), pad)
@@ -148,6 +162,10 @@ class _Batch:
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.cache: Cache | None = None  # the model makes its own
         self._forward(ids.to(model.device))
+        kind = model.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if kind != "cpu" or dtype is not None:  # in float32 on a CPU a growing cache is as fast, and faster if small
+            reserve(self.cache, tokens, dtype)
 
     def append(self, token: Tensor) -> None:
         """token: (R,)"""

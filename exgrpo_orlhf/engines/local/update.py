@@ -47,8 +47,13 @@ class PolicyUpdate:
                     f"LocalEngine.gradient_checkpointing: {type(self.model).__name__} has no layers that can do it"
                 )
             self._checkpointed = layers
+        self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=self._fused,
         )
         self.scheduler = get_scheduler(
             "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
@@ -149,13 +154,12 @@ class PolicyUpdate:
         logprobs, entropies = self.forward(forward)  # (T,), (T,)
         for layer in self._checkpointed:
             layer.training = False
-        measured = logprobs.detach().cpu().split(lengths)
-        for i, row_logprobs, row_entropy in zip(part, measured, entropies.detach().split(lengths), strict=True):
+        measured = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))
+        for i, row_logprobs, row_entropy in zip(part, *measured, strict=True):
             work.record(i, row_logprobs.numpy().copy(), float(row_entropy.mean()))
 
         def spread(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
-            per_row = torch.tensor(values, dtype=dtype, device=self.forward.device)
-            return per_row.repeat_interleave(torch.tensor(lengths, device=self.forward.device))
+            return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(lengths)).to(self.forward.device)
 
         reference = None
         if self.reference is not None:
@@ -183,7 +187,10 @@ class PolicyUpdate:
         torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
 
     def load(self, path: Path) -> None:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # Adam's step counters stay there
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        for group in state["optimizer"]["param_groups"]:
+            # This device's, whatever wrote the checkpoint. If fused, Adam's step counters go to the device too.
+            group["fused"] = self._fused
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 

@@ -1,0 +1,96 @@
+"""The key-value cache of a generation: in the dtype of the computation, with room for the tokens to come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+BLOCK = 256  # positions reserved at a time
+
+
+def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
+    """Let the layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
+
+    transformers' dynamic layers copy all their keys and values at every token. Its static layers do not, but have their
+    final length from the first token on, and attention runs over the empty positions too. Layers of other kinds and
+    cache classes of a model's own stay as they are.
+
+    positions: that will be appended at most
+    dtype: of keys and values, None: as they are. Under autocast a rotary embedding makes float32 of bfloat16 keys, and
+        attention casts them back: what is kept in bfloat16 gives the same result in half the memory
+    """
+    if type(cache) is not DynamicCache:
+        return
+    kinds = {DynamicLayer: ReservedLayer, DynamicSlidingWindowLayer: ReservedSlidingLayer}
+    for i, layer in enumerate(cache.layers):
+        if type(layer) in kinds and layer.is_initialized:
+            cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
+
+
+class _Reserved:
+    """A tensor (R, H, T, D) of rows, heads, positions and features that grows along T within a larger buffer."""
+
+    def __init__(self, tensor: Tensor, positions: int, dtype: torch.dtype | None) -> None:
+        self._buffer, self._begin, self._end = tensor.to(dtype=dtype), 0, tensor.shape[2]
+        self._positions = positions  # that may still be appended
+
+    @property
+    def held(self) -> Tensor:
+        return self._buffer[:, :, self._begin : self._end]
+
+    def append(self, new: Tensor) -> Tensor:
+        """new: (R, H, N, D), of any dtype; returns the whole (R, H, T + N, D)"""
+        count = new.shape[2]
+        if self._end + count > self._buffer.shape[2]:
+            held = self.held
+            rows, heads, length, width = held.shape
+            self._buffer = held.new_empty(rows, heads, length + max(count, min(BLOCK, self._positions)), width)
+            self._begin, self._end = 0, length
+            self.held.copy_(held)
+        self._buffer[:, :, self._end : self._end + count] = new
+        self._end += count
+        self._positions -= count
+        return self.held
+
+    def forget(self, keep: int) -> Tensor:
+        """All but the last `keep` positions."""
+        self._begin = max(self._begin, self._end - keep)
+        return self.held
+
+    def select(self, rows: Tensor) -> Tensor:
+        self._buffer = self._buffer.index_select(0, rows)
+        return self.held
+
+
+class ReservedLayer(DynamicLayer):
+    """Keys and values are the filled part of buffers; new ones are written behind them."""
+
+    def __init__(self, layer: DynamicLayer, positions: int, dtype: torch.dtype | None) -> None:
+        """layer: filled; its place is taken"""
+        CacheLayerMixin.__init__(self)
+        vars(self).update(vars(layer))
+        self._keys, self._values = (_Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
+        self.keys, self.values = self._keys.held, self._values.held
+        self.dtype = self.keys.dtype
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = self._keys.append(key_states), self._values.append(value_states)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.keys, self.values = self._keys.select(beam_idx), self._values.select(beam_idx)
+
+
+class ReservedSlidingLayer(ReservedLayer, DynamicSlidingWindowLayer):
+    """The same with a window of attention: what the next token will not see is given up."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.cumulative_length += key_states.shape[2]
+        seen = super().update(key_states, value_states)
+        keep = self.sliding_window - 1
+        self.keys, self.values = self._keys.forget(keep), self._values.forget(keep)
+        return seen

@@ -1,0 +1,214 @@
+"""The local engine on the pretended device against itself on the CPU: what test_pretended_cuda.py looks at, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device import Pretended, install, waits
+from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
+
+from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings, forward, generation, update
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.replay import MixedBatch, Plan, TrajectorySelector
+from exgrpo_orlhf.settings import Optimizer, Sampling
+
+LOSS = MixedPolicyLoss(response_length=24, kl_coef=0.01, entropy_coef=0.001)
+TOKENS = 130  # of responses that do not end, where waits are counted
+
+
+class Work:
+    """One engine's work on one device."""
+
+    def __init__(self, model: Path, device: str, dtype: str = "float32", steps: int = 2) -> None:
+        """steps: of the optimiser in an update"""
+        self.model, self.steps = model, steps
+        self.here = Pretended if device == "cuda" else nullcontext
+        self.settings = LocalSettings(
+            device=device, dtype=dtype, micro_batch_tokens=300, generation_rows=16, gradient_checkpointing=True
+        )
+        self.engine = self.make()
+
+    def make(self, **more: Any) -> LocalEngine:
+        optimizer = Optimizer(learning_rate=1e-3, steps_per_batch=self.steps)
+        sampling = Sampling(max_response_tokens=24, temperature=0.9)
+        settings: dict[str, Any] = {"settings": self.settings, "optimizer": optimizer, "sampling": sampling}
+        with self.here():
+            return make_engine(self.model, **settings, reference=True, **more)
+
+    def score(self) -> list[float]:
+        rng, asked = np.random.default_rng(1), questions(6)
+        stored = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
+        with self.here():
+            scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
+        return [score for question in asked for score in scores[question.id]]
+
+    def responses(self) -> list[list[int]]:
+        """Rollouts, answers with a seed each, and greedy ones."""
+        asked = questions(6)
+        with self.here():
+            groups = self.engine.rollout(Plan(1, asked, [], {}), K)
+            answers = self.engine.answer(asked, [[1, 2]] * 6, 0.7, 0.9)
+            answers += self.engine.answer(asked, [[1]] * 6, 0.0, 1.0)
+        rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
+        return [rollout.token_ids.tolist() for rollout in rollouts]
+
+    def update(self, batch: MixedBatch, engine: LocalEngine | None = None) -> dict[str, np.ndarray]:
+        engine = engine or self.engine
+        gradient: list[torch.Tensor] = []
+        hook = engine._update.optimizer.register_step_pre_hook(
+            lambda *_: gradient.extend(parameter.grad.flatten().cpu() for parameter in engine.model.parameters())
+        )
+        with self.here():
+            stats = engine.update(batch, LOSS)
+        hook.remove()
+        return {
+            "policy": np.concatenate(stats.policy_logprobs),
+            "loss": np.array([stats.metrics["policy/loss"], stats.metrics["policy/grad_norm"]]),
+            "gradient": torch.cat(gradient).numpy(),
+            "weights": weights(engine).cpu().numpy(),
+        }
+
+    def resume(self, folder: Path) -> LocalEngine:
+        engine = self.make(weights_path=folder)
+        with self.here():
+            engine.load(folder)
+        return engine
+
+
+def off(a: Any, b: Any) -> float:
+    return float(np.abs(np.subtract(a, b, dtype=np.float64)).max())
+
+
+def share_off(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def weights_off(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """Adam makes a step of the rate's size of the smallest gradient, of rounding errors too: those are left out."""
+    clear = np.abs(a["gradient"]) > 1e-5
+    return off(a["weights"][clear], b["weights"][clear])
+
+
+def counted(work: Callable[[], Any]) -> dict[str, int]:
+    waits.clear()
+    work()
+    return dict(waits)
+
+
+def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[str, Any]:
+    """How far the pretended device is off the CPU, and of a run that is saved after one update and continued after it
+    on either device, how far the second update is off."""
+    found: dict[str, Any] = {"scores": off(cpu.score(), cuda.score()), "responses": cpu.responses() == cuda.responses()}
+    works, straight = {"cpu": cpu, "cuda": cuda}, {}
+    first = {name: work.update(batch) for name, work in works.items()}
+    found |= {what: off(first["cpu"][what], first["cuda"][what]) for what in ("policy", "loss")}
+    found["gradient"] = share_off(first["cpu"]["gradient"], first["cuda"]["gradient"])
+    found["weights"] = weights_off(first["cpu"], first["cuda"])
+    for name, work in works.items():
+        work.engine.save(folder / name)
+        straight[name] = work.update(batch)
+    for saved in works:
+        for name, work in works.items():
+            engine = work.resume(folder / saved)
+            optimizer, again = engine._update.optimizer, work.update(batch, engine)
+            found[f"{saved} to {name}"] = {
+                "weights": weights_off(straight[saved], again),
+                "fused": optimizer.param_groups[0]["fused"],
+                "steps": sorted({state["step"].device.type for state in optimizer.state.values()}),
+            }
+    return found
+
+
+def in_bfloat16(cpu: Work, cuda: Work, batch: MixedBatch) -> dict[str, Any]:
+    """cpu: in float32"""
+    with cuda.here(), cuda.engine.forward.autocast(), torch.no_grad():
+        rows = generation._Batch(cuda.engine.model, [[2, 3, 4], [5, 6]], 0, 8)
+        rows.append(torch.tensor([3, 4], device="cuda"))
+    responses = zip(cpu.responses(), cuda.responses(), strict=True)
+    begin = weights(cpu.engine).numpy()
+    right, ours = cpu.update(batch), cuda.update(batch)
+    a, b = right["weights"] - begin, ours["weights"] - begin
+    return {
+        "cache": sorted(
+            {f"{type(layer).__name__} {layer.keys.dtype} {layer.values.dtype}" for layer in rows.cache.layers}
+        ),
+        "same responses": float(np.mean([a == b for a, b in responses])),
+        "log-probs": float(np.abs(right["policy"] - ours["policy"]).mean()),
+        "cosine": float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)),
+    }
+
+
+def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
+    """How often the host waited for the device, and for what."""
+
+    def generate(prompts: list[list[int]]) -> None:
+        model = cuda.engine.model
+        with cuda.here(), cuda.engine.forward.autocast():
+            generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=TOKENS, temperature=1.0)
+
+    passes = dict.fromkeys((cuda.engine.forward, cuda.engine._update.reference), 0)
+    call = forward.PolicyForward.__call__
+
+    def count(self: forward.PolicyForward, rows: Any) -> Any:
+        passes[self] += 1
+        return call(self, rows)
+
+    with cuda.here(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward.PolicyForward, "__call__", count)
+        update = counted(lambda: cuda.engine.update(batch, LOSS))
+    return {
+        "one prompt length": counted(lambda: generate([[2, 3, 4]] * 4)),
+        "two prompt lengths": counted(lambda: generate([[2, 3, 4], [5, 6]] * 2)),
+        "update": update,
+        "passes": list(passes.values()),
+    }
+
+
+def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
+    """What is said where a tensor was left on the CPU."""
+    stats, sample, tokens = forward.token_stats, generation.sample, update.TokenBatch
+    faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
+        "score": (forward, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
+        "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
+        "update": (
+            update,
+            "TokenBatch",
+            lambda **x: tokens(**{**x, "advantages": x["advantages"].cpu()}),
+            lambda: cuda.update(batch),
+        ),
+    }
+    said = {}
+    for name, (module, function, wrong, work) in faults.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, function, wrong)
+            try:
+                work()
+                said[name] = "nothing"
+            except RuntimeError as error:
+                said[name] = str(error)
+    return said
+
+
+def main(model: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    cpu = Work(model, "cpu", steps=1)
+    batch = mixed_batch(cpu.engine)
+    install()
+    found = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
+    bfloat16 = Work(model, "cuda", "bfloat16")
+    found["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
+    found["waits"] = waiting(bfloat16, batch)
+    found["planted"] = planted(bfloat16, batch)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
