@@ -13,7 +13,8 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,13 +181,17 @@ class TrainingRun:
             buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
-        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
+        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal. A
+        # group is graded as soon as it is complete, while the engine may be generating others.
         graded: list[RolloutGroup] = []
 
         def roll(plan: Plan) -> list[RolloutGroup]:
-            groups = engine.rollout(plan, mixer.group_size)
-            clock.lap("rollout")
-            groups = x.verifier.grade_groups(groups, engine.decode, graded)
+            def arriving() -> Iterator[RolloutGroup]:
+                yield from engine.rollout(plan, mixer.group_size)
+                clock.lap("rollout")
+
+            with closing(arriving()) as ungraded:
+                groups = plan.in_order(x.verifier.grade_groups(ungraded, engine.decode, graded))
             clock.lap("grade")
             graded.extend(groups)
             return groups

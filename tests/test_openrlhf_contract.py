@@ -102,6 +102,7 @@ CONTRACT = [
     (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "takes", "self method_name kwargs"),
     (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "says", "chunk_size = total_length // effective_actors"),
     # samples.py, cpu.py
+    ("ray:cancel", "takes", "ray_waitable"),
     (f"{VLLM}:RolloutRayActor.generate", "takes", "self prompt_token_ids sampling_params"),
     (f"{VLLM}:RolloutRayActor", "has", "sleep wake_up reset_prefix_cache"),
     ("vllm:SamplingParams", "fields", "n temperature seed max_tokens logprobs detokenize output_kind"),

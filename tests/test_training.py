@@ -58,6 +58,19 @@ def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
     assert tokens[0] == 0 < tokens[1]
 
 
+def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
+    rollout = training.LocalEngine.rollout
+    go(warm_model, tmp_path / "a")
+    monkeypatch.setattr(training.LocalEngine, "rollout", lambda *given: reversed(rollout(*given)))
+    go(warm_model, tmp_path / "b")
+    measured = [
+        [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
+    ]
+    assert measured[0] == measured[1]
+    assert sum(row.get("replay/actual_share", 0) for row in measured[0]) > 0
+    assert all(row["time/rollout"] > 0 and row["time/grade"] > 0 for row in rows(tmp_path / "b")[1:])
+
+
 ABLATIONS = sorted(path.name for path in (ROOT / "gin").glob("ablation_*.gin"))
 
 

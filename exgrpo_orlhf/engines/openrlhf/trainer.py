@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,15 @@ class MixedTrainer(BasePPOTrainer):
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
-    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
+    def rollout(self, plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
         questions = [*plan.fresh, *plan.replayed]
         self.step = plan.step
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
-        sampled = self._sample(requests)
-        return [
-            RolloutGroup(question, tuple(rollouts), replayed=i >= len(plan.fresh))
-            for i, (question, rollouts) in enumerate(zip(questions, sampled, strict=True))
-        ]
+        for i, rollouts in self._sample(requests):
+            yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
 
     def answer(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
@@ -152,7 +149,7 @@ class MixedTrainer(BasePPOTrainer):
             for question, own in zip(questions, seeds, strict=True)
             for seed in own
         ]
-        rollouts = (rollout for (rollout,) in self._sample(requests))
+        rollouts = (rollout for _, (rollout,) in sorted(self._sample(requests), key=lambda sampled: sampled[0]))
         return [[next(rollouts) for _ in own] for own in seeds]
 
     def _seed(self, plan: Plan, position: int) -> int | None:
@@ -162,13 +159,12 @@ class MixedTrainer(BasePPOTrainer):
         entropy = [self.x.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
-    def _sample(self, requests: Sequence[Request]) -> list[list[Rollout]]:
+    def _sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        rollouts = self.sampler(requests)
+        yield from self.sampler(requests)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
-        return rollouts
 
     def decode(self, token_ids: np.ndarray) -> str:
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
