@@ -20,7 +20,8 @@ class OpenRLHFSettings:
     ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
         a submitted Ray job has, or else a Ray of this run's own, on this machine
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
-    score_tokens: padded tokens of one forward pass that scores or measures responses
+    score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
+        ds.packing_samples is given
     seed_requests: give each vLLM request a seed of its own, so that a response does not depend on which other requests
         the engine works on; costs a kernel launch a row and token on a GPU
     timeout: seconds, the longest wait for an answer of an actor or an engine, and for the GPUs at the start

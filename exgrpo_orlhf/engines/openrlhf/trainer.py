@@ -26,7 +26,8 @@ from ...prompts import PromptEncoder
 from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
 from ...training import TrainingRun
 from ..engine import Engine, NonFiniteUpdate, UpdateStats
-from ..rows import ForwardRow, micro_batches
+from ..rows import ForwardRow
+from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .samples import Request, Sampler
@@ -186,15 +187,11 @@ class MixedTrainer(BasePPOTrainer):
         return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
 
     def _measure(self, rows: Sequence[ForwardRow]) -> tuple[list[np.ndarray], list[float]]:
-        """Log-probs and mean entropy of each row under the current policy, in passes spread over all ranks.
-
-        Every rank makes equally many passes, for ZeRO-3's ranks wait for one another in each: some come twice.
-        """
+        """Log-probs and mean entropy of each row under the current policy, in passes spread over all ranks."""
         if not rows:
             return [], []
-        parts = list(micro_batches(rows, self.settings.score_tokens))
-        parts += parts[-1:] * (-len(parts) % self.ranks)
-        parts = [part for rank in range(self.ranks) for part in parts[rank :: self.ranks]]  # the longest to all
+        dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
+        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, equally many of each
         references = self.actor_model_group.async_run_method_batch(
             method_name="measure", rows=[[rows[i] for i in part] for part in parts]
         )
