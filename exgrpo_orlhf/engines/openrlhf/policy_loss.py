@@ -66,6 +66,7 @@ class MixedLoss(nn.Module):
 
         single_step: a batch has one optimiser step, so its policy is the one that sampled: π_θ/π_old is 1 by
             definition. Between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1.
+            `old_log_probs` are then those of replayed rows alone.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0, kl_coef=0.0)
@@ -92,6 +93,7 @@ class MixedLoss(nn.Module):
         """(R, A) each. Returns what PolicyLoss returns: loss, clip ratio, KL, and of the correction KL and share."""
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
+        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         weights = self.loss.row_weights(
             mask.sum(1).clamp(min=1),
             rows=self.rows / (self.gas * dp_size),
@@ -101,9 +103,8 @@ class MixedLoss(nn.Module):
         if self.correction.level != "off":
             if rollout_log_probs is None:
                 raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
-            correction = self.correction.weights(old_log_probs, rollout_log_probs, mask)
+            correction = self.correction.weights(old, rollout_log_probs, mask)
             weights = torch.where(fresh, weights * correction, weights)
-        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         selected = log_probs[mask]
         loss = self.loss(
             TokenBatch(
@@ -117,7 +118,7 @@ class MixedLoss(nn.Module):
                 token_weight=0.0,
             )
         )
-        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old_log_probs
+        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old
         return self._count(loss, log_probs.detach() - old, advantages, fresh, gap, correction)
 
     def _count(
