@@ -13,7 +13,7 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -181,17 +181,13 @@ class TrainingRun:
             buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
-        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal. A
-        # group is graded as soon as it is complete, while the engine may be generating others.
+        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
+        # Groups come as they are complete, and are graded while the engine is still generating others.
         graded: list[RolloutGroup] = []
 
         def roll(plan: Plan) -> list[RolloutGroup]:
-            def arriving() -> Iterator[RolloutGroup]:
-                yield from engine.rollout(plan, mixer.group_size)
-                clock.lap("rollout")
-
-            with closing(arriving()) as ungraded:
-                groups = plan.in_order(x.verifier.grade_groups(ungraded, engine.decode, graded))
+            with closing(clock.lap_after("rollout", engine.rollout(plan, mixer.group_size))) as coming:
+                groups = plan.in_order(x.verifier.grade_groups(coming, engine.decode, graded))
             clock.lap("grade")
             graded.extend(groups)
             return groups
@@ -302,7 +298,6 @@ class TrainingRun:
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }
-
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
 
         def write(folder: Path) -> None:
