@@ -70,6 +70,7 @@ def openrlhf_actor(work: Work, packed: bool) -> Figures:
 
     updated = timed(work, update)
     MixedActor.forward = Actor.forward
+    actor.trainer.actor_loss_fn.single_step = False  # nothing is recorded, for which it has no entropies
     with_logits, figures = timed(work, update), {}
     for name in ("loss", "grad_norm"):
         right, near = (one.first.metrics[f"policy/{name}"] for one in (exact, rounded))

@@ -7,14 +7,15 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from .checkpoints import find
 
 log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 
 class RunFolderError(RuntimeError):
@@ -85,6 +86,11 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self.last
         self.last = now
+
+    def lap_after(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
+        """The same items; the lap ends when there are no more."""
+        yield from items
+        self.lap(name)
 
     def times(self) -> dict[str, float]:
         return {

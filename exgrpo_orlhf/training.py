@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,12 +182,12 @@ class TrainingRun:
         clock.lap("score")
 
         # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
+        # Groups come as they are complete, and are graded while the engine is still generating others.
         graded: list[RolloutGroup] = []
 
         def roll(plan: Plan) -> list[RolloutGroup]:
-            groups = engine.rollout(plan, mixer.group_size)
-            clock.lap("rollout")
-            groups = x.verifier.grade_groups(groups, engine.decode, graded)
+            with closing(clock.lap_after("rollout", engine.rollout(plan, mixer.group_size))) as coming:
+                groups = plan.in_order(x.verifier.grade_groups(coming, engine.decode, graded))
             clock.lap("grade")
             graded.extend(groups)
             return groups
@@ -297,7 +298,6 @@ class TrainingRun:
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }
-
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
 
         def write(folder: Path) -> None:

@@ -83,9 +83,11 @@ def behaviour(batch: MixedBatch, policy: list[Any]) -> list[Any]:
 
 def update(actor: Any, batch: MixedBatch) -> UpdateStats:
     """What MixedTrainer.update does, without Ray between."""
-    policy, entropies = actor.measure(rows_of(actor, batch))
+    known = dict(enumerate(zip(*actor.measure(rows_of(actor, batch)), strict=True)))
     metrics = {name: value for name, value in fit(actor, batch).items() if name.startswith("policy/")}
-    return UpdateStats(policy, behaviour(batch, policy), entropies, metrics)
+    known |= actor.recorded()
+    policy, entropies = zip(*(known[i] for i in range(len(known))), strict=True)
+    return UpdateStats(list(policy), behaviour(batch, policy), list(entropies), metrics)
 
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:

@@ -3,7 +3,9 @@
     python openrlhf_checked.py RUN RESUME(0/1) BINDING…
 
 Beside the run's own files it writes, in RUN/seen/: sync.jsonl, after each weight sync the names of the tensors in which
-a vLLM engine differs from the actor; loaded-<step>/, what the training loop begins with.
+a vLLM engine differs from the actor; update.jsonl, of each update how many rows were measured before it, whether
+stored rows kept their log-probs, and how far a row's log-probs are from vLLM's at most, in its mean; loaded-<step>/,
+what the training loop begins with.
 """
 
 from __future__ import annotations
@@ -63,6 +65,29 @@ class CheckedTrainer(trainer.MixedTrainer):
 
             training.TrainingRun._step = full
         super().fit()
+
+    def _measure(self, rows):
+        self.measured = len(rows)
+        return super()._measure(rows)
+
+    def update(self, batch, loss):
+        import numpy as np
+
+        stats, flat = super().update(batch, loss), batch.flat_rows()
+        stored = [
+            row.replayed is None or row.replayed.behaviour_logprobs.tobytes() == logprobs.tobytes()
+            for row, logprobs in zip(flat, stats.behaviour_logprobs, strict=True)
+        ]
+        sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *[None] * group.replayed)]
+        gaps = [
+            np.abs(logprobs - rollout.sampler_logprobs).mean()
+            for logprobs, rollout in zip(stats.policy_logprobs, sampled, strict=True)
+            if rollout is not None and rollout.sampler_logprobs is not None
+        ]
+        seen = {"rows": len(flat), "measured": self.measured, "stored": all(stored), "gap": float(max(gaps, default=0))}
+        with (self.job.run / "seen" / "update.jsonl").open("a") as file:
+            file.write(json.dumps(seen) + "\n")
+        return stats
 
     def broadcast_to_vllm(self):
         import torch

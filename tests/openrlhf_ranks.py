@@ -41,7 +41,9 @@ class Table:
 
     def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **_: Any) -> tuple[torch.Tensor, Any]:
         values = self.values[sequences[:, 0], : sequences.shape[1] - 1]
-        return values * action_mask.float(), SimpleNamespace(entropy=entropy_of(values))
+        log_probs, entropies = values * action_mask.float(), entropy_of(values)
+        self.latest = log_probs.detach(), entropies.detach()
+        return log_probs, SimpleNamespace(entropy=entropies)
 
 
 def entropy_of(values: torch.Tensor) -> torch.Tensor:
@@ -140,7 +142,9 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
     return args
 
 
-def experiences_of(args: Any, batch: MixedBatch, forward: list[ForwardRow], behaviour: list[np.ndarray]) -> list[Any]:
+def experiences_of(
+    args: Any, batch: MixedBatch, forward: list[ForwardRow], behaviour: list[np.ndarray | None]
+) -> list[Any]:
     """What OpenRLHF's train_step hands to its ranks."""
     tokenizer = SimpleNamespace(pad_token_id=PAD)
     maker = MixedExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), tokenizer)
@@ -154,11 +158,13 @@ def fit(
     now: np.ndarray,
     reference: np.ndarray | None = None,
     loss: Callable[..., Any] | None = None,
+    recorded: list[tuple[int, Any]] | None = None,
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """MixedPolicyActor.fit on every rank. Returns its status of rank 0, and of each optimiser step the gradient (R, W)
     with regard to the log-probs `now`, averaged over the ranks as DeepSpeed does it.
 
     loss: what is called in the place of MixedLoss.forward
+    recorded: takes what all ranks have recorded, by row
     """
     ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
     assert each * ranks == len(experiences)
@@ -185,6 +191,8 @@ def fit(
                 experience.base_action_log_probs = torch.from_numpy(reference)[experience.sequences[:, 0], :width]
             actor.append(experience)
         status = actor.fit(args.algo.kl.init_coef)
+        if recorded is not None:
+            recorded.extend(actor.recorded().items())
         return status, actor.strategy.gradients
 
     results = on_ranks(ranks, rank_fit)

@@ -14,6 +14,7 @@ from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     Grade,
+    Plan,
     Question,
     QuestionSampler,
     ReplayBuffer,
@@ -124,6 +125,13 @@ def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
     stored = buffer.trajectories(QUESTIONS[2].id)
     assert [t.key for t in plan.candidates[QUESTIONS[2].id]] == [t.key for t in stored]
     assert [t.step for t in stored] == [0, 3]
+
+
+def test_groups_come_back_in_the_order_of_the_plan():
+    asked = [Question.make("test", f"question {i}", "1") for i in range(6)]
+    plan = Plan(1, asked[:3], asked[3:], {})
+    groups = [RolloutGroup(question, (), i >= 3) for i, question in enumerate(asked)]
+    assert plan.in_order(groups[i] for i in (4, 0, 5, 2, 1, 3)) == groups
 
 
 def test_adaptive_levels_decide_what_is_replayed():

@@ -102,6 +102,7 @@ CONTRACT = [
     (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "takes", "self method_name kwargs"),
     (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "says", "chunk_size = total_length // effective_actors"),
     # samples.py, cpu.py
+    ("ray:cancel", "takes", "ray_waitable"),
     (f"{VLLM}:RolloutRayActor.generate", "takes", "self prompt_token_ids sampling_params"),
     (f"{VLLM}:RolloutRayActor", "has", "sleep wake_up reset_prefix_cache"),
     ("vllm:SamplingParams", "fields", "n temperature seed max_tokens logprobs detokenize output_kind"),
@@ -163,6 +164,9 @@ CONTRACT = [
     ("openrlhf.models:Actor.__init__", "says", "self.model = | self.temperature = temperature"),
     ("openrlhf.models:Actor.__init__", "says", "self.packing_samples = packing_samples"),
     ("openrlhf.models.loss:PolicyLoss.forward", "takes", "self log_probs old_log_probs advantages action_mask"),
+    # with one optimiser step a batch the old log-probs of fresh rows are 0
+    ("openrlhf.models.utils:compute_approx_kl", "says", "if not unbiased_gradient: return value"),
+    (f"{UTILS}.experience:split_experience_batch", "says", "[value[i]] if len(value) == batch_size else value"),
     (
         "openrlhf.models.loss:PolicyLoss.forward",
         "takes",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -287,6 +289,15 @@ def test_what_cannot_be_run_is_said_before_anything_starts(raw_model, start, nam
     bindings, more, said = REFUSALS[name]
     with pytest.raises(ValueError, match=said):  # ConfigError and LaunchError are
         start(raw_model, *bindings, **more)
+
+
+def test_a_model_with_dropout_is_refused_by_its_name(raw_model, tmp_path, start):
+    """What the training pass says of a row would not be what the policy says that sampled it."""
+    model = shutil.copytree(raw_model, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1, "classifier_dropout": 0.1}))
+    with pytest.raises(launch.LaunchError, match=r"model has dropout \(attention_dropout\); set it to 0"):
+        start(model)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path, start):

@@ -14,7 +14,7 @@ from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from openrlhf_actor import make_actor, update
-from openrlhf_ranks import K, arguments, experiences_of, fit, log_probs, mixed_batch, plain_step
+from openrlhf_ranks import K, arguments, entropy_of, experiences_of, fit, log_probs, mixed_batch, plain_step
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
@@ -146,6 +146,26 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
     assert not torch.allclose(gradients[0.0, RolloutCorrection()], gradients[0.0, CORRECTIONS[0]])
 
 
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_pi_old(correction):
+    """Whatever stands in the place of the fresh rows' log-probs, which nobody has measured."""
+    batch, forward = mixed_batch()
+    now, behaviour, _ = log_probs(batch, forward)
+    mine, old, rollout, advantages, mask, replayed = tensors(batch, forward, now.astype(np.float32), behaviour)
+    fresh = mask & ~replayed[:, None]
+    found = []
+    for single_step, known in ((True, torch.zeros_like(old)), (False, mine.detach())):
+        loss = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), 1, single_step, correction)
+        loss.replayed = replayed
+        value, *metrics = loss(mine, torch.where(fresh, known, old), advantages, mask, rollout, 1, int(mask.sum()), 1)
+        mine.grad = None
+        value.backward()
+        found.append((mine.grad, torch.stack([value.detach(), *metrics]), torch.tensor(list(loss.totals.values()))))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert found[0][2][-1] > 0, "the gap between the engines' log-probs and the trainer's"
+
+
 @pytest.mark.parametrize("gas", [1, 4])
 def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
     batch, forward = mixed_batch(replay=False, ungraded=False)
@@ -224,6 +244,40 @@ def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
     torch.testing.assert_close(found, gradient, atol=2e-7, rtol=1e-5)
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
     assert status["policy/clip_share"] == status["policy/approx_kl"] == 0
+
+
+@pytest.mark.parametrize("beside", [K - 1, 1])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+def test_the_only_pass_records_what_the_policy_says_of_every_row_in_the_loss_once(layout, beside):
+    """Nobody has measured the fresh rows before: on all ranks together each is there under its place in the batch."""
+    loss = MixedPolicyLoss(response_length=12)
+    batch, forward = mixed_batch(beside=beside)
+    now, behaviour, _ = log_probs(batch, forward)
+    rows = batch.flat_rows()
+    unknown = [None if row.replayed is None else old for row, old in zip(rows, behaviour, strict=True)]
+    args = arguments(loss, **layout)
+    status, found = fit(args, experiences_of(args, batch, forward, unknown), now, recorded=(recorded := []))
+    known, expected = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
+    for name in ("policy/loss", "policy/clip_share", "policy/approx_kl"):
+        assert status[name] == pytest.approx(known[name], rel=1e-5)
+    assert sorted(i for i, _ in recorded) == [i for i, row in enumerate(rows) if row.in_loss]
+    assert any(not row.in_loss for row in rows)
+    for i, (logprobs, entropy) in recorded:
+        values = now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1]
+        assert logprobs.dtype == np.float32
+        assert logprobs.tobytes() == values.astype(np.float32).tobytes()
+        assert entropy == pytest.approx(float(entropy_of(torch.from_numpy(values)).mean()), rel=1e-6)
+
+
+def test_several_passes_or_steps_record_nothing():
+    """They are of another policy than the one that sampled."""
+    batch, forward = mixed_batch(ungraded=False)
+    now, behaviour, _ = log_probs(batch, forward)
+    for binding in (TWO_PASSES, "Optimizer.steps_per_batch = 2"):
+        args = arguments(MixedPolicyLoss(), binding)
+        fit(args, experiences_of(args, batch, forward, behaviour), now, recorded=(recorded := []))
+        assert recorded == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)

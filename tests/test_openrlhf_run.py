@@ -86,6 +86,11 @@ def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in whole]
 
 
+def updates_of(run: Path) -> list[dict]:
+    """What openrlhf_checked.py has seen."""
+    return [json.loads(line) for line in (run / "seen" / "update.jsonl").read_text().splitlines()]
+
+
 def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
     end = time.monotonic() + 300
     while not condition():
@@ -134,6 +139,9 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
     assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
+    updates = updates_of(run)
+    assert all(update["measured"] == 0 and update["stored"] for update in updates), "the training pass says it"
+    assert all(0 < update["gap"] < 0.1 for update in updates), "of the very row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
 
@@ -164,6 +172,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
     finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
+    assert all(update["measured"] == update["rows"] and update["stored"] for update in updates_of(run))
     assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
     assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
     samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.replay import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, pool
 from exgrpo_orlhf.rewards.pool import Pool
@@ -37,6 +38,7 @@ def reward_func(queries, prompts, labels):
     if "exit" in query: os._exit(0)
     if "nap" in query: time.sleep(1)
     if "kill" in query: os.kill(os.getpid(), 9)
+    if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
     if "child" in query:
         subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
     if "nan" in query: return [float("nan")]
@@ -237,6 +239,77 @@ def test_a_batch_with_too_many_failures_stops_training(function):
     assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error", "wrong", "wrong"]
     with pytest.raises(GradingError, match="3 of 8"):
         strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", one)
+
+
+def group(number: int) -> RolloutGroup:
+    question = Question.make("test", "p:", f"42, the {number}th")
+    return RolloutGroup(question, tuple(Rollout(np.array([number, k], np.int32), "stop") for k in range(2)), False)
+
+
+def arrived(condition) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_group_is_graded_while_others_have_not_come(verifier, tmp_path):
+    """The last one comes only when the answers of the first have been graded."""
+    notes = tmp_path / "notes"
+
+    def coming():
+        yield group(7)
+        arrived(lambda: notes.exists() and notes.read_text().count("\n") == 2)
+        yield group(3)
+
+    graded = verifier.grade_groups(coming(), lambda ids: f"note {ids[0]}.{ids[1]} {notes}")
+    assert [int(each.rollouts[0].token_ids[0]) for each in graded] == [7, 3]
+    assert sorted(line.split()[1] for line in notes.read_text().splitlines()) == ["3.0", "3.1", "7.0", "7.1"]
+    assert all(rollout.grade.verdict == "wrong" for each in graded for rollout in each.rollouts)
+
+
+def test_an_answer_that_two_groups_have_is_graded_once(monkeypatch):
+    close_pools()
+    question, sent = [Question.make("test", prompt, "778899") for prompt in ("a", "b")], []
+    send = pool.Grading.send
+    monkeypatch.setattr(pool.Grading, "send", lambda self, answers: (sent.extend(answers), send(self, answers)))
+    rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
+    groups = (RolloutGroup(each, rollouts, False) for each in question)
+    graded = Verifier("math").grade_groups(groups, lambda ids: f"\\boxed{{778899}}{' ' * int(ids[0])}")
+    assert all(rollout.grade.correct for each in graded for rollout in each.rollouts)
+    assert len(sent) == 2, "four rollouts, two answers"
+
+
+def test_groups_that_cannot_come_end_the_grading_of_those_that_wait(function, tmp_path):
+    one = Verifier("function", function=function, workers=1, memory=516, max_failed_share=1.0)
+    notes = tmp_path / "notes"
+
+    def coming():
+        yield group(0)
+        arrived(notes.exists)
+        for number in range(1, 20):
+            yield group(number)
+        raise EngineLost("the engine died")
+
+    with pytest.raises(EngineLost):
+        one.grade_groups(coming(), lambda ids: f"nap {ids[0]} note {notes}" if ids[0] else f"note 0 {notes}")
+    assert one.grade(QUESTION, "42").correct, "the pool lives, and has nothing else to do"
+    assert notes.read_text().count("nap") <= 1
+
+
+def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(function):
+    Path(f"{function}.wrong.py").write_text("1 / 0")
+    broken = Verifier("function", function=f"{function}.wrong.py")
+    end = time.monotonic() + 60
+
+    def coming():
+        while time.monotonic() < end:
+            yield group(0)
+            time.sleep(0.01)
+
+    with pytest.raises(GradingError, match="ZeroDivisionError"):
+        broken.grade_groups(coming(), lambda ids: "42")
+    assert time.monotonic() < end
 
 
 @pytest.mark.parametrize(

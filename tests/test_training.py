@@ -20,7 +20,7 @@ from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.replay import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
-from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.rewards import GradingError, Verifier
 from exgrpo_orlhf.run_control import RunFolderError, claim
 from exgrpo_orlhf.training import train
 
@@ -56,6 +56,39 @@ def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
     tokens = [row["cost/generated_tokens"] for row in rows(tmp_path)]
     assert tokens == sorted(tokens)
     assert tokens[0] == 0 < tokens[1]
+
+
+def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
+    rollout = training.LocalEngine.rollout
+    go(warm_model, tmp_path / "a")
+    monkeypatch.setattr(training.LocalEngine, "rollout", lambda *given: reversed(rollout(*given)))
+    go(warm_model, tmp_path / "b")
+    measured = [
+        [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
+    ]
+    assert measured[0] == measured[1]
+    assert sum(row.get("replay/actual_share", 0) for row in measured[0]) > 0
+    assert all(row["time/rollout"] > 0 and row["time/grade"] > 0 for row in rows(tmp_path / "b")[1:])
+
+
+def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model, tmp_path, monkeypatch):
+    rollout, ended, end = training.LocalEngine.rollout, [], time.monotonic() + 120
+
+    def generating(*given):
+        try:
+            while time.monotonic() < end:
+                yield from rollout(*given)
+        finally:
+            ended.append(time.monotonic())
+
+    (tmp_path / "reward.py").write_text("1 / 0")
+    monkeypatch.setattr(training.LocalEngine, "rollout", generating)
+    function = ("Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
+    with pytest.raises(GradingError, match="ZeroDivisionError") as raised:
+        go(warm_model, tmp_path / "run", "train.eval_every = None", *function)
+    assert raised.value  # it holds the frames, and with them the generator: nobody ends it by forgetting it
+    assert len(ended) == 1
+    assert ended[0] < end
 
 
 ABLATIONS = sorted(path.name for path in (ROOT / "gin").glob("ablation_*.gin"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,8 +66,9 @@ class Engine(Protocol):
         """
         ...
 
-    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
+    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
+        """As many fresh responses as `plan.rollouts` says; groups in any order, perhaps one by one as each is complete,
+        ungraded. Raises EngineLost."""
         ...
 
     def answer(

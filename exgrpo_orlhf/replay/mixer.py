@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -48,6 +48,11 @@ class Plan:
         """Rollouts of each question, fresh ones first."""
         beside = group_size - 1 if self.beside is None else self.beside
         return [group_size] * len(self.fresh) + [beside] * len(self.replayed)
+
+    def in_order(self, groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
+        """The groups of its questions, of which none is in it twice: fresh ones first, whatever order they come in."""
+        place = {question.id: i for i, question in enumerate((*self.fresh, *self.replayed))}
+        return sorted(groups, key=lambda group: place[group.question.id])
 
 
 @dataclass(frozen=True)

@@ -44,30 +44,48 @@ class _Broken(Exception):
     """The worker process itself is of no more use."""
 
 
-class _Ticket:
-    """One call of `grade`: its results as they come in."""
+class Grading:
+    """Answers on their way through a pool, handed over in one call or in several; their verdicts as they come in."""
 
-    def __init__(self, size: int) -> None:
-        self.results: list[Graded | None] = [None] * size
-        self.left = size
+    def __init__(self, pool: Pool) -> None:
+        self.results: list[Graded | None] = []  # by the order in which the answers were sent
         self.killed: set[int] = set()  # answers whose process was killed from outside, once
         self.error: GradingError | None = None
-        self.done = threading.Event()
-        self.lock = threading.Lock()
+        self._pool, self._left, self._change = pool, 0, threading.Condition()
+
+    def send(self, answers: Sequence[Answer]) -> None:
+        """To be graded from now on. Raises GradingError if that cannot be, or if grading has failed already."""
+        if self.error:
+            raise self.error
+        first = len(self.results)
+        jobs = [(self, first + i, pickle.dumps(answer)) for i, answer in enumerate(answers)]
+        with self._change:
+            self.results += [None] * len(jobs)
+            self._left += len(jobs)
+        self._pool.take_in(jobs)
+
+    def wait(self) -> list[Graded]:
+        """The verdicts of all that was sent, in that order. Blocks. Raises GradingError."""
+        with self._change:
+            self._change.wait_for(lambda: self.error is not None or not self._left)
+        if self.error:
+            raise self.error
+        return [graded for graded in self.results if graded is not None]
 
     def put(self, index: int, graded: Graded) -> None:
-        with self.lock:
+        with self._change:
             self.results[index] = graded
-            self.left -= 1
-            if not self.left:
-                self.done.set()
+            self._left -= 1
+            self._change.notify_all()
 
     def fail(self, error: GradingError) -> None:
-        self.error = error
-        self.done.set()
+        """The answers that no worker has taken yet are not graded any more."""
+        with self._change:
+            self.error = error
+            self._change.notify_all()
 
 
-Job = tuple[_Ticket, int, bytes]  # the answer is pickled by the caller: what cannot be is the caller's error
+Job = tuple[Grading, int, bytes]  # the answer is pickled by the caller: what cannot be is the caller's error
 
 
 class Pool:
@@ -86,10 +104,12 @@ class Pool:
 
     def grade(self, answers: Sequence[Answer]) -> list[Graded]:
         """Verdicts in the order of the answers. Blocks; may be called from several threads. Raises GradingError."""
-        if not answers:
-            return []
-        ticket = _Ticket(len(answers))
-        jobs = [(ticket, index, pickle.dumps(answer)) for index, answer in enumerate(answers)]
+        grading = Grading(self)
+        grading.send(answers)
+        return grading.wait()
+
+    def take_in(self, jobs: list[Job]) -> None:
+        """Raises GradingError if the pool is closed."""
         size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
         chunks = [jobs[i : i + size] for i in range(0, len(jobs), size)]
         with self._change:
@@ -101,10 +121,6 @@ class Pool:
                 self._slots.append(slot)
                 slot.thread.start()
             self._change.notify_all()
-        ticket.done.wait()
-        if ticket.error:
-            raise ticket.error
-        return [graded for graded in ticket.results if graded is not None]
 
     def close(self) -> None:
         """Kill the workers. What still waits for a verdict gets GradingError."""
@@ -113,8 +129,8 @@ class Pool:
             jobs = [job for chunk in self._waiting for job in chunk]
             self._waiting.clear()
             self._change.notify_all()
-        for ticket, _, _ in jobs:
-            ticket.fail(GradingError("the pool of grading processes was closed"))
+        for grading, _, _ in jobs:
+            grading.fail(GradingError("the pool of grading processes was closed"))
         for slot in self._slots:
             slot.stop()
         for slot in self._slots:
@@ -141,8 +157,8 @@ class Pool:
                 self._waiting.appendleft(chunk)
                 self._change.notify()
                 return
-        for ticket, _, _ in chunk:
-            ticket.fail(GradingError("the pool of grading processes was closed"))
+        for grading, _, _ in chunk:
+            grading.fail(GradingError("the pool of grading processes was closed"))
 
 
 class _Slot:
@@ -161,8 +177,8 @@ class _Slot:
                 self._grade(chunk)
                 self.tried = 0
             except GradingError as error:
-                for ticket in {id(job[0]): job[0] for job in chunk}.values():
-                    ticket.fail(error)
+                for grading in {id(job[0]): job[0] for job in chunk}.values():
+                    grading.fail(error)
             except Exception as error:  # whatever else: a caller must never wait for a verdict that cannot come
                 self._broken(chunk, error)
         self._end()
@@ -189,8 +205,8 @@ class _Slot:
         self.tried += 1
         if left and self.tried >= _TRIES:
             self.tried = 0
-            ticket, index, _ = left.pop(0)
-            ticket.put(index, Graded("error", None, reason=f"the grading process broke down {_TRIES} times: {error}"))
+            grading, index, _ = left.pop(0)
+            grading.put(index, Graded("error", None, reason=f"the grading process broke down {_TRIES} times: {error}"))
         if not self.pool._closed:
             log.warning("a grading process broke down (%s) and is replaced", error)
         self.pool.put_back(left)
@@ -203,15 +219,15 @@ class _Slot:
         current = 0
         while reply is not None and reply[0] != "died":
             if reply[0] == "grade":
-                ticket, index, _ = chunk[current]
-                ticket.put(index, Graded(*reply[1:]))
+                grading, index, _ = chunk[current]
+                grading.put(index, Graded(*reply[1:]))
                 current += 1
                 if current == len(chunk):
                     return
             elif reply[0] != "begun":
                 raise _Broken(f"unexpected reply {reply[0]!r}")
             reply = self._receive(process, self.pool.timeout)
-        ticket, index, _ = chunk[current]
+        grading, index, _ = chunk[current]
         graded = None
         if reply is None:
             process.send_signal(SIGUSR1)
@@ -220,8 +236,8 @@ class _Slot:
             if late is None:
                 raise _Broken("it does not end")
             graded = Graded("timeout", None, reason=f"not graded within {self.pool.timeout:g} s (Verifier.timeout)")
-        elif reply[1] == KILLED and index not in ticket.killed:
-            ticket.killed.add(index)  # by the kernel or a person, for all one knows: the answer has another try
+        elif reply[1] == KILLED and index not in grading.killed:
+            grading.killed.add(index)  # by the kernel or a person, for all one knows: the answer has another try
         else:
             graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
         process.send_signal(SIGUSR2)
@@ -229,7 +245,7 @@ class _Slot:
         if ready != ("ready",):
             self._end()
         if graded is not None:
-            ticket.put(index, graded)
+            grading.put(index, graded)
             current += 1
         self.pool.put_back(chunk[current:])
 

@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from ..replay import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains
 from . import exact, shape
-from .pool import GradingError, pool
+from .pool import Grading, GradingError, Pool, pool
 from .worker import Answer
 
 log = logging.getLogger(__name__)
@@ -81,9 +81,7 @@ class Verifier:
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
-        if self.kind in _IN_POOL:
-            return self._in_pool([(question, response)])[0]
-        return self._shaped(response, _HERE[self.kind](question, response))
+        return self._graded([(question, response)])[0]
 
     def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
         """Many at once, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
@@ -92,9 +90,9 @@ class Verifier:
         return grades
 
     def _graded(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        if self.kind in _IN_POOL:
-            return self._in_pool(pairs)
-        return [self.grade(question, response) for question, response in pairs]
+        answers = _Answers(self)
+        answers.add(pairs)
+        return answers.grades()
 
     def _check(self, grades: Sequence[Grade]) -> None:
         failed = Counter(grade.verdict for grade in grades if grade.reward is None)
@@ -107,24 +105,33 @@ class Verifier:
 
     def grade_groups(
         self,
-        groups: Sequence[RolloutGroup],
+        groups: Iterable[RolloutGroup],
         decode: Callable[[np.ndarray], str],
         earlier: Sequence[RolloutGroup] = (),
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not in them: a success stays one.
 
+        groups: may come one by one, while others are still being generated. What is graded in other processes is
+            graded from then on; everything else ('exact', 'modular_chain', 'countdown') when all groups are there
         earlier: graded groups of the same step, over which and these together max_failed_share is taken: a late round
             of few groups is no sample of its own
-        Raises as `grade_all`.
+        Raises as `grade_all`, and what `groups` raises; answers that still wait for a grader are then given up.
         """
-        pairs = [(group.question, decode(rollout.token_ids)) for group in groups for rollout in group.rollouts]
-        grades = self._graded(pairs)
+        answers, arrived = _Answers(self), []
+        try:
+            for group in groups:
+                answers.add([(group.question, decode(rollout.token_ids)) for rollout in group.rollouts])
+                arrived.append(group)
+            grades = answers.grades()
+        except BaseException:
+            answers.give_up()
+            raise
         before = [rollout.grade for group in earlier for rollout in group.rollouts if rollout.grade is not None]
         self._check([*before, *grades])
         left = iter(grades)
         return [
             replace(group, rollouts=tuple(replace(rollout, grade=next(left)) for rollout in group.rollouts))
-            for group in groups
+            for group in arrived
         ]
 
     @property
@@ -132,25 +139,8 @@ class Verifier:
         """Whether a grade says if the reasoning of a correct response holds (`Grade.sound`)."""
         return self.kind in ("modular_chain", "countdown")
 
-    def _in_pool(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        """Through the cache and the pool; the same answer to the same question goes there once."""
-        answers = [
-            Answer(question.answer, response, _text(question.prompt), dict(question.meta))
-            for question, response in pairs
-        ]
-        keys = [self._key(answer, i) for i, answer in enumerate(answers)]
-        known = {key: grade for key in keys if (grade := _cache.get(key)) is not None}
-        asked = {key: answer for key, answer in zip(keys, answers, strict=True) if key not in known}
-        if asked:
-            limit = self.timeout + (_CODE_GRACE if self.kind == "code" else 0)
-            graded = pool(self._settings(), limit, self.workers).grade(list(asked.values()))
-            for (key, answer), (verdict, reward, extracted, reason) in zip(asked.items(), graded, strict=True):
-                known[key] = Grade(verdict, reward, extracted=extracted)  # type: ignore[arg-type]
-                if reward is None:
-                    log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
-                elif self.kind in _CACHED:
-                    _cache.put(key, known[key])
-        return [self._shaped(response, known[key]) for key, (_, response) in zip(keys, pairs, strict=True)]
+    def _pool(self) -> Pool:
+        return pool(self._settings(), self.timeout + (_CODE_GRACE if self.kind == "code" else 0), self.workers)
 
     def _settings(self) -> dict[str, Any]:
         """What the verdict depends on besides the answer, as the workers get it."""
@@ -173,6 +163,63 @@ class Verifier:
         if self.format is None or grade.reward is None or shape.SHAPES[self.format](response):
             return grade
         return replace(grade, verdict="wrong" if grade.verdict == "correct" else grade.verdict, reward=0.0)
+
+
+class _Answers:
+    """Answers that are graded together, handed over as they come. Through the cache and the pool; the same answer to
+    the same question goes there once."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self.pairs: list[tuple[Question, str]] = []
+        self.keys: list[bytes] = []  # of each pair
+        self.known: dict[bytes, Grade] = {}
+        self.sent: dict[bytes, Answer] = {}
+        self.grading: Grading | None = None  # of what was sent
+
+    def add(self, pairs: Sequence[tuple[Question, str]]) -> None:
+        """Raises GradingError if grading has failed already."""
+        self.pairs += pairs
+        if self.verifier.kind in _HERE:
+            return
+        new: dict[bytes, Answer] = {}
+        for question, response in pairs:
+            answer = Answer(question.answer, response, _text(question.prompt), dict(question.meta))
+            key = self.verifier._key(answer, len(self.keys))
+            self.keys.append(key)
+            if grade := _cache.get(key):
+                self.known[key] = grade
+            elif key not in self.sent:
+                new[key] = answer
+        if new:
+            self.grading = self.grading or Grading(self.verifier._pool())
+            self.grading.send(list(new.values()))
+            self.sent |= new
+
+    def grades(self) -> list[Grade]:
+        """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
+        verifier = self.verifier
+        if verifier.kind in _HERE:
+            return [
+                verifier._shaped(response, _HERE[verifier.kind](question, response))
+                for question, response in self.pairs
+            ]
+        graded = self.grading.wait() if self.grading else []
+        for (key, answer), (verdict, reward, extracted, reason) in zip(self.sent.items(), graded, strict=True):
+            self.known[key] = Grade(verdict, reward, extracted=extracted)  # type: ignore[arg-type]
+            if reward is None:
+                log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
+            elif verifier.kind in _CACHED:
+                _cache.put(key, self.known[key])
+        return [
+            verifier._shaped(response, self.known[key])
+            for key, (_, response) in zip(self.keys, self.pairs, strict=True)
+        ]
+
+    def give_up(self) -> None:
+        """What no grader has begun with is not graded any more."""
+        if self.grading:
+            self.grading.fail(GradingError("the answers are not wanted any more"))
 
 
 class _Cache:

@@ -54,6 +54,7 @@ class MixedActorTrainer(ActorPPOTrainer):
                 tuple(advantage.is_correction_threshold),
             ),
         )
+        self.recorded: dict[int, tuple[np.ndarray, float]] = {}
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
@@ -69,11 +70,23 @@ class MixedActorTrainer(ActorPPOTrainer):
             self.actor.model.set_gradient_accumulation_boundary(bool(self.replay_buffer.dynamic_optimizer_step[step]))
         # OpenRLHF's own KL term is measured and not added: ours is in the loss, by its normaliser.
         status = super().training_step(experience, 0.0, step, loss_batch_info)
+        if self.actor_loss_fn.single_step:
+            self._record(experience)
         # OpenRLHF divides its metrics by the tokens of a micro-batch, and a micro-batch may be one ungradable row or
         # what fills up a group.
         if not status["num_action_tokens"] and "logprobs_diff" in status["metrics"]:
             status["metrics"]["logprobs_diff"] = 0.0
         return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
+
+    def _record(self, experience: Any) -> None:
+        """What the forward pass said of each row that has a token in the loss: log-probs, float32 (T,), and mean
+        entropy. Rows that could not be graded and those that fill up a group have none."""
+        in_loss = experience.action_mask.bool().cpu()  # (R, A)
+        log_probs, entropies = (values.float().cpu() for values in self.actor.latest)
+        for label, tokens, *values in zip(experience.labels, in_loss, log_probs, entropies, strict=True):
+            if tokens.any():
+                row_log_probs, row_entropies = (row[tokens] for row in values)
+                self.recorded[int(label)] = row_log_probs.numpy(), float(row_entropies.mean())
 
 
 def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
@@ -134,6 +147,7 @@ class MixedActor(Actor):
         if not return_output:
             return log_probs
         output.entropy = spread(found[:, 1])
+        self.latest = log_probs.detach(), output.entropy.detach()  # for the trainer, whose step keeps them to itself
         return log_probs, output
 
 
@@ -177,6 +191,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         loss = self.trainer.actor_loss_fn
         loss.begin()
         self.guard.begin()
+        self.trainer.recorded = {}
         status = super().fit(kl_ctl)
         totals = self.strategy.all_reduce(dict(loss.totals), op="sum")
         norms = self.guard.norms
@@ -187,6 +202,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
             "policy/skipped_updates": float(self.guard.skipped),
             "policy/learning_rate": self.guard.rate,
         }
+
+    def recorded(self) -> dict[int, tuple[np.ndarray, float]]:
+        """Of the rows of this rank, by their place in the batch, what the latest `fit` recorded: log-probs (float32
+        (T,), sampling temperature) and mean entropy (nats, temperature 1) in its only pass. Of several passes none."""
+        return self.trainer.recorded
 
     def save_state(self, folder: str, step: int) -> None:
         """Hugging Face files in `folder`, DeepSpeed's in its subfolder _actor, where OpenRLHF looks for them."""

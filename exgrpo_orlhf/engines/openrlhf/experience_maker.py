@@ -15,17 +15,20 @@ from ...replay import MixedBatch
 from ..rows import ForwardRow
 
 
-def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequence[np.ndarray]) -> list[Experience]:
-    """One experience a row, complete: grades, advantages and behaviour log-probs are known. A group of fewer than K
-    rows is filled up to K.
+def as_experience(
+    batch: MixedBatch, rows: Sequence[ForwardRow], measured: Sequence[np.ndarray | None]
+) -> list[Experience]:
+    """One experience a row, complete: grades and advantages are known. A group of fewer than K rows is filled up to K.
 
     rows: of the flattened batch, prompt and response of each
-    behaviour: float32 (T,) of each: a replayed row's are the stored ones to the bit
+    measured: log-probs of each, float32 (T,), by the policy that sampled the fresh ones; None of a fresh row where
+        the training pass says them. A replayed row enters with the stored ones, to the bit
+    `labels` has the row's place in the flattened batch, by which `MixedActorTrainer.recorded` names it.
     Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
     """
     sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *([None] * group.replayed))]
     experiences = []
-    for row, forward, logprobs, rollout in zip(batch.flat_rows(), rows, behaviour, sampled, strict=True):
+    for i, (row, forward, now, rollout) in enumerate(zip(batch.flat_rows(), rows, measured, sampled, strict=True)):
         if rollout is not None and rollout.grade is None:
             raise ValueError(f"question {row.question.id}: a rollout has no grade")
         grade = None if rollout is None else rollout.grade
@@ -33,6 +36,8 @@ def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequ
         reward = stored if grade is None else (grade.reward or 0.0)
         truncated = rollout is not None and rollout.finish == "length"
         sampler = None if rollout is None else rollout.sampler_logprobs
+        behaviour = now if row.replayed is None else row.replayed.behaviour_logprobs
+        logprobs = 0 if behaviour is None else behaviour
         prompt, length = len(forward.prompt), len(forward)
 
         def spread(values: Any, start: int = prompt - 1, width: int = length - 1) -> torch.Tensor:
@@ -55,7 +60,7 @@ def as_experience(batch: MixedBatch, rows: Sequence[ForwardRow], behaviour: Sequ
                 truncated=torch.tensor([truncated]),
                 total_length=torch.tensor([float(length)]),
                 prompts=[row.question.id],
-                labels=[row.question.id],
+                labels=[str(i)],
                 info={
                     "reward": torch.tensor([reward]),
                     "replayed": torch.tensor([float(row.replayed is not None)]),

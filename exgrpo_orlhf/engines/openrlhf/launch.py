@@ -33,6 +33,7 @@ from .settings import OpenRLHFSettings
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
+_OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of a model's config that a language model has no part for
 
 
 class LaunchError(ValueError):
@@ -273,6 +274,10 @@ def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:
     named = [name for name in LOGIT_SETTINGS if config.get(name) not in (None, 1, 1.0)]
     if named:
         raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
+    # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
+    drops = [name for name in config if "drop" in name and config[name] and not name.startswith(_OF_OTHER_HEADS)]
+    if drops:
+        raise LaunchError(f"{model_path} has dropout ({', '.join(drops)}); set it to 0 in its config.json")
     tokens, positions = x.prompts.max_tokens + x.sampling.max_response_tokens, config.get("max_position_embeddings")
     if positions is not None and tokens > positions:
         raise LaunchError(

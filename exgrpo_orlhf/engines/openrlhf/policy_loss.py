@@ -67,6 +67,7 @@ class MixedLoss(nn.Module):
 
         single_step: a batch has one optimiser step, so its policy is the one that sampled: π_θ/π_old is 1 by
             definition. Between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1.
+            `old_log_probs` are then those of replayed rows alone.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
@@ -95,6 +96,7 @@ class MixedLoss(nn.Module):
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
         tokens = float(batch_num_tokens) / dp_size
+        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         weights = self.loss.row_weights(
             mask.sum(1).clamp(min=1),
             rows=self.rows / (self.gas * dp_size),
@@ -104,9 +106,8 @@ class MixedLoss(nn.Module):
         if self.correction.level != "off":
             if rollout_log_probs is None:
                 raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
-            correction = self.correction.weights(old_log_probs, rollout_log_probs, mask)
+            correction = self.correction.weights(old, rollout_log_probs, mask)
             scaled = torch.where(fresh, advantages * correction, advantages)  # the policy's terms alone, never negative
-        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
         selected = log_probs[mask]
         loss = self.loss(
             TokenBatch(
@@ -121,7 +122,7 @@ class MixedLoss(nn.Module):
                 reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
-        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old_log_probs
+        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old
         return self._count(loss, log_probs.detach() - old, advantages, fresh, gap, correction)
 
     def _count(

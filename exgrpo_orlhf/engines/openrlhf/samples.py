@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Request:
 
 
 class Sampler:
-    """Sends requests to the engine that has least to do, and waits for all of them.
+    """Sends each request to the engine that has least to do, and hands on what is complete.
 
     The prompt goes as token ids, so that what is generated from is what is trained on; the engine's own stop tokens are
     the model's, `stop` adds the one that closes the assistant's turn. No filter (top-p, top-k) on rollouts and no
@@ -47,8 +47,11 @@ class Sampler:
         self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
         self.with_logprobs, self.timeout = with_logprobs, timeout
 
-    def __call__(self, requests: Sequence[Request]) -> list[list[Rollout]]:
-        """The rollouts of each request, in order, ungraded. Raises EngineLost for an engine that died or is silent."""
+    def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
+        """Position and ungraded rollouts of each request, as it is complete. Whoever stops early ends the others.
+
+        Raises EngineLost for an engine that died or is silent.
+        """
         load = [(0, i) for i in range(len(self.engines))]
         pending = {}
         for position, request in enumerate(requests):
@@ -56,22 +59,24 @@ class Sampler:
             reference = self.engines[engine].generate.remote(list(request.prompt), self._params(request))
             pending[reference] = (position, engine)
             heapq.heappush(load, (tokens + request.n, engine))
-        outputs: dict[int, list[Rollout]] = {}
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=self.timeout)
-            if not ready:
-                silent = sorted({engine for _, engine in pending.values()})
-                raise EngineLost(
-                    f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s (OpenRLHF.timeout)"
-                )
-            position, engine = pending.pop(ready[0])
-            output = answer(ready[0], f"vLLM engine {engine}", self.timeout)
-            outputs[position] = [self._rollout(one, engine) for one in sorted(output.outputs, key=lambda o: o.index)]
-            if len(outputs[position]) != requests[position].n:
-                raise EngineLost(
-                    f"vLLM engine {engine} gave {len(outputs[position])} of {requests[position].n} responses"
-                )
-        return [outputs[position] for position in range(len(requests))]
+        try:
+            while pending:
+                ready, _ = ray.wait(list(pending), num_returns=1, timeout=self.timeout)
+                if not ready:
+                    silent = sorted({engine for _, engine in pending.values()})
+                    raise EngineLost(
+                        f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s "
+                        "(OpenRLHF.timeout)"
+                    )
+                position, engine = pending.pop(ready[0])
+                output = answer(ready[0], f"vLLM engine {engine}", self.timeout)
+                rollouts = [self._rollout(one, engine) for one in sorted(output.outputs, key=lambda o: o.index)]
+                if len(rollouts) != requests[position].n:
+                    raise EngineLost(f"vLLM engine {engine} gave {len(rollouts)} of {requests[position].n} responses")
+                yield position, rollouts
+        finally:
+            for reference in pending:
+                ray.cancel(reference)
 
     def _params(self, request: Request) -> SamplingParams:
         return SamplingParams(

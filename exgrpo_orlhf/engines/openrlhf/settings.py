@@ -20,7 +20,8 @@ class OpenRLHFSettings:
     ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
         a submitted Ray job has, or else a Ray of this run's own, on this machine
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
-    score_tokens: padded tokens of one forward pass that scores or measures responses
+    score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
+        ds.packing_samples is given
     seed_requests: give each vLLM request a seed of its own, so that the random numbers of a response do not depend on
         which other requests the engine works on. On CUDA vLLM 0.29's default model runner reads a seed per row in any
         case; its older one (VLLM_USE_V2_MODEL_RUNNER=0) launches one more kernel for each row and token

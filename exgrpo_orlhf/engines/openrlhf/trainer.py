@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from ...prompts import PromptEncoder
 from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
 from ...training import TrainingRun
 from ..engine import Engine, NonFiniteUpdate, UpdateStats
-from ..rows import ForwardRow, micro_batches
+from ..rows import ForwardRow
+from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .samples import Request, Sampler
 from .waiting import answer
+
+Measured = tuple[np.ndarray, float]  # log-probs (T,) of a response, and its mean entropy
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
@@ -130,18 +133,15 @@ class MixedTrainer(BasePPOTrainer):
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
-    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
+    def rollout(self, plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
         questions = [*plan.fresh, *plan.replayed]
         self.step = plan.step
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
-        sampled = self._sample(requests)
-        return [
-            RolloutGroup(question, tuple(rollouts), replayed=i >= len(plan.fresh))
-            for i, (question, rollouts) in enumerate(zip(questions, sampled, strict=True))
-        ]
+        for i, rollouts in self._sample(requests):
+            yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
 
     def answer(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
@@ -151,7 +151,7 @@ class MixedTrainer(BasePPOTrainer):
             for question, own in zip(questions, seeds, strict=True)
             for seed in own
         ]
-        rollouts = (rollout for (rollout,) in self._sample(requests))
+        rollouts = (rollout for _, (rollout,) in sorted(self._sample(requests), key=lambda sampled: sampled[0]))
         return [[next(rollouts) for _ in own] for own in seeds]
 
     def _seed(self, plan: Plan, position: int) -> int | None:
@@ -161,13 +161,12 @@ class MixedTrainer(BasePPOTrainer):
         entropy = [self.x.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
-    def _sample(self, requests: Sequence[Request]) -> list[list[Rollout]]:
+    def _sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        rollouts = self.sampler(requests)
+        yield from self.sampler(requests)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
-        return rollouts
 
     def decode(self, token_ids: np.ndarray) -> str:
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
@@ -184,47 +183,49 @@ class MixedTrainer(BasePPOTrainer):
             for question_id, stored in to_score.items()
             for trajectory in stored
         ]
-        logprobs, entropies = self._measure(rows)
-        scores = iter([score(*row) for row in zip(entropies, logprobs, strict=True)])
+        scores = iter([score(entropy, logprobs) for logprobs, entropy in self._measure(rows)])
         return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
 
-    def _measure(self, rows: Sequence[ForwardRow]) -> tuple[list[np.ndarray], list[float]]:
-        """Log-probs and mean entropy of each row under the current policy, in passes spread over all ranks.
-
-        Every rank makes equally many passes, for ZeRO-3's ranks wait for one another in each: some come twice.
-        """
+    def _measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        """Each row under the current policy, in passes spread over all ranks."""
         if not rows:
-            return [], []
-        parts = list(micro_batches(rows, self.settings.score_tokens))
-        parts += parts[-1:] * (-len(parts) % self.ranks)
-        parts = [part for rank in range(self.ranks) for part in parts[rank :: self.ranks]]  # the longest to all
+            return []
+        dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
+        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, equally many of each
         references = self.actor_model_group.async_run_method_batch(
             method_name="measure", rows=[[rows[i] for i in part] for part in parts]
         )
         results = list(itertools.chain.from_iterable(self._answer(references)))
         if self.args.train.colocate_all:  # vLLM wants the memory that torch keeps for later
             self._answer(self.actor_model_group.async_run_method("empty_cache"))
-        logprobs: dict[int, np.ndarray] = {}
-        entropies: dict[int, float] = {}
-        for part, (part_logprobs, part_entropies) in zip(parts, results, strict=True):
-            logprobs.update(zip(part, part_logprobs, strict=True))
-            entropies.update(zip(part, part_entropies, strict=True))
-        return [logprobs[i] for i in range(len(rows))], [entropies[i] for i in range(len(rows))]
+        found: dict[int, Measured] = {}
+        for part, measured in zip(parts, results, strict=True):
+            found.update(zip(part, zip(*measured, strict=True), strict=True))
+        return [found[i] for i in range(len(rows))]
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """π_old of fresh rows is measured by the policy as it is; then OpenRLHF's train_step does the rest."""
-        rows = [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
+        """OpenRLHF's train_step. π_old of fresh rows is the policy as it is when the batch begins.
+
+        With several optimiser steps all rows are measured before them. With one, its own pass says what π_old is; only
+        the rows that it leaves out, because they could not be graded, are measured before.
+        """
+        flat = batch.flat_rows()
+        rows = [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in flat]
+        steps, passes = self.x.optimizer.steps_per_batch, self.x.optimizer.passes_per_batch
         begin = time.perf_counter()
-        policy, entropies = self._measure(rows)
+        before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
+        known = dict(zip(before, self._measure([rows[i] for i in before]), strict=True))
         measured = time.perf_counter() - begin
-        behaviour = [
-            now if row.replayed is None else row.replayed.behaviour_logprobs
-            for row, now in zip(batch.flat_rows(), policy, strict=True)
-        ]
-        experience = as_experience(batch, rows, behaviour)
-        steps = self.x.optimizer.steps_per_batch
+        experience = as_experience(batch, rows, [known[i][0] if i in known else None for i in range(len(rows))])
         order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
+        for recorded in self._answer(self.actor_model_group.async_run_method("recorded")):
+            known |= recorded
+        policy, entropies = [known[i][0] for i in range(len(rows))], [known[i][1] for i in range(len(rows))]
+        behaviour = [
+            now if row.replayed is None else row.replayed.behaviour_logprobs
+            for row, now in zip(flat, policy, strict=True)
+        ]
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)
         metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}
@@ -232,7 +233,7 @@ class MixedTrainer(BasePPOTrainer):
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {metrics['policy/loss']}, gradient norm "
                 f"{metrics['policy/grad_norm']}): that optimiser step was not made",
-                [_describe(*row) for row in zip(batch.flat_rows(), policy, behaviour, strict=True)],
+                [_describe(*row) for row in zip(flat, policy, behaviour, strict=True)],
             )
         times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
         return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": measured})

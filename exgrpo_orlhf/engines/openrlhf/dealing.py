@@ -1,0 +1,73 @@
+"""Forward passes dealt to ranks, which wait for the slowest among them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from ..rows import ForwardRow, micro_batches
+
+
+def deal_passes(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
+    """Positions of rows for each rank, cut into passes. At least one row.
+
+    packed: a pass costs the tokens of its rows; otherwise rows × the longest of them, for the others are padded to it
+
+    Under ZeRO-3 the ranks wait for one another in each pass: all make equally many, the n-th passes of all ranks cost
+    about the same, and so do the sums over a rank's passes. A pass costs at most the budget; a longer row has one of
+    its own. Every row comes once; only where each has a pass of its own and a rank lacks one is the shortest repeated.
+    """
+    lengths = [len(row) for row in rows]
+
+    def cost(part: list[int]) -> int:
+        return sum(lengths[i] for i in part) if packed else len(part) * max(lengths[i] for i in part)
+
+    parts = _packed(lengths, token_budget, ranks) if packed else _padded(rows, token_budget, ranks)
+    while len(parts) % ranks:
+        most = max(parts, key=lambda part: (len(part) > 1, cost(part)))
+        if len(most) == 1:
+            parts.append(min(parts, key=cost))
+        else:
+            parts.remove(most)
+            parts += [most[: len(most) // 2], most[len(most) // 2 :]]
+    parts.sort(key=cost, reverse=True)
+    dealt: list[list[list[int]]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for begin in range(0, len(parts), ranks):
+        least_first = sorted(range(ranks), key=load.__getitem__)
+        for rank, part in zip(least_first, parts[begin : begin + ranks], strict=True):
+            dealt[rank].append(part)
+            load[rank] += cost(part)
+    return dealt
+
+
+def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[int]]:
+    """As few passes a rank as the budget allows, filled evenly: the longest row first, each into the emptiest pass."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    passes = math.ceil(sum(lengths) / (ranks * token_budget))
+    while True:
+        filled: list[tuple[int, int, list[int]]] = [(0, number, []) for number in range(passes * ranks)]
+        for i in order:
+            tokens, number, part = filled[0]
+            if part and tokens + lengths[i] > token_budget:
+                break
+            part.append(i)
+            heapq.heapreplace(filled, (tokens + lengths[i], number, part))
+        else:
+            return [part for _, _, part in filled if part]
+        passes += 1
+
+
+def _padded(rows: Sequence[ForwardRow], token_budget: int, ranks: int) -> list[list[int]]:
+    """As few passes a rank as the budget and little padding allow, cut by the smallest budget that needs no more."""
+    parts = list(micro_batches(rows, token_budget))
+    passes, too_small = math.ceil(len(parts) / ranks), 0
+    while token_budget - too_small > 1:
+        tried = (too_small + token_budget) // 2
+        cut = list(micro_batches(rows, tried))
+        if len(cut) > passes * ranks:
+            too_small = tried
+        else:
+            token_budget, parts = tried, cut
+    return parts
