@@ -147,7 +147,7 @@ class MixedActor(Actor):
         if not return_output:
             return log_probs
         output.entropy = spread(found[:, 1])
-        self.latest = log_probs.detach(), output.entropy.detach()  # for the trainer, whose step keeps them to itself
+        self.latest = log_probs.detach(), output.entropy.detach()  # OpenRLHF's training step hands on neither
         return log_probs, output
 
 

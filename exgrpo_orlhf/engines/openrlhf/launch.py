@@ -33,7 +33,7 @@ from .settings import OpenRLHFSettings
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
-_OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of a model's config that a language model has no part for
+_OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of heads that a causal language model does not have
 
 
 class LaunchError(ValueError):

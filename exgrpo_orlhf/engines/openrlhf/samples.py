@@ -48,7 +48,7 @@ class Sampler:
         self.with_logprobs, self.timeout = with_logprobs, timeout
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
-        """Position and ungraded rollouts of each request, as it is complete. Whoever stops early ends the others.
+        """Position and ungraded rollouts of each request, as it is complete. Closing it cancels the others.
 
         Raises EngineLost for an engine that died or is silent.
         """
