@@ -65,6 +65,7 @@ CONTRACT = [
     (f"{VLLM}:create_vllm_engines", "says", 'RolloutRayActor.options( | "max_logprobs"] = 1 | "dtype": "bfloat16"'),
     ("ray:init", "takes", "address num_cpus num_gpus object_store_memory include_dashboard log_to_driver runtime_env"),
     ("ray:get_runtime_context", "takes", ""),
+    ("ray:nodes", "takes", ""),
     ("ray.runtime_context:RuntimeContext", "has", "get_job_id"),
     ("ray._private.state:actors", "takes", ""),
     (f"{RAY_STATE}._gen_actor_info", "says", '"ActorClassName": | "JobID": binary_to_hex( | "State": | "EndTime":'),
