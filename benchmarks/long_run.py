@@ -89,6 +89,7 @@ def main() -> int:
                         samples.append((json.loads(rows[-1])["step"], resident()))
 
         watcher = threading.Thread(target=watch)
+        samples.append((0, resident()))
         watcher.start()
         began = time.perf_counter()
         try:
@@ -96,6 +97,7 @@ def main() -> int:
         finally:
             done.set()
             watcher.join()
+        samples.append((steps, resident()))
         seconds = time.perf_counter() - began
         stored = [(row["step"], row["replay/stored_bytes"]) for row in MetricsLog(run / "metrics.jsonl").rows(after=0)]
     early = max(size for step, size in samples if step <= steps // 10)

@@ -70,8 +70,8 @@ def reward_func(queries, prompts, labels):
 def run_plain(folder: Path, bindings: list[str]) -> None:
     """OpenRLHF's own training with the arguments that our engine would run with; writes metrics.jsonl as that does."""
     x = config.load(["baselines/on_policy.gin", LAYOUT], bindings)
-    launch._prepare(x.openrlhf)
-    from exgrpo_orlhf.engines.openrlhf.driver import _ray, ppo_trainer, ray, train_ppo_ray
+    launch.prepare(x.openrlhf)
+    from exgrpo_orlhf.engines.openrlhf.driver import connected, ppo_trainer, ray, train_ppo_ray
 
     class Noted(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):
         ended = math.nan
@@ -92,7 +92,7 @@ def run_plain(folder: Path, bindings: list[str]) -> None:
     args.reward.remote_url, args.ckpt.output_dir = f"{folder}/reward.py", f"{folder}/model"
     args.train.num_episodes = 1
     ppo_trainer.PPOTrainer = ray.remote(Noted)
-    with _ray(x.openrlhf, launch.needed_gpus(args)):
+    with connected(x.openrlhf, launch.needed_gpus(args)):
         train_ppo_ray.train(args)
 
 
@@ -202,7 +202,7 @@ def paper(steps: int, step_seconds: float, small: bool) -> dict[str, Any]:
     bindings = [*PAPER, "ModularChains.count = 1000"] if small else PAPER
     x, as_experience = config.load(["base.gin", LAYOUT], bindings), None
     if importlib.util.find_spec("openrlhf"):
-        launch._prepare(x.openrlhf)
+        launch.prepare(x.openrlhf)
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
     b, k, engine = x.settings.questions_per_step, x.settings.group_size, MadeUp(as_experience)
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as folder:

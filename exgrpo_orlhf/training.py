@@ -182,7 +182,7 @@ class TrainingRun:
         clock.lap("score")
 
         # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
-        # Groups come as they are complete, and are graded while the engine is still generating others.
+        # OpenRLHF's groups come as they are complete, and are graded while it is still generating others.
         graded: list[RolloutGroup] = []
 
         def roll(plan: Plan) -> list[RolloutGroup]:

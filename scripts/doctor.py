@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Examine a machine or a cluster before a long run: does this layout of OpenRLHF train rightly here?
+"""Examine a machine or a cluster before a long run: does this layout of OpenRLHF train correctly here?
 
     python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin
     python scripts/doctor.py --gin gin/recipes/paper.gin --gin gin/models/qwen2_5_math_7b.gin \\
         --gin gin/engines/openrlhf_8gpu.gin --out /shared/runs
     python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin --only gradient
 
-Takes what train.py takes. The layout runs as it is, on a small random model of the bound architecture, with questions
-made here. A line for each check: its figures, and what to do where it failed. Exit status: 0 where all is well, 1 where
-a check failed, 2 for a configuration that cannot be used. docs/cluster.md says what each check means.
+Takes the --gin and --set of train.py. The layout runs as it is, on a small random model of the bound architecture, with
+questions made here. A line for each check: its figures, and what to do where it failed. Exit status: 0 where all checks
+passed, 1 where one failed, 2 for a configuration that cannot be used. docs/cluster.md says what each check means.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def main() -> int:
     except ValueError as error:  # ConfigError among them
         print(f"error: {error}", file=terminal)
         return 2
-    print("all is well" if healthy else f"something is wrong; what the actors said is in {log}", file=terminal)
+    except BaseException as error:  # its traceback goes to the log
+        print(f"error: {type(error).__name__}: {error}; {log} has the rest", file=terminal)
+        raise
+    print("all checks passed" if healthy else f"not all checks passed; the actors' output is in {log}", file=terminal)
     return 0 if healthy else 1
 
 

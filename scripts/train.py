@@ -16,6 +16,7 @@ import argparse
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,8 @@ def main() -> int:
     if arguments.resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.openrlhf is not None and not memory.remembered(experiment.openrlhf.all_flags()):
-        layout = " ".join(f"--gin {file}" for file in arguments.gin)
+        given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in arguments.set]
+        layout = " ".join(f"{option} {value}" for option, value in given)
         print(
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,

@@ -36,9 +36,10 @@ class FaultyActor(cluster.DoctorActor):
 
     def broadcast_to_vllm(self):
         weight = dict(self.actor.model.module.named_parameters())[WRONG_WEIGHT].data
+        right = weight[0, 0].clone()
         weight[0, 0] += 1
         super().broadcast_to_vllm()
-        weight[0, 0] -= 1
+        weight[0, 0] = right
 
 
 if __name__ == "__main__":

@@ -63,13 +63,12 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
     optimizer.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.clone() for name, p in engine.model.named_parameters()})
     )
-    stats = engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
+    engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {
         "batch": batch,
         "gradients": gradients,
         "before": before,
         "after": named(engine.model),
-        "loss": stats.metrics["policy/loss"],
     }
 
 
@@ -121,7 +120,7 @@ def update(
         **cell["flags"],
     )
     engine, step, gradients = actor.actor.model, actor.strategy.optimizer_step, []
-    if cell.get("unmended"):  # as OpenRLHF's own trainer does it
+    if cell.get("without_fix"):  # as OpenRLHF's own trainer does it
         engine.set_gradient_accumulation_boundary = lambda last: None
 
     def seen(*args: Any, **kwargs: Any) -> None:
@@ -177,7 +176,6 @@ def compare(
     inside, outside = (torch.cat(parts) for parts in zip(*where, strict=True))
     return {
         "steps": steps,
-        "loss": expected["loss"],
         "weights": largest(inside),
         "weights_compared": len(inside) / (len(inside) + len(outside)),
         "other_weights": largest(outside),

@@ -19,7 +19,7 @@ import pytest
 
 @contextlib.contextmanager
 def running_ray(tmp_path: Path, cpus: int, gpus: int, **more: str) -> Iterator[str]:
-    """The address of a Ray with so many CPUs and pretended GPUs that has none of this process's OMP_, NCCL_ and RAY_
+    """The address of a Ray with this many CPUs and pretended GPUs that has none of this process's OMP_, NCCL_ and RAY_
     variables. more: variables that it has"""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "NCCL_", "RAY_"))}
     log = tmp_path / "ray.log"

@@ -58,7 +58,7 @@ def test_the_wrong_python_is_said_before_the_package_that_it_cannot_install(monk
     monkeypatch.setattr(launch.sys, "version_info", (3, 13, 1, "final", 0))
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(launch.LaunchError, match=r"Python 3\.13"):
-        launch._prepare(x.openrlhf)
+        launch.prepare(x.openrlhf)
 
 
 @pytest.mark.parametrize("nvcc", ["13.1", "12.9", None])

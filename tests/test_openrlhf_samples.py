@@ -64,7 +64,7 @@ def engines(folder) -> list:
 
 
 def sampler(engines: list) -> Sampler:
-    return Sampler(engines, 24, False, 60.0, [])
+    return Sampler(engines, 24, False, 200.0, [])
 
 
 def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_its_place(warm_model, engines, folder):

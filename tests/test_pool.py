@@ -294,13 +294,13 @@ def test_groups_that_cannot_come_end_the_grading_of_those_that_wait(function, tm
     with pytest.raises(EngineLost):
         one.grade_groups(coming(), lambda ids: f"nap {ids[0]} note {notes}" if ids[0] else f"note 0 {notes}")
     assert one.grade(QUESTION, "42").correct, "the pool lives, and has nothing else to do"
-    assert notes.read_text().count("nap") <= 1
+    assert notes.read_text().count("nap") < 5, "of 38"
 
 
 def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(function):
     Path(f"{function}.wrong.py").write_text("1 / 0")
     broken = Verifier("function", function=f"{function}.wrong.py")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200  # a worker has 180 s to start
 
     def coming():
         while time.monotonic() < end:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import LocalEngine
 from exgrpo_orlhf.replay import Grade
-from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import TrainingRun
 
 
@@ -49,11 +49,11 @@ def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_
 ):
     """Seven of eight questions are always wrong: no group of theirs is in the batch, whose Pass@1 is at least 1/4."""
 
-    def grade(verifier, question, response):
+    def grade(question, response):
         correct = int(question.id, 16) % 8 == 0 and zlib.crc32(response.encode()) % 2 == 0
         return Grade("correct", 1.0) if correct else Grade("wrong", 0.0)
 
-    monkeypatch.setattr(Verifier, "grade", grade)
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
     start = f"ReplayMixer.start_at_accuracy = {bound}"
     many = ("ModularChains.count = 300", "ModularChains.operands = (3, 4)")
     run = begin(warm_model, tmp_path, start, "DynamicSampling.max_rounds = 60", *many)

@@ -20,7 +20,7 @@ from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.replay import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
-from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.rewards import GradingError, verifier
 from exgrpo_orlhf.run_control import RunFolderError, claim
 from exgrpo_orlhf.training import train
 
@@ -261,7 +261,7 @@ def test_a_best_metric_that_is_never_measured_is_named_with_those_that_are(warm_
 
 def everything_correct(monkeypatch) -> None:
     """A verifier for which every answer is right: all questions are mastered at once."""
-    monkeypatch.setattr(Verifier, "grade", lambda self, question, response: Grade("correct", 1.0))
+    monkeypatch.setitem(verifier._HERE, "modular_chain", lambda question, response: Grade("correct", 1.0))
 
 
 @pytest.mark.parametrize("leaves_fresh", [False, True])

@@ -1,4 +1,4 @@
-"""Whether this machine or cluster trains rightly with a layout: checks to be run before a long run (scripts/doctor.py).
+"""Does this machine or cluster train correctly with a layout? Checks to make before a long run (scripts/doctor.py).
 
 machine.py      one machine: versions, GPU driver, compiler, kernels, disk, shared memory; no Ray, no model
 tiny.py         a small model of the bound architecture, and an experiment with it in the place of the bound work

@@ -22,9 +22,8 @@ import ray
 import torch
 from openrlhf.trainer.ray import vllm_engine
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..engines.engine import Engine
+from ..engines.engine import Engine, EngineLost
 from ..engines.openrlhf import cpu
 from ..engines.openrlhf.actor import MixedPolicyActor
 from ..engines.openrlhf.environment import forwarded, not_forwarded
@@ -33,7 +32,7 @@ from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.rows import ForwardRow
 from ..replay import snapshot
 from ..training import TrainingRun
-from . import machine, parity
+from . import parity
 from .examination import BOARD, CLUSTER
 from .finding import Finding, judged
 from .tiny import RESPONSE
@@ -41,7 +40,7 @@ from .tiny import RESPONSE
 # Mean absolute difference of log-probs, nats. bfloat16's own on the CPU bench is 0.01, another temperature's 0.3.
 LOGPROB_GAP = 0.05
 # Relative error of the gradient, as a multiple of what bfloat16 alone does to the plain computation, and at least.
-GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.05
+GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
 
 
@@ -49,22 +48,21 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 class Orders:
     """What the doctor's driver asks of its trainer; travels as `args.exgrpo_doctor`.
 
-    checks: to be made; environment: variables of the driver that should arrive; paths: that every rank must see
+    checks: to be made; same: variables that must have these values in every actor; present: names of variables that
+    must be set there, to whatever is right on its node; paths: that every rank must see
     """
 
     checks: Sequence[str]
-    environment: Mapping[str, str]
+    same: Mapping[str, str]
+    present: Sequence[str]
     paths: Sequence[str]
-    flags: Mapping[str, Any]
 
 
-def what_matters(environ: Mapping[str, str], cpu_bench: bool) -> dict[str, str]:
-    """What the user has set and every actor should have: what is handed on, and what cannot be.
-
-    cpu_bench: sets some itself
-    """
-    names = {*forwarded(environ), *(name for name, _ in not_forwarded(environ))} & environ.keys()
-    return {name: environ[name] for name in names - (cpu.environment().keys() if cpu_bench else set())}
+def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, str], cpu_bench: bool) -> Orders:
+    """environ: what the user has set; cpu_bench: sets some variables itself"""
+    handed_on = forwarded(environ).keys() & environ.keys() - (cpu.environment().keys() if cpu_bench else set())
+    of_nodes = [name for name, _ in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray's own in an actor
+    return Orders(checks, {name: environ[name] for name in sorted(handed_on)}, of_nodes, paths)
 
 
 @ray.remote(num_cpus=0)
@@ -87,7 +85,7 @@ class Board:
 
 
 class DoctorActor(MixedPolicyActor):
-    """A rank that can be looked at."""
+    """A policy actor that returns its gradients, weights, states and surroundings."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().init_model_from_pretrained(strategy, *args, **kwargs)
@@ -135,16 +133,18 @@ class DoctorActor(MixedPolicyActor):
     def start_recording(self) -> None:
         self.gradients = []
 
-    def recorded(self) -> parity.Gradients:
+    def recorded_gradients(self) -> parity.Gradients:
         found, self.gradients = self.gradients or [], None
         return found if self._rank == 0 else []
 
     def weights(self) -> dict[str, np.ndarray]:
-        """What the model computes with, as float32; whole on every rank."""
+        """What the model computes with, as float32; from rank 0, the others return none."""
         import deepspeed
 
         named = dict(self.actor.model.module.named_parameters())
         with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.strategy.stage == 3):
+            if self._rank:
+                return {}
             return {name: parameter.detach().float().cpu().numpy() for name, parameter in named.items()}
 
     def states(self) -> dict[str, float]:
@@ -159,7 +159,7 @@ class DoctorActor(MixedPolicyActor):
 
 
 def rollout_actor(cpu_bench: bool) -> Any:
-    """OpenRLHF's vLLM actor, which says log-probs of the sampled distribution and shows its weights."""
+    """OpenRLHF's vLLM actor, which returns log-probs of the sampled distribution, and its weights."""
     base = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
 
     class DoctorRollout(base):  # type: ignore[misc, valid-type]
@@ -194,11 +194,6 @@ def different(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray])
     return names, compared
 
 
-@ray.remote(num_cpus=0)
-def _examine_node(folder: str, flags: Mapping[str, Any]) -> list[Finding]:
-    return [f for f in machine.examine(Path(folder), flags, None, 1) if f.outcome == "failed"]
-
-
 class DoctorTrainer(MixedTrainer):
     """The trainer of a run of two steps, or of the third one that continues it, and before it the checks."""
 
@@ -225,6 +220,9 @@ class DoctorTrainer(MixedTrainer):
             finding = Finding(
                 name, "failed", said, "see the log of Ray's actors: ray logs, or /tmp/ray/session_latest/logs"
             )
+            if isinstance(error, EngineLost):  # an actor that does not answer would not answer the next check either
+                ray.get(self.board.put.remote(finding))
+                raise
         ray.get(self.board.put.remote(finding))
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
@@ -233,23 +231,17 @@ class DoctorTrainer(MixedTrainer):
     # -- what is checked ----------------------------------------------------------------------------------------------
 
     def check_ranks(self) -> Finding:
-        """The ranks reach one another, and each node is sound by itself."""
+        """The ranks reach one another, and their sums are right."""
         megabytes = 4 if self.settings.cpu_bench else 256
         sums = self._ranks("collective", megabytes)
-        here, bad = ray.get_runtime_context().get_node_id(), []
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        for node in nodes:
-            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            found = _examine_node.options(scheduling_strategy=where).remote(str(self.job.run), dict(self.orders.flags))
-            bad += [f"{node['NodeManagerHostname']}: {f.check}: {f.measured}" for f in ray.get(found)]
         slowest = min(speed for _, speed in sums)
-        measured = f"{len(sums)} ranks on {len(nodes) + 1} nodes; all-reduce of {megabytes} MB {slowest:.2f} GB/s"
         right = all(total == len(sums) for total, _ in sums)
+        wrong = "" if right else f"; sums over the ranks: {[total for total, _ in sums]}"
         return judged(
             "ranks",
-            right and not bad,
-            "; ".join([measured, *([] if right else ["the sum over the ranks is wrong"]), *bad]),
-            "; ".join(bad) or "look at NCCL_DEBUG=INFO; name the network with NCCL_SOCKET_IFNAME before ray start",
+            right,
+            f"{len(sums)} ranks; all-reduce of {megabytes} MB: {slowest:.2f} GB/s{wrong}",
+            "set NCCL_DEBUG=INFO and read the log; name the network with NCCL_SOCKET_IFNAME before ray start",
         )
 
     def check_folder(self) -> Finding:
@@ -271,18 +263,19 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_environment(self) -> Finding:
-        """The driver's variables that matter are the same in every actor."""
-        wanted = self.orders.environment
+        """The driver's variables that matter are set in every actor, those that are handed on to the same value."""
+        same, present = self.orders.same, self.orders.present
         lost: dict[str, list[str]] = {}
-        for place in self._ranks("whereabouts", sorted(wanted)):
-            for name, value in wanted.items():
-                if place["environment"].get(name) != value:
-                    lost.setdefault(name, []).append(place["who"])
-        bad = [f"{name} = {wanted[name]} does not arrive at {', '.join(who)}" for name, who in sorted(lost.items())]
+        for place in self._ranks("whereabouts", [*same, *present]):
+            there = place["environment"]
+            for name in [*(n for n in same if there.get(n) != same[n]), *(n for n in present if n not in there)]:
+                lost.setdefault(name, []).append(place["who"])
+        bad = [f"{name} does not arrive at {', '.join(who)}" for name, who in lost.items()]
+        names = ", ".join([*same, *present])
         return judged(
             "environment",
             not bad,
-            "; ".join(bad) or f"{len(wanted)} variables arrive ({', '.join(sorted(wanted)) or 'none is set'})",
+            "; ".join(bad) or f"{len(same) + len(present)} variables arrive ({names or 'none is set'})",
             "set it on every node before ray start (docs/cluster.md), or do not set it",
         )
 
@@ -292,7 +285,7 @@ class DoctorTrainer(MixedTrainer):
         return judged(
             "logprobs",
             gap <= LOGPROB_GAP,
-            f"vLLM and trainer {gap:.4f} nats apart in the mean (at most {LOGPROB_GAP})",
+            f"vLLM and trainer {gap:.4f} nats apart on average (at most {LOGPROB_GAP})",
             "both have the same weights: look for another temperature, a patched sampler, or an attention kernel that "
             "computes otherwise ('ds.attn_implementation', VLLM_ATTENTION_BACKEND)",
         )
@@ -306,12 +299,12 @@ class DoctorTrainer(MixedTrainer):
         ]
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        rollouts = sampler(requests)
+        rollouts = dict(sampler(requests))  # all of them, before the engines sleep
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
-        pairs = [(request, rollout) for request, own in zip(requests, rollouts, strict=True) for rollout in own]
-        ours, _ = self._measure([ForwardRow(request.prompt, rollout.token_ids) for request, rollout in pairs])
-        apart = [np.abs(mine - rollout.sampler_logprobs) for mine, (_, rollout) in zip(ours, pairs, strict=True)]
+        pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
+        measured = self._measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
+        apart = [np.abs(ours - one.sampler_logprobs) for (ours, _), (_, one) in zip(measured, pairs, strict=True)]
         return float(np.concatenate(apart).mean())
 
     def check_gradient(self) -> Finding:
@@ -322,7 +315,7 @@ class DoctorTrainer(MixedTrainer):
         self._ranks("start_recording")
         self.step = 1
         self.update(batch, self.x.loss)
-        found = next(part for part in self._ranks("recorded") if part)
+        found = next(part for part in self._ranks("recorded_gradients") if part)
         right, rounded = (parity.plain(self.x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
         difference, own = (parity.Difference.between(one, right) for one in (found, rounded))
         limit = max(GRADIENT_FACTOR * own.error, GRADIENT_ERROR)
@@ -330,29 +323,32 @@ class DoctorTrainer(MixedTrainer):
             "gradient",
             difference.error <= limit,
             f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * own.error:.2f} %, at "
-            f"most {100 * limit:.1f} %); norm {difference.norm:.4f} times; smallest cosine {difference.worst[1]:.4f} "
-            f"in {difference.worst[0]}; {len(found)} optimiser steps of {len(batch.flat_rows())} rows",
+            f"most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
+            f"{difference.worst[1]:.4f} in {difference.worst[0]}; "
+            f"{len(batch.flat_rows())} rows in {len(found)} optimiser steps",
             "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
             "'ds.zero_stage': 3, then 'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
         )
 
     def check_sync(self) -> Finding:
-        """After an update the vLLM engines have the actor's weights, bit for bit, and agree with it again."""
-        if self.args.vllm.tensor_parallel_size > 1:
-            return Finding("sync", "skipped", "the engines hold slices (vllm.tensor_parallel_size): see logprobs")
+        """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Engines of several
+        GPUs hold slices, which are not compared."""
         self.broadcast_to_vllm()
+        whole = self.args.vllm.tensor_parallel_size == 1
         actor, bad, compared = self._ranks("weights")[0], [], 0
-        for i, engine in enumerate(self.vllm_engines):
+        for i, engine in enumerate(self.vllm_engines if whole else ()):
             names, compared = different(ray.get(engine.weights.remote()), actor)
             more = f" and {len(names) - 3} more" if names[3:] else ""
             bad += [f"engine {i} differs in {', '.join(names[:3])}{more}"] * bool(names)
+            bad += [f"none of engine {i}'s weights has a name of the actor's"] * (not compared)
         gap = self._gap()
         if gap > LOGPROB_GAP:
             bad.append(f"log-probs {gap:.4f} nats apart")
         return judged(
             "sync",
             not bad,
-            "; ".join(bad) or f"{compared} weights equal in {len(self.vllm_engines)} engines; {gap:.4f} nats apart",
+            "; ".join(bad)
+            or f"{compared} weights equal in each of {len(self.vllm_engines)} engines; log-probs {gap:.4f} nats apart",
             "rollouts would come from another policy: try 'vllm.sync_with_ray': True, another 'vllm.sync_backend', or "
             "'train.colocate_all': False",
         )
@@ -373,7 +369,8 @@ class DoctorTrainer(MixedTrainer):
             self._ranks("offload_states")  # as it was found
             for rank, (one, other) in enumerate(zip(before, after, strict=True)):
                 bad += [f"rank {rank}: {name}" for name in one if one[name] != other.get(name)]
-        if self.args.vllm.enable_sleep and self.args.vllm.tensor_parallel_size == 1:
+        compared = self.args.vllm.tensor_parallel_size == 1
+        if self.args.vllm.enable_sleep and compared:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
             asleep = [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
             batch_vllm_engine_call(self.vllm_engines, "sleep")
@@ -382,12 +379,13 @@ class DoctorTrainer(MixedTrainer):
                 awake = ray.get(engine.weights.remote())
                 bad += [f"engine {i}: {name}" for name in awake if not np.array_equal(awake[name], before_sleep[name])]
             batch_vllm_engine_call(self.vllm_engines, "sleep")
+        engines = "unchanged" if self.args.vllm.enable_sleep and compared else "not compared"
         return judged(
             "sleep",
             not bad,
             f"changed: {', '.join(bad[:3])}"
             if bad
-            else f"all states and weights unchanged; {seconds:.1f} s there and back",
+            else f"all states unchanged, offload and reload took {seconds:.1f} s; vLLM's weights {engines}",
             "train without 'ds.enable_sleep' or 'vllm.enable_sleep', with a smaller 'vllm.gpu_memory_utilization'",
         )
 

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transformers import AutoConfig
 
 from ..engines.engine import EngineLost
 from ..engines.openrlhf import launch, node
+from ..engines.openrlhf.environment import ray_address
 from ..experiment import Experiment
 from . import machine, memory, tiny
-from .finding import Finding
+from .finding import Finding, judged
 
-MACHINE = ("versions", "driver", "disk", "shm", "compiler", "kernels")
+NODES = ("nodes",)
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
-CHECKS = ("model", *MACHINE, "start", *CLUSTER)
+CHECKS = (*machine.NAMES, "model", *NODES, "start", *CLUSTER)
 BOARD = "exgrpo-doctor"
 
 Report = Callable[[Finding], None]
@@ -37,6 +39,10 @@ class Case(NamedTuple):
     work: Path
     model: Path
     environ: Mapping[str, str]
+
+    def paths(self) -> list[str]:
+        """What every node must see: the folder, the small model, the bound one where it is a path."""
+        return [*map(str, (self.work, self.model)), *([self.bound] if self.bound and Path(self.bound).exists() else [])]
 
     def experiments(self, steps: int) -> tuple[Experiment, Experiment]:
         return tiny.examined(self.files, self.overrides, self.model, self.work, steps)
@@ -61,7 +67,8 @@ def examine(
     findings: list[Finding] = []
 
     def found(finding: Finding) -> None:
-        if not only or finding.check in only:
+        # Without a start or a step nothing is found of what was asked for.
+        if not only or finding.check in only or (finding.outcome == "failed" and finding.check in ("start", "step")):
             findings.append(finding)
             report(finding)
 
@@ -76,16 +83,19 @@ def examine(
         if as_bound.openrlhf is None:
             raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
         flags = as_bound.openrlhf.all_flags()
-        if wanted & set(MACHINE):
-            parameters = node.parameters_of(AutoConfig.from_pretrained(case.bound)) if case.bound else None
-            for finding in machine.examine(work, flags, parameters, as_bound.settings.keep):
-                found(finding)
-        if wanted & {"model", "start", *CLUSTER}:
+        parameters = node.parameters_of(AutoConfig.from_pretrained(case.bound)) if case.bound else None
+        elsewhere = ray_address(as_bound.openrlhf.ray_address, environ) != "local"
+        for finding in machine.examine(wanted, work, flags, parameters, as_bound.settings.keep, elsewhere=elsewhere):
+            found(finding)
+        if wanted & {"model", "start", *NODES, *CLUSTER} and not failed():
+            found(_make_model(bound, trouble, case.model, flags))
+            if wanted & set(NODES):
+                found(_on_the_nodes(case, x, flags))
+        if wanted & {"start", *CLUSTER}:
             if failed():
-                found(Finding("start", "skipped", "what failed above comes first"))
+                found(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                found(_make_model(bound, trouble, case.model, flags))
-                _on_the_layout(case, x, flags, wanted, found)
+                _on_the_layout(case, x, wanted, found)
     if not failed() and not only:
         memory.remember(flags, findings)
     return not failed()
@@ -100,10 +110,41 @@ def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict
     return Finding("model", "ok", f"{made}, " + (f"the architecture of {bound}" if bound else "for no model is bound"))
 
 
-def _on_the_layout(case: Case, x: Experiment, flags: dict[str, Any], wanted: set[str], found: Report) -> None:
+@ray.remote(num_cpus=0)
+def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
+    missing = [f"does not see {path}" for path in paths if not Path(path).exists()]
+    found = machine.examine_node(Path(paths[0]), flags) if not missing else ()
+    return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in found if f.outcome == "failed"]
+
+
+def _on_the_nodes(case: Case, x: Experiment, flags: dict[str, Any]) -> Finding:
+    """Every node of the cluster by itself, before actors are started on it: one that does not see the model's folder
+    could not say so later."""
+    assert x.openrlhf is not None
+    if ray_address(x.openrlhf.ray_address, case.environ) == "local":
+        return Finding("nodes", "skipped", "Ray is started for the run, on this machine alone")
+    launch.prepare(x.openrlhf)
+    from ..engines.openrlhf import driver  # imports OpenRLHF, which can be imported now
+
+    bad, names = [], []
+    try:
+        with driver.connected(x.openrlhf, 0):
+            for one in (one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")):
+                where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
+                asked = _examine_node.options(scheduling_strategy=where).remote(case.paths(), flags)
+                names.append(one["NodeManagerHostname"])
+                bad += [f"{names[-1]} {said}" for said in ray.get(asked, timeout=300)]
+    except (EngineLost, ray.exceptions.RayError) as error:
+        bad.append(str(error))
+    remedy = "one shared file system under the same path, and the same environment, on all nodes: docs/cluster.md"
+    return judged("nodes", not bad, "; ".join(bad) or f"sound: {', '.join(names)}", remedy)
+
+
+def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -> None:
     """Two runs of OpenRLHF's program: one that is examined and saves a checkpoint, and one that resumes from it."""
-    paths = [str(case.model), *([case.bound] if case.bound and Path(case.bound).exists() else [])]
-    checks = [name for name in CLUSTER[:-1] if name in wanted or (name == "step" and "resume" in wanted)]
+    needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
+    asked = wanted | {needed[name] for name in wanted & needed.keys()}
+    checks = [name for name in CLUSTER[:-1] if name in asked]
     runs = [(x, checks)]
     if "resume" in wanted:
         runs.append((case.experiments(steps=3)[1], ["resume"]))
@@ -117,13 +158,16 @@ def _on_the_layout(case: Case, x: Experiment, flags: dict[str, Any], wanted: set
                     resume=experiment is not x,
                     tracking_uri="unused",
                     tags={},
-                    classes=_Classes(experiment, part, paths, flags, case.environ),
+                    classes=_Classes(experiment, part, case),
                 )
             except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
                 reader.stop()
                 remedy = "the last log lines say where; docs/cluster.md has how Ray and the layouts are started"
                 found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
                 return
+        if reader.seen.get("step") == "failed" and "resume" in wanted:
+            found(Finding("resume", "skipped", "there is nothing to resume"))
+            return
         if missing := [name for name in part if name not in reader.seen]:
             found(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
             return
@@ -135,9 +179,7 @@ class _Classes(NamedTuple):
 
     x: Experiment
     checks: Sequence[str]
-    paths: Sequence[str]
-    flags: dict[str, Any]
-    environ: Mapping[str, str]
+    case: Case
 
     def __call__(self, args: Any) -> tuple[type, type]:
         from openrlhf.trainer.ray import vllm_engine
@@ -145,9 +187,9 @@ class _Classes(NamedTuple):
         from . import cluster
 
         assert self.x.openrlhf is not None
-        matters = cluster.what_matters(self.environ, self.x.openrlhf.cpu_bench)
-        args.exgrpo_doctor = cluster.Orders(self.checks, matters, self.paths, self.flags)
-        vllm_engine.RolloutRayActor = cluster.rollout_actor(self.x.openrlhf.cpu_bench)
+        cpu_bench = self.x.openrlhf.cpu_bench
+        args.exgrpo_doctor = cluster.orders(self.checks, self.case.paths(), self.case.environ, cpu_bench)
+        vllm_engine.RolloutRayActor = cluster.rollout_actor(cpu_bench)
         return cluster.DoctorActor, cluster.DoctorTrainer
 
 
@@ -156,7 +198,7 @@ class _Reader:
 
     def __init__(self, found: Report) -> None:
         self.found = found
-        self.seen: set[str] = set()
+        self.seen: dict[str, str] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._read, name="doctor-board", daemon=True)
 
@@ -180,7 +222,7 @@ class _Reader:
             except (ValueError, ray.exceptions.RayError):  # not there yet, or gone with Ray
                 continue
             for finding in new:
-                self.seen.add(finding.check)
+                self.seen[finding.check] = finding.outcome
                 self.found(finding)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,49 @@ CHECKPOINT_BYTES = 2 + 2 + 12
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
 
-def examine(folder: Path, flags: Mapping[str, Any], parameters: int | None, keep: int) -> Iterator[Finding]:
-    """All checks of this machine, in order.
+NAMES = ("versions", "driver", "disk", "shm", "compiler", "kernels")
+
+
+def examine(
+    names: Collection[str],
+    folder: Path,
+    flags: Mapping[str, Any],
+    parameters: int | None,
+    keep: int,
+    *,
+    elsewhere: bool,
+) -> Iterator[Finding]:
+    """The checks of this machine with these names, in the order of NAMES.
 
     folder: where the run would go; flags: OpenRLHF's; parameters: of the bound model, None where that is not known;
-    keep: checkpoints that a run keeps
+    keep: checkpoints that a run keeps; elsewhere: the layout runs on a cluster, of which this machine may be a node
+        without a GPU
     """
+    offload = bool(flags.get("ds.adam_offload"))
+    no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
+    checks: dict[str, Callable[[], Finding]] = {
+        "versions": versions,
+        "driver": driver,
+        "disk": lambda: disk(folder, parameters, keep),
+        "shm": shared_memory,
+        "compiler": lambda: compiler(offload),
+        "kernels": lambda: kernels(offload),
+    }
+    for name in NAMES:
+        if name in names:
+            of_gpus = name in ("driver", "compiler", "kernels")
+            skipped = Finding(name, "skipped", "this machine has no GPU, the cluster's nodes have")  # type: ignore[arg-type]
+            yield skipped if of_gpus and no_gpu else checks[name]()
+
+
+def examine_node(folder: Path, flags: Mapping[str, Any]) -> Iterator[Finding]:
+    """The checks of another node of the cluster, in a task of Ray, which sees no GPU and so builds nothing."""
     yield versions()
-    yield driver()
-    yield disk(folder, parameters, keep)
+    yield driver(compute=False)
+    yield disk(folder, None, 1)
     yield shared_memory()
     yield compiler(bool(flags.get("ds.adam_offload")))
-    yield kernels(bool(flags.get("ds.adam_offload")))
+    yield locks()
 
 
 def versions() -> Finding:
@@ -55,7 +86,8 @@ def versions() -> Finding:
             continue
         for line in importlib.metadata.requires(package) or ():
             requirement = Requirement(line)
-            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            extras = ("", "openrlhf", "vllm")  # what '.[openrlhf]' installs
+            if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
             found = _version(requirement.name)
             if found is None:
@@ -85,8 +117,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def driver() -> Finding:
-    """The driver is new enough for the CUDA that torch was built for, and a GPU computes."""
+def driver(compute: bool = True) -> Finding:
+    """The driver is new enough for the CUDA that torch was built for, and a GPU computes.
+
+    In a process of its own: a CUDA context of this one would take memory from the layout's actors.
+    """
     import torch
 
     built = torch.version.cuda
@@ -100,12 +135,19 @@ def driver() -> Finding:
     measured = (
         f"driver {gpus[0].split(',')[0]}, torch built for CUDA {built}, {len(gpus)} × {gpus[0].split(', ', 1)[1]}"
     )
-    if not torch.cuda.is_available():
-        remedy = f"install driver {needed} or newer, or the package cuda-compat of CUDA {built}, on every node"
+    remedy = f"install driver {needed} or newer, or the package cuda-compat of CUDA {built}, on every node"
+    if found >= needed:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        remedy = f"the driver is new enough: look at CUDA_VISIBLE_DEVICES (= {hidden!r}), or --gpus all of a container"
+    if not compute:
+        compatible = found >= needed or Path("/usr/local/cuda/compat").is_dir()
+        return judged("driver", compatible, measured, remedy)
+    summed = _output(sys.executable, "-c", "import torch; print(float(torch.ones(1024, device='cuda').sum()))")
+    if summed is None:
         return Finding("driver", "failed", f"{measured}; torch cannot use it", remedy)
-    total = float(torch.ones(1024, device="cuda").sum())
-    old = "" if found >= needed else f"; older than {needed}, so by a compatibility package"
-    return judged("driver", total == 1024, measured + old, "the GPU computes wrongly: look at nvidia-smi -q and dmesg")
+    old = "" if found >= needed else f"; older than {needed}: a compatibility package is in use"
+    right = summed.split()[-1:] == ["1024.0"]
+    return judged("driver", right, measured + old, "the GPU computes wrongly: look at nvidia-smi -q and dmesg")
 
 
 _NO_DRIVER = "install NVIDIA's driver, or in a container start it with --gpus all"
@@ -161,6 +203,8 @@ def compiler(adam_offload: bool) -> Finding:
     built = torch.version.cuda
     if built is None:
         return Finding("compiler", "skipped", "torch is a build for the CPU: DeepSpeed compiles nothing for CUDA")
+    if os.environ.get("DS_SKIP_CUDA_CHECK") == "1":
+        return Finding("compiler", "skipped", "DS_SKIP_CUDA_CHECK = 1")
     from torch.utils.cpp_extension import CUDA_HOME
 
     nvcc = Path(CUDA_HOME) / "bin" / "nvcc" if CUDA_HOME else None
@@ -178,25 +222,32 @@ def kernels(adam_offload: bool) -> Finding:
     """DeepSpeed's Adam is compiled, once and before Ray's actors all want it, and no lock of a killed build is left."""
     import torch
 
-    if locks := stale_locks(extensions_folder()):
-        return Finding(
-            "kernels",
-            "failed",
-            f"a build was killed or is still running, and the next waits for ever: {', '.join(map(str, locks))}",
-            "if no other process is compiling: rm " + " ".join(map(str, locks)),
-        )
-    if torch.version.cuda is None or not torch.cuda.is_available():
-        return Finding("kernels", "skipped", f"no CUDA: nothing to build; no lock in {extensions_folder()}")
-    from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder
-
-    builder = CPUAdamBuilder() if adam_offload else FusedAdamBuilder()
+    if (found := locks()).outcome == "failed":
+        return found
+    if torch.version.cuda is None:
+        return Finding("kernels", "skipped", f"no CUDA: nothing to build; {found.measured}")
+    name = "CPUAdamBuilder" if adam_offload else "FusedAdamBuilder"
     begin = time.perf_counter()
-    try:
-        builder.load(verbose=False)
-    except Exception as error:  # the compiler's words, whatever they are
-        last = str(error).strip().splitlines()[-1:]
-        return Finding("kernels", "failed", f"{builder.name} does not build: {''.join(last)}", "see compiler, above")
-    return Finding("kernels", "ok", f"{builder.name} built or found in {time.perf_counter() - begin:.0f} s")
+    program = f"from deepspeed.ops.op_builder import {name}; {name}().load(verbose=False)"
+    built = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if built.returncode:
+        last = built.stderr.strip().splitlines()[-1:]
+        return Finding("kernels", "failed", f"{name} fails: {''.join(last)}", "see driver and compiler, above")
+    return Finding("kernels", "ok", f"{name}: built or found in {time.perf_counter() - begin:.0f} s")
+
+
+def locks() -> Finding:
+    """No lock of a build that was killed."""
+    folder = extensions_folder()
+    left = stale_locks(folder)
+    return judged(
+        "kernels",
+        not left,
+        f"a build was killed or is still running, and the next waits for ever: {', '.join(map(str, left))}"
+        if left
+        else f"no lock in {folder}",
+        "if no other process is compiling: rm " + " ".join(map(str, left)),
+    )
 
 
 def extensions_folder() -> Path:

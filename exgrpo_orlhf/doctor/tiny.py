@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard dev
 RESPONSE, PROMPT = 24, 32  # tokens at most
 MICRO_BATCH_TOKENS = 128  # of dynamic batches: a rank's rows of a step are more than three times that
 ROWS = 24  # of an optimiser step on a rank, at least
+TIMEOUT = 600.0  # seconds for an answer of an actor, at most
+HALF = Fraction(1, 2)
+REWARD = "reward.py"
 _REWARD = """import zlib
 
 
@@ -50,7 +54,7 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
-    """Saves the model and its tokenizer in `folder`; returns its architecture.
+    """Saves the model and its tokenizer in `folder`, a function of rewards beside it; returns its architecture.
 
     bound: whose architecture, None: Qwen2's; tensor_parallel: GPUs of a vLLM engine, each has heads of its own
     """
@@ -67,6 +71,7 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
     model.tie_weights()
     model.bfloat16().save_pretrained(folder)  # weights that bfloat16 holds exactly, as those of published models
     tokenizer.save_pretrained(folder)
+    (folder.parent / REWARD).write_text(_REWARD, encoding="utf-8")
     return type(model).__name__
 
 
@@ -102,10 +107,8 @@ def examined(
     """The bound experiment on the small model, with questions and rewards made here; once with the bound size of a
     batch and OpenRLHF's flags as they are bound, and once with those that the small model needs. Raises ConfigError.
 
-    folder: for the rewards' file; steps: of training
+    folder: where `make_model` has put the rewards' file; steps: of training
     """
-    reward = folder / "reward.py"
-    reward.write_text(_REWARD, encoding="utf-8")
     small = [
         "Work.model = @PretrainedModel()",
         f"PretrainedModel.path = {str(model)!r}",
@@ -114,11 +117,18 @@ def examined(
         "Work.experience = None",
         "ModularChains.operands = (3, 4)",
         "Verifier.kind = 'function'",
-        f"Verifier.function = {str(reward)!r}",
+        f"Verifier.function = {str(folder / REWARD)!r}",
+        "Verifier.format = None",
         "Prompts.template = 'plain'",
         "Prompts.system = None",
         f"Prompts.max_tokens = {PROMPT}",
         f"MAX_RESPONSE_TOKENS = {RESPONSE}",
+        f"Sampling.max_response_tokens = {RESPONSE}",
+        # One update moves many bfloat16 weights: a sync that does nothing is seen.
+        "Optimizer.learning_rate = 1e-4",
+        "Optimizer.warmup_steps = 0",
+        "Optimizer.schedule = 'constant'",
+        "Optimizer.decay_steps = None",
         f"train.steps = {steps}",
         "train.eval_every = None",
         "train.best_metric = None",
@@ -126,13 +136,22 @@ def examined(
         "train.keep = 1",
         "ReplayMixer.start_at_accuracy = None",
         "ReplayMixer.collects = True",
+        "ReplayMixer.only_sound = False",
+        "ReplayMixer.max_pool_share = None",
+        "ReplayMixer.rho_end = None",
+        "ReplayMixer.rho_steps = None",
         "Tracking.enabled = False",
     ]
     given = [*overrides, *small]
     x = config.load(["base.gin", *files], given)
+    if 0 < x.mixer.rho < HALF:
+        given.append("ReplayMixer.rho = 0.5")  # of a batch of few questions, one at least
     if x.openrlhf is not None:
         flags = x.openrlhf.all_flags()
-        more = dict(x.openrlhf.more_flags)
+        # What the engines' log-probs correct in the loss is left out: the plain computation has no engine.
+        more = {**x.openrlhf.more_flags, "algo.advantage.is_correction_level": "off"}
+        timeout = min(x.openrlhf.timeout, TIMEOUT)
+        given.append(f"OpenRLHF.timeout = {timeout}")
         for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
             if flag in flags:
                 more[flag] = MICRO_BATCH_TOKENS

@@ -79,8 +79,8 @@ class MixedActorTrainer(ActorPPOTrainer):
         return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
 
     def _record(self, experience: Any) -> None:
-        """What the forward pass said of each row that has a token in the loss: log-probs, float32 (T,), and mean
-        entropy. Rows that could not be graded and those that fill up a group have none."""
+        """Log-probs, float32 (T,), and mean entropy of each row that has a token in the loss, from the forward pass of
+        the update. Rows that could not be graded and those that fill up a group have none."""
         in_loss = experience.action_mask.bool().cpu()  # (R, A)
         log_probs, entropies = (values.float().cpu() for values in self.actor.latest)
         for label, tokens, *values in zip(experience.labels, in_loss, log_probs, entropies, strict=True):

@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 from ...experiment import Experiment
 from ...run_control import StopRequest
 from .actor import ActorSettings, MixedPolicyActor
-from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, without_the_jobs
+from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
 from .settings import OpenRLHFSettings
 from .trainer import Job, MixedTrainer, StopFile
 from .waiting import EngineLost
@@ -52,14 +52,15 @@ def drive(
     gpus: how many the layout needs; classes: of the policy actors and of the trainer
     """
     StopFile(run).path.unlink(missing_ok=True)
+    address = ray_address(settings.ray_address, os.environ)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
     args.exgrpo_job = Job(x, run, tracking_uri, tags)
-    with _ray(settings, gpus):
+    with connected(settings, gpus):
         stop.take_signals()  # Ray has a handler of its own for SIGTERM, which ends the program
         watch = _Watch(stop, run, settings.timeout)
         try:
             with watch:
-                _await_gpus(gpus, 0.0 if _address(settings) == "local" else settings.timeout)
+                _await_gpus(gpus, 0.0 if address == "local" else settings.timeout)
                 train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(classes[0])
                 ppo_trainer.PPOTrainer = ray.remote(classes[1])
                 train_ppo_ray.train(args)
@@ -81,7 +82,7 @@ def drive(
 
 
 @contextlib.contextmanager
-def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
+def connected(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     """Ray as OpenRLHF would start it, here or by address; shut down at the end, with all that was started in it."""
     environment = forwarded(os.environ)
     if settings.cpu_bench:
@@ -91,7 +92,7 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
     runtime: dict[str, Any] = {"env_vars": without_the_jobs(environment, os.environ.get(JOB_CONFIG, "{}"))}
     if settings.cpu_bench:
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
-    address = _address(settings)
+    address = ray_address(settings.ray_address, os.environ)
     started: dict[str, Any] = {"address": address}
     if address == "local":
         started |= {"include_dashboard": False}
@@ -124,11 +125,6 @@ def _ray(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
         raise
     finally:
         _shut_down()
-
-
-def _address(settings: OpenRLHFSettings) -> str:
-    """RAY_ADDRESS is how a submitted job learns its cluster. Without one never join somebody else's Ray by chance."""
-    return settings.ray_address or os.environ.get("RAY_ADDRESS") or "local"
 
 
 def _of_policy_actors(args: Any) -> dict[str, Any] | None:

@@ -79,6 +79,16 @@ _DEFAULTS = {
 }
 
 
+def ray_address(bound: str | None, environ: Mapping[str, str]) -> str:
+    """RAY_ADDRESS is how a submitted job learns its cluster. Without one never join somebody else's Ray by chance.
+
+    Args:
+        bound: OpenRLHF.ray_address
+        environ: the driver's variables
+    """
+    return bound or environ.get("RAY_ADDRESS") or "local"
+
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for runtime_env["env_vars"] of ray.init.
 

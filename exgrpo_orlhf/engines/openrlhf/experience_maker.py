@@ -21,8 +21,8 @@ def as_experience(
     """One experience a row, complete: grades and advantages are known. A group of fewer than K rows is filled up to K.
 
     rows: of the flattened batch, prompt and response of each
-    measured: log-probs of each, float32 (T,), by the policy that sampled the fresh ones; None of a fresh row where
-        the training pass says them. A replayed row enters with the stored ones, to the bit
+    measured: log-probs of each, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row whose
+        log-probs come from the training pass. A replayed row enters with the stored ones, to the bit
     `labels` has the row's place in the flattened batch, by which `MixedActorTrainer.recorded` names it.
     Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
     """

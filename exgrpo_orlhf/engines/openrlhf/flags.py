@@ -154,7 +154,7 @@ REFUSED = {
     "algo.advantage.lambd": "there is no critic",
     "algo.kl.target": "the coefficient is MixedPolicyLoss.kl_coef throughout",
     "algo.kl.horizon": "the coefficient is MixedPolicyLoss.kl_coef throughout",
-    "algo.kl.unbiased_gradient": "the KL term is exp(x) − x − 1 as on the local engine",
+    "algo.kl.unbiased_gradient": "the KL term is exp(x) − x − 1, at most 10 nats a token, as on the local engine",
     "critic.*": "there is no critic",
     "train.colocate_critic_reward": "there is no critic and no reward model",
     "reward.*": "rewards come from Verifier",

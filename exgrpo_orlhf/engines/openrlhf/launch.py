@@ -63,7 +63,7 @@ def launch(
         checkpoint = None if newest is None else run / f"checkpoint-{newest}"
         if checkpoint is not None:
             checkpoints.read_state(checkpoint, dict(x.identity))  # another configuration is said now, not after minutes
-        _prepare(settings)
+        prepare(settings)
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
@@ -78,7 +78,7 @@ def launch(
     return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
 
 
-def _prepare(settings: OpenRLHFSettings) -> None:
+def prepare(settings: OpenRLHFSettings) -> None:
     """Raises LaunchError for a Python that OpenRLHF has no build for, for a package that is missing, and where there is
     no CUDA and no test bench was asked for."""
     if wrong := node.wrong_python(tuple(sys.version_info)):
@@ -275,9 +275,11 @@ def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:
     if named:
         raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
-    drops = [name for name in config if "drop" in name and config[name] and not name.startswith(_OF_OTHER_HEADS)]
-    if drops:
-        raise LaunchError(f"{model_path} has dropout ({', '.join(drops)}); set it to 0 in its config.json")
+    random = [name for name in config if ("drop" in name or "jitter" in name) and config[name]]
+    if random := [name for name in random if not name.startswith(_OF_OTHER_HEADS)]:
+        raise LaunchError(
+            f"{model_path} has dropout or router noise ({', '.join(random)}); set it to 0 in its config.json"
+        )
     tokens, positions = x.prompts.max_tokens + x.sampling.max_response_tokens, config.get("max_position_embeddings")
     if positions is not None and tokens > positions:
         raise LaunchError(

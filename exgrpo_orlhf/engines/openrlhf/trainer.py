@@ -8,6 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,9 @@ class MixedTrainer(BasePPOTrainer):
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
-        for i, rollouts in self._sample(requests):
-            yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
+        with closing(self._sample(requests)) as sampled:  # whoever stops early cancels the other requests
+            for i, rollouts in sampled:
+                yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
 
     def answer(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
@@ -164,7 +166,8 @@ class MixedTrainer(BasePPOTrainer):
     def _sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        yield from self.sampler(requests)
+        with closing(self.sampler(requests)) as sampled:
+            yield from sampled
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
 
@@ -206,8 +209,8 @@ class MixedTrainer(BasePPOTrainer):
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """OpenRLHF's train_step. π_old of fresh rows is the policy as it is when the batch begins.
 
-        With several optimiser steps all rows are measured before them. With one, its own pass says what π_old is; only
-        the rows that it leaves out, because they could not be graded, are measured before.
+        With several optimiser steps all rows are measured before them. With one, their log-probs come from its own
+        pass; only the rows that it leaves out, because they could not be graded, are measured before.
         """
         flat = batch.flat_rows()
         rows = [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in flat]

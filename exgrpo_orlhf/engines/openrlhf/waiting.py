@@ -19,5 +19,5 @@ def answer(references: Any, who: str, timeout: float) -> Any:
     except RayActorError as error:
         raise EngineLost(f"{who} died: {str(error).strip()}") from error
     except RayTaskError as error:
-        # As text: Ray makes it one of its cause's class too where it can, and then it lacks a task error's fields.
+        # As text: Ray makes it one of its cause's class too where it can, and then it has no `traceback_str`.
         raise EngineLost(f"{who} failed: {error.cause}\n{str(error).strip()[-2000:]}") from error
