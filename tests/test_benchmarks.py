@@ -28,16 +28,10 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
+# By hand: `openrlhf_overhead --bench`, which starts OpenRLHF three times, and `eval_throughput --engine vllm`.
 CASES = [
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
-    case(
-        "eval_throughput --engine vllm",
-        "round 1: bare",
-        "responses|tokens|graded_right|overhead",
-        "data vllm",
-        marks=SLOW_OPENRLHF,
-    ),
     case(
         "gpu --section 1 2 3",
         "forward: nats off, at most|1 - cosine of the updates|scoring: tokens/s|grad_norm, off by",
@@ -56,13 +50,6 @@ CASES = [
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
-    case(
-        "openrlhf_overhead --bench",
-        "plan|score|rollout|assemble|measure|train|sync|store|rest|step|response_tokens|actual_share",
-        "plan|score|rollout|assemble|measure|train|sync|store|rest|step|response_tokens|actual_share",
-        "openrlhf",
-        marks=SLOW_OPENRLHF,
-    ),
     case(
         "replay_scale",
         "300.00|1,000.00|3,000.00|besides its tokens|snapshot of 1,200",
