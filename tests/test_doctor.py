@@ -85,7 +85,8 @@ def test_planted_faults_are_named(tmp_path):
     assert "NCCL_SOCKET_IFNAME does not arrive at rank 0" in lines["environment"]
     assert "nats apart" in lines["logprobs"]
     assert "engine 0 differs in model.layers.1.mlp.down_proj.weight" in lines["sync"]
-    error, norm = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of the plain one", lines["gradient"]).groups()
+    found = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of", lines["gradient"])
+    error, norm = found.groups()
     assert float(error) > 20
     assert float(norm) < 0.9
 
