@@ -14,12 +14,12 @@ from exgrpo_orlhf.engines.openrlhf import cpu
 
 cpu.install()
 
-from exgrpo_orlhf.doctor import cluster  # noqa: E402  (after install)
+from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
 
 WRONG_WEIGHT = "model.layers.1.mlp.down_proj.weight"
 
 
-class FaultyActor(cluster.DoctorActor):
+class FaultyActor(actors.DoctorActor):
     def init_model_from_pretrained(self, *args, **kwargs):
         super().init_model_from_pretrained(*args, **kwargs)
         self.actor.model.set_gradient_accumulation_boundary = lambda last: None
@@ -45,6 +45,6 @@ class FaultyActor(cluster.DoctorActor):
 if __name__ == "__main__":
     import doctor_faults  # by its name: Ray would ship the class of __main__ by value, bases and globals included
 
-    cluster.DoctorActor = doctor_faults.FaultyActor
+    actors.DoctorActor = doctor_faults.FaultyActor
     sys.argv[0] = str(Path(__file__).resolve().parent.parent / "scripts" / "doctor.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -19,12 +19,10 @@ from ..engines.openrlhf import launch, node
 from ..engines.openrlhf.environment import ray_address
 from ..experiment import Experiment
 from . import machine, memory, tiny
-from .finding import Finding, judged
+from .finding import BOARD, CLUSTER, Finding, judged
 
 NODES = ("nodes",)
-CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
 CHECKS = (*machine.NAMES, "model", *NODES, "start", *CLUSTER)
-BOARD = "exgrpo-doctor"
 
 Report = Callable[[Finding], None]
 
@@ -184,13 +182,13 @@ class _Classes(NamedTuple):
     def __call__(self, args: Any) -> tuple[type, type]:
         from openrlhf.trainer.ray import vllm_engine
 
-        from . import cluster
+        from . import actors, cluster
 
         assert self.x.openrlhf is not None
         cpu_bench = self.x.openrlhf.cpu_bench
         args.exgrpo_doctor = cluster.orders(self.checks, self.case.paths(), self.case.environ, cpu_bench)
-        vllm_engine.RolloutRayActor = cluster.rollout_actor(cpu_bench)
-        return cluster.DoctorActor, cluster.DoctorTrainer
+        vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench)
+        return actors.DoctorActor, cluster.DoctorTrainer
 
 
 class _Reader:

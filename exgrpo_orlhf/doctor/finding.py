@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
+BOARD = "exgrpo-doctor"  # the Ray actor by which findings of these checks reach the driver
+
 
 @dataclass(frozen=True)
 class Finding:
