@@ -1,4 +1,4 @@
-"""Trains like scripts/train.py, on the OpenRLHF bench, and looks over the trainer's shoulder. A program of its own.
+"""Trains like scripts/train.py, on the OpenRLHF bench, and notes what the trainer does. A program of its own.
 
     python openrlhf_checked.py RUN RESUME(0/1) BINDING…
 
@@ -24,19 +24,9 @@ from exgrpo_orlhf.run_control import RunFolderError
 os.environ.update(cpu.environment())
 cpu.install()
 
-from exgrpo_orlhf.engines.openrlhf import actor, driver, trainer  # noqa: E402  (after install)
+from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
+from exgrpo_orlhf.engines.openrlhf import driver, trainer  # noqa: E402
 from exgrpo_orlhf.replay import snapshot  # noqa: E402
-
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
-
-
-class CheckedActor(actor.MixedPolicyActor):
-    def weights(self):
-        import deepspeed
-
-        named = dict(self.actor.model.module.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.strategy.stage == 3):
-            return {name: parameter.detach().cpu().clone() for name, parameter in named.items()}
 
 
 class CheckedTrainer(trainer.MixedTrainer):
@@ -90,25 +80,21 @@ class CheckedTrainer(trainer.MixedTrainer):
         return stats
 
     def broadcast_to_vllm(self):
-        import torch
-
         super().broadcast_to_vllm()
         ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
         differ = []
         for i, engine in enumerate(self.vllm_engines):
-            for name, tensor in ray.get(engine.weights.remote()).items():
-                parts = next((parts for fused, parts in FUSED.items() if fused in name), None)
-                fused = name if parts is None else next(f for f in FUSED if f in name)
-                wanted = ours[name] if parts is None else torch.cat([ours[name.replace(fused, part)] for part in parts])
-                if not torch.equal(tensor[: len(wanted)], wanted):  # vLLM pads the vocabulary
-                    differ.append(f"engine {i}: {name}")
+            theirs = {name: weight.float().numpy() for name, weight in ray.get(engine.weights.remote()).items()}
+            names, compared = actors.different(theirs, ours)
+            assert compared == len(theirs)
+            differ += [f"engine {i}: {name}" for name in names]
         with (self.job.run / "seen" / "sync.jsonl").open("a") as file:
             file.write(json.dumps(differ) + "\n")
 
 
 def main() -> int:
     run, resume, *bindings = sys.argv[1:]
-    driver.CLASSES = (CheckedActor, CheckedTrainer)
+    driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
     x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = training.train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
