@@ -286,7 +286,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--section", type=int, nargs="+", choices=range(1, 6), default=range(1, 6), help="these alone")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="the default is cuda, and with --small cpu")
-    many = "padded, of a micro-batch; 8192 (the default) need about 45 GB, reckoned, where the logits are whole"
+    many = "padded, of a micro-batch; 8192 (the default) need an estimated 45 GB where the logits are whole"
     parser.add_argument("--tokens", type=int, choices=(2048, 4096, 8192, 16384), default=8192, help=many)
     given = parser.parse_args()
     device = given.device or ("cpu" if given.small else "cuda")

@@ -12,7 +12,7 @@ choosing, `assemble` observing. The last two columns differ by replay. Other wor
 the engine's place: B = 128, K = 8, ρ = 0.5, responses of 2,000 tokens in the mean (lognormal, at most 8,192), 46,000
 questions, 4 trajectories stored for 20,000 of them. Goal: plan + score + assemble + store take less than 1 % of a step
 of a 7B model on 8 GPUs. `experience` (rows in OpenRLHF's form) and `metrics` are there without replay too. Scoring's
-forward passes are reckoned in FLOP; against them stand the responses that replay saves.
+forward passes are estimated in FLOP; against them stand the responses that replay saves.
 
 Without either, both, the bench where it can run. The first 3 steps never count.
 """
@@ -141,7 +141,7 @@ def bench(steps: int, small: bool) -> dict[str, Any]:
 
 STORED_QUESTIONS, STORED, MEAN_LENGTH, SIGMA, MAX_LENGTH, PROMPT_TOKENS = 20_000, 4, 2000, 0.7, 8192, 300
 GOAL, OWN = 0.01, ("plan", "score", "assemble", "store")
-# docs/cluster.md reckons 210 GPU-hours on H100 for 700 steps on 8 GPUs: 210 / 700 / 8 · 3600 s. On A100, with 550
+# docs/cluster.md estimates 210 GPU-hours on H100 for 700 steps on 8 GPUs: 210 / 700 / 8 · 3600 s. On A100, with 550
 # hours, a step has 354 s: the easier goal. Parameters, peak, share and generated tokens a second are from there too.
 STEP_SECONDS, STEP_GPUS, PARAMETERS, PEAK, SHARE, GENERATED = 135.0, 8, 7.62e9, 989e12, 0.3, 4000
 RIGHT, WRONG = Grade("correct", 1.0), Grade("wrong", 0.0)
@@ -227,7 +227,7 @@ def paper(steps: int, step_seconds: float, small: bool) -> dict[str, Any]:
     for part in (*OWN, "experience", "metrics"):
         print(f"{part:12}{median[part] * 1000:10.1f}" if median[part] else f"{part:12}  OpenRLHF is not installed")
     print(
-        f"reckoned for {STEP_GPUS} GPUs: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP at "
+        f"estimated for {STEP_GPUS} GPUs: scoring {median['scored_tokens']:,.0f} tokens · 2 · {PARAMETERS:g} FLOP at "
         f"{SHARE:.0%} of {PEAK:g} FLOP/s takes {scoring:.1f} s, {scoring / step_seconds:.1%} of a step of "
         f"{step_seconds:g} s; {spared:g} of {b * k} responses less to generate save {saved:.1f} s"
     )
