@@ -49,7 +49,7 @@ def batch_of(engine: LocalEngine) -> MixedBatch:
 
 
 def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
-    """The local engine in float32: gradients of each optimiser step, weights before and after, by parameter."""
+    """The local engine in float32: gradients of each optimiser step and weights after the last, by parameter."""
     steps = cell["steps"]
     engine = make_engine(
         reference,
@@ -58,18 +58,11 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
         optimizer=Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps),
     )
     batch, gradients = batch_of(make_engine(model)), []
-    before = named(engine.model)
-    optimizer = engine._update.optimizer
-    optimizer.register_step_pre_hook(
+    engine._update.optimizer.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.clone() for name, p in engine.model.named_parameters()})
     )
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
-    return {
-        "batch": batch,
-        "gradients": gradients,
-        "before": before,
-        "after": named(engine.model),
-    }
+    return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 
 
 def named(model: Any) -> dict[str, torch.Tensor]:

@@ -106,7 +106,9 @@ def matrix(warm_model, raw_model, tmp_path_factory):
         arguments = [warm_model, raw_model, folder / "cells.json", folder / "found.json"]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TQDM_DISABLE": "1"}
         with (folder / "log").open("w") as log:
-            done = subprocess.run([*program, *map(str, arguments)], env=environment, stdout=log, stderr=log)
+            done = subprocess.run(
+                [*program, *map(str, arguments)], env=environment, stdout=log, stderr=log, timeout=1200
+            )
         assert done.returncode == 0, (folder / "log").read_text()[-6000:]
         return json.loads((folder / "found.json").read_text())
 
