@@ -173,8 +173,15 @@ class VllmEngine:
         }
 
     def close(self) -> None:
+        import zmq  # comes with vLLM
+
         self._stream.close()  # first, or vLLM takes the end of its processes for their death
         self._llm.shutdown()
+        # The loop in which vLLM's sockets worked is closed by now, and then vLLM leaves them open. Their context would
+        # wait for them for ever, whenever it is collected. Closed as plain sockets: an asyncio one asks its loop.
+        for part in vars(self._llm.engine_core.resources).values():
+            if isinstance(part, zmq.Socket):
+                zmq.Socket.close(part, linger=0)
         self._guard.kill()
         self._guard.communicate()
 
