@@ -263,7 +263,7 @@ REFUSALS = {
     "rows that do not divide over ranks": ([], {"actor.num_gpus_per_node": 3}, "3 ranks"),
     "questions that do not divide into steps": (["Optimizer.steps_per_batch = 3"], {}, r"Optimizer\.steps_per_batch"),
     "too many optimiser steps": (["Optimizer.steps_per_batch = 16"], {}, r"Optimizer\.steps_per_batch"),
-    "another ZeRO stage": ([], {"ds.zero_stage": 1}, r"ds\.zero_stage"),
+    "another ZeRO stage": ([], {"ds.zero_stage": 0}, r"ds\.zero_stage"),
     "an average on ZeRO-3": ([], {"train.enable_ema": True, "ds.zero_stage": 3}, r"train\.enable_ema"),
     "half precision": ([], {"ds.param_dtype": "fp16"}, r"ds\.param_dtype"),
     "more positions than there are": (["Prompts.max_tokens = 100000"], {}, r"Prompts\.max_tokens.*positions"),
