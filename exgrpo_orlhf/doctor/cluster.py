@@ -105,9 +105,7 @@ class DoctorTrainer(MixedTrainer):
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(where.filename).name}:{where.lineno})"
-            finding = Finding(
-                name, "failed", said, "see the log of Ray's actors: ray logs, or /tmp/ray/session_latest/logs"
-            )
+            finding = Finding(name, "failed", said, "see the logs of Ray's actors (ray logs) and doctor.log")
             if isinstance(error, EngineLost):  # an actor that does not answer would not answer the next check either
                 ray.get(self.board.put.remote(finding))
                 self._wait_for_the_reader()
