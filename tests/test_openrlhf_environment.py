@@ -156,7 +156,7 @@ def in_the_workers(address: str) -> dict:
         def environment(self) -> dict[str, str]:
             return {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "OMP_"))}
 
-    with driver._ray(OpenRLHFSettings(ray_address=address), 0):
+    with driver.connected(OpenRLHFSettings(ray_address=address), 0):
         chosen = for_cpu_adam({}, ray.nodes())
         plain = ray.remote(num_cpus=0.2)(Actor).remote()
         with_adam = ray.remote(num_gpus=1, runtime_env={"env_vars": chosen})(Actor).options(num_cpus=0.2).remote()
