@@ -45,11 +45,12 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local import LocalEngine
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
-from exgrpo_orlhf.replay import MixedBatch, Plan
+from exgrpo_orlhf.records import MixedBatch
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.tasks.modular_chains import grade
 
 B, K = 32, 8
@@ -65,7 +66,7 @@ class Ours:
 
     def __init__(self, experiment: Experiment, model_path: Path) -> None:
         x = self.x = experiment
-        self.engine = LocalEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model_path)
+        self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model_path)
         self.questions = x.questions.load()
         self.steps = self.tokens = self.trl_tokens = 0
 

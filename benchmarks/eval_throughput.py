@@ -44,7 +44,7 @@ from exgrpo_orlhf.evaluation.engines import GenerationEngine, Key, Request, Resp
 from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
 from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
-from exgrpo_orlhf.prompts import Prompts
+from exgrpo_orlhf.questions.prompts import Prompts
 
 GOAL = 0.05
 SOLUTION = "Let x be what is asked for. Then {steps} and so on, step by step. The answer is $\\boxed{{{answer}}}$."

@@ -43,13 +43,14 @@ from command_line import finish, make_parser
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import measure
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
-from exgrpo_orlhf.prompts import Prompts
-from exgrpo_orlhf.replay import Grade, MixedBatch, Plan, Rollout, RolloutGroup, Row, Trajectory
-from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row, Trajectory
+from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.chain_model import ChainModel, chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -73,10 +74,10 @@ class Work(NamedTuple):
     loss: MixedPolicyLoss
     folder: Path
 
-    def engine(self, dtype: Any, model: Path | None = None, device: str | None = None, **more: Any) -> LocalEngine:
-        settings = LocalSettings(device=device or self.device, dtype=dtype, micro_batch_tokens=self.tokens)
+    def engine(self, dtype: Any, model: Path | None = None, device: str | None = None, **more: Any) -> TorchEngine:
+        settings = LocalEngine(device=device or self.device, dtype=dtype, micro_batch_tokens=self.tokens)
         sampling, prompts = Sampling(max_response_tokens=self.length), Prompts(max_tokens=PROMPT)
-        return LocalEngine(settings, Optimizer(), sampling, prompts, model_path=model or self.folder, **more)
+        return TorchEngine(settings, Optimizer(), sampling, prompts, model_path=model or self.folder, **more)
 
     def make_model(self) -> None:
         """A random Qwen2 whose weights bfloat16 holds exactly: what differs later is the arithmetic."""
@@ -181,7 +182,7 @@ def local_engine(work: Work) -> Figures:
     groups = tested.rollout(Plan(1, ModularChains(count=16).load(), [], {}), 8)
     rows = [[Row(g.question, r.token_ids, (-1.0) ** i, True, None) for i, r in enumerate(g.rollouts)] for g in groups]
 
-    def weights_after_update(*engines: LocalEngine) -> list[Tensor]:
+    def weights_after_update(*engines: TorchEngine) -> list[Tensor]:
         stats.extend(engine.update(MixedBatch(groups, rows), work.loss) for engine in engines)
         return [torch.cat([p.detach().cpu().flatten() for p in engine.model.parameters()]) for engine in engines]
 

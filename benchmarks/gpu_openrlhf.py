@@ -9,7 +9,7 @@ import numpy as np
 from gpu import ROW, Figures, Timed, Work, against, timed
 
 from exgrpo_orlhf.engines.rows import micro_batches
-from exgrpo_orlhf.replay import MixedBatch
+from exgrpo_orlhf.records import MixedBatch
 
 
 def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:

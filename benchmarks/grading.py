@@ -24,7 +24,7 @@ import time
 
 from command_line import DATA, finish, make_parser
 
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, close_pools, verifier
 from exgrpo_orlhf.rewards.math import gold_texts
 

@@ -43,7 +43,8 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.replay import Grade, MixedBatch, Plan, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.training import TrainingRun
 

@@ -29,19 +29,15 @@ from pathlib import Path
 import numpy as np
 from command_line import finish, make_parser
 
-from exgrpo_orlhf.fresh import FreshQuestions
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     BufferLimits,
     DifficultyBuckets,
-    Grade,
-    Question,
     QuestionSampler,
     ReplayBuffer,
     ReplayMixer,
     RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Trajectory,
     snapshot,
 )
 from exgrpo_orlhf.replay.arena import TRAJECTORY_BYTES

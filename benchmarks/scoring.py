@@ -28,7 +28,8 @@ from command_line import TINY, finish, make_parser
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
 from exgrpo_orlhf.experiment import Experiment
-from exgrpo_orlhf.training import TrainingRun, train
+from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training import TrainingRun
 
 GOAL_USEFUL, GOAL_COST, GOAL_OTHER = 0.95, 0.5, 0.02
 

@@ -41,9 +41,9 @@ def main() -> int:
     for noisy in ("httpx", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    from exgrpo_orlhf.checkpoints import RunFolderError
     from exgrpo_orlhf.evaluation.engines import EngineFailure
     from exgrpo_orlhf.rewards import GradingError
-    from exgrpo_orlhf.run_control import RunFolderError
 
     try:
         return actions[action](words)
@@ -70,7 +70,7 @@ def _run(words: list[str]) -> int:
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
     from exgrpo_orlhf.evaluation.record import session
     from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
-    from exgrpo_orlhf.run_control import StopRequest
+    from exgrpo_orlhf.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
     definitions = Definitions((DEFINITIONS, *arguments.definitions))
@@ -167,7 +167,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
 
 def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
     """As the command line says, else as the checkpoint was trained, else as its tokenizer would have it."""
-    from exgrpo_orlhf.prompts import Prompts
+    from exgrpo_orlhf.questions.prompts import Prompts
 
     if model.tokenizer is None:
         if arguments.template:
@@ -326,12 +326,12 @@ def _compare(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.compare import compare
-    from exgrpo_orlhf.evaluation.folder import write
+    from exgrpo_orlhf.files import write_json
 
     comparison = compare(arguments.first, arguments.second, arguments.seed)
     print(comparison.table())
     if arguments.json:
-        write(arguments.json, comparison.as_json())
+        write_json(arguments.json, comparison.as_json())
     return 0
 
 

@@ -14,11 +14,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .replay.snapshot import sync
+from .files import locked, sync
 
 FORMAT = 1
 BEST = "best"
@@ -28,6 +29,28 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 class CheckpointError(RuntimeError):
     """A checkpoint that could not be written, or does not fit this run."""
+
+
+class RunFolderError(RuntimeError):
+    """The run's folder is in use, or holds a run that was not asked to be resumed."""
+
+
+@contextmanager
+def claim(run: Path, resume: bool) -> Iterator[None]:
+    """Hold the run's folder against a second process, and against overwriting an earlier run.
+
+    Raises RunFolderError.
+    """
+    if not resume and ((run / "metrics.jsonl").exists() or find(run)):
+        raise RunFolderError(
+            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(run / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise RunFolderError(f"another process is at work in {run}") from None
 
 
 def find(run: Path) -> dict[int, Path]:

@@ -28,15 +28,12 @@ import gin
 import numpy as np
 from gin import config_parser
 
-from .dynamic_sampling import DynamicSampling
-from .engines.local import LocalSettings
 from .engines.openrlhf import flags
-from .engines.openrlhf.settings import OpenRLHFSettings
-from .evaluation.validation import ValidationSettings
-from .experiment import Experiment, Sources
+from .evaluation.benchmarks import Definitions
+from .experiment import Experiment
 from .objective import GroupAdvantages, MixedPolicyLoss
-from .prompts import Prompts
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
+from .questions.prompts import Prompts
 from .replay import (
     BufferLimits,
     DifficultyBuckets,
@@ -46,14 +43,25 @@ from .replay import (
     ScoreReuse,
     TrajectorySelector,
 )
+from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .settings import Optimizer, PretrainedModel, Sampling, TrainSettings
+from .settings import (
+    ConfigError,
+    Evaluation,
+    LocalEngine,
+    OpenRLHF,
+    Optimizer,
+    PretrainedModel,
+    Sampling,
+    Tracking,
+    TrainSettings,
+    Work,
+)
 from .study.suite import Suite
 from .tasks.chain_model import ChainModel
 from .tasks.countdown import Countdown
 from .tasks.countdown_model import CountdownModel
 from .tasks.modular_chains import ModularChains
-from .tracking import TrackingSettings
 
 GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
 
@@ -72,8 +80,8 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "Prompts": (Prompts, ()),
     "Sampling": (Sampling, ()),
     "Optimizer": (Optimizer, ()),
-    "LocalEngine": (LocalSettings, ()),
-    "OpenRLHF": (OpenRLHFSettings, ()),
+    "LocalEngine": (LocalEngine, ()),
+    "OpenRLHF": (OpenRLHF, ()),
     "Verifier": (Verifier, ()),
     "DifficultyBuckets": (DifficultyBuckets, ()),
     "QuestionSampler": (QuestionSampler, ()),
@@ -85,14 +93,14 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
     "GroupAdvantages": (GroupAdvantages, ()),
     "MixedPolicyLoss": (MixedPolicyLoss, ()),
-    "Evaluation": (ValidationSettings, ()),
-    "Tracking": (TrackingSettings, ()),
+    "Evaluation": (Evaluation, ()),
+    "Tracking": (Tracking, ()),
     "Suite": (Suite, ()),
 }
 
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
-    for name, (target, denied) in {**_CONFIGURABLES, "Work": (Sources, ())}.items()
+    for name, (target, denied) in {**_CONFIGURABLES, "Work": (Work, ())}.items()
 }
 
 # Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
@@ -102,10 +110,6 @@ FREE_TO_CHANGE = re.compile(
 )
 
 _HOW_TO_BIND = "add it to a gin file, or give it with --set"
-
-
-class ConfigError(ValueError):
-    """A gin file or binding that cannot be used: says which, where, and what is allowed."""
 
 
 @dataclass
@@ -173,7 +177,7 @@ def _build() -> Experiment:
         "limits": _GIN["ReplayBuffer"](),
         "advantages": _GIN["GroupAdvantages"](),
         "loss": _GIN["MixedPolicyLoss"](),
-        "evaluation": _GIN["Evaluation"](),
+        "evaluation": _evaluation(),
         "tracking": _GIN["Tracking"](),
     }
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
@@ -198,6 +202,13 @@ def _build() -> Experiment:
         identity=identity,
         **built,
     )
+
+
+def _evaluation() -> Evaluation:
+    settings: Evaluation = _GIN["Evaluation"]()
+    if settings.disjoint_from is not None:
+        Definitions().suite(settings.disjoint_from)  # said now if there is no such suite, not after the model is made
+    return settings
 
 
 def _flatten(text: str) -> dict[str, str]:
@@ -295,7 +306,7 @@ def _statements(text: str, name: str) -> list[Any]:
 
 
 def _parameters(name: str) -> list[str]:
-    target, denied = _CONFIGURABLES.get(name, (Sources, ()))
+    target, denied = _CONFIGURABLES.get(name, (Work, ()))
     return [parameter for parameter in inspect.signature(target).parameters if parameter not in denied]
 
 
@@ -314,7 +325,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
 
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
     """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
-    target, _ = _CONFIGURABLES.get(selector, (Sources, ()))
+    target, _ = _CONFIGURABLES.get(selector, (Work, ()))
     hint = typing.get_type_hints(target.__init__).get(parameter, Any)
     if isinstance(value, gin.config.ConfigurableReference) or _fits(value, hint):
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -11,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from .experiment import Experiment
-from .prompts import PromptEncoder
+from .files import write
 from .questions.files import place_of, read_rows
+from .questions.prompts import PromptEncoder
 from .questions.records import read_prompt
-from .replay import Question, ReplayBuffer, Trajectory, snapshot
+from .records import Question, Trajectory
+from .replay import ReplayBuffer, snapshot
 from .rewards import Verifier
 
 
@@ -104,6 +105,4 @@ def read_experts(
 def write_experts(path: Path, responses: Iterable[tuple[Question, str]]) -> None:
     """A file that `read_experts` reads; it appears whole or not at all."""
     lines = [json.dumps({"id": question.id, "response": response}) + "\n" for question, response in responses]
-    partial = path.with_name(f".unfinished-{path.name}")
-    partial.write_text("".join(lines), encoding="utf-8")
-    os.replace(partial, path)
+    write(path, "".join(lines))

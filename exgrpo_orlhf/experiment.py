@@ -6,20 +6,17 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from .dynamic_sampling import DynamicSampling
-from .engines.local.settings import LocalSettings
-from .engines.openrlhf.settings import OpenRLHFSettings
-from .evaluation.validation import ValidationSettings
 from .objective import GroupAdvantages, MixedPolicyLoss
-from .prompts import Prompts
-from .replay import BufferLimits, Question, ReplayMixer, RetirementPolicy, ScoreReuse, TrajectorySelector
+from .questions.prompts import Prompts
+from .records import Question
+from .replay import BufferLimits, ReplayMixer, RetirementPolicy, ScoreReuse, TrajectorySelector
+from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .settings import Optimizer, Sampling, TrainSettings
-from .tracking import TrackingSettings
+from .settings import Evaluation, LocalEngine, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
 
 
 class QuestionSource(Protocol):
@@ -28,26 +25,6 @@ class QuestionSource(Protocol):
 
 class ModelSource(Protocol):
     def prepare(self) -> str | Path: ...
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Which questions on which model (gin name `Work`): values are references such as @ModularChains().
-
-    validation: None for no evaluation during training
-    experience: the replay/ folder of another run's checkpoint to start from, or a .jsonl file of expert trajectories
-        (experience.py); None for an empty buffer
-    """
-
-    questions: Any
-    model: Any
-    validation: Any = None
-    experience: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
-            if getattr(self, name) is None:
-                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
 
 
 @dataclass(frozen=True)
@@ -67,8 +44,8 @@ class Experiment:
     prompts: Prompts
     sampling: Sampling
     optimizer: Optimizer
-    local: LocalSettings | None
-    openrlhf: OpenRLHFSettings | None
+    local: LocalEngine | None
+    openrlhf: OpenRLHF | None
     verifier: Verifier
     mixer: ReplayMixer
     selector: TrajectorySelector
@@ -78,8 +55,8 @@ class Experiment:
     limits: BufferLimits
     advantages: GroupAdvantages
     loss: MixedPolicyLoss
-    evaluation: ValidationSettings
-    tracking: TrackingSettings
+    evaluation: Evaluation
+    tracking: Tracking
     fresh_rng: np.random.Generator
     config_text: str
     config_hash: str

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A gin file or binding that cannot be used: says which, where, and what is allowed."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -144,3 +150,139 @@ class PretrainedModel:
         if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
             raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
         return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+
+
+@dataclass(frozen=True)
+class Work:
+    """Which questions on which model: values are references such as @ModularChains().
+
+    validation: None for no evaluation during training
+    experience: the replay/ folder of another run's checkpoint to start from, or a .jsonl file of expert trajectories
+        (experience.py); None for an empty buffer
+    """
+
+    questions: Any
+    model: Any
+    validation: Any = None
+    experience: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
+            if getattr(self, name) is None:
+                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """The machine.
+
+    device: 'auto' takes the GPU if there is one
+    dtype: of the computation; master weights and optimiser are float32 always. 'auto': float32 on a CPU, bfloat16 on
+        a GPU
+    threads: torch's CPU threads; more than the free cores is ruinous
+    micro_batch_tokens: padded tokens of one forward and backward pass
+    generation_rows: responses generated at a time
+    gradient_checkpointing: compute activations again in the backward pass instead of keeping them
+    """
+
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int = 1
+    micro_batch_tokens: int = 16384
+    generation_rows: int = 256
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.dtype in ("auto", "float32", "bfloat16"),
+            f"LocalEngine.dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}",
+        )
+        for name in ("threads", "micro_batch_tokens", "generation_rows"):
+            require(getattr(self, name) >= 1, f"LocalEngine.{name} must be at least 1, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class OpenRLHF:
+    """Where and how OpenRLHF runs.
+
+    flags: OpenRLHF's own command-line flags by name, without dashes: {'actor.num_gpus_per_node': 8}; True for a
+        switch, a tuple for several values. Whatever another binding says (batch sizes, lengths, learning rate, …) is
+        handed on from there and has no place here; flags.py names the binding
+    more_flags: the same, over `flags`: for one flag more than a layout has
+    ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
+        a submitted Ray job has, or else a Ray of this run's own, on this machine
+    cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
+    score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
+        ds.packing_samples is given
+    seed_requests: give each vLLM request a seed of its own, so that the random numbers of a response do not depend on
+        which other requests the engine works on. On CUDA vLLM 0.29's default model runner reads a seed per row in any
+        case; its older one (VLLM_USE_V2_MODEL_RUNNER=0) launches one more kernel for each row and token
+    timeout: seconds, the longest wait for an answer of an actor or an engine, and for the GPUs at the start
+    """
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    more_flags: Mapping[str, Any] = field(default_factory=dict)
+    ray_address: str | None = None
+    cpu_bench: bool = False
+    score_tokens: int = 32768
+    seed_requests: bool = True
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in ("flags", "more_flags"):
+            flags = getattr(self, name)
+            require(
+                isinstance(flags, Mapping) and all(isinstance(flag, str) for flag in flags),
+                f"OpenRLHF.{name} must be a dict from flag names to values, got {flags!r}",
+            )
+            dashed = [flag for flag in flags if flag.startswith("-")]
+            require(not dashed, f"OpenRLHF.{name}: flags are named without dashes, got {', '.join(dashed)}")
+        require(self.score_tokens >= 1, f"OpenRLHF.score_tokens must be at least 1, got {self.score_tokens!r}")
+        require(self.timeout > 0, f"OpenRLHF.timeout must be positive seconds, got {self.timeout!r}")
+
+    def all_flags(self) -> dict[str, Any]:
+        return {**self.flags, **self.more_flags}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How validation questions are answered.
+
+    samples: responses to each question
+    temperature: 0 is greedy
+    top_p: of the sampled responses
+    disjoint_from: a suite of evals/benchmarks.toml; a validation question that one of its sets in datasets/ has too is
+        refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
+    """
+
+    samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    disjoint_from: str | None = "paper"
+
+    def __post_init__(self) -> None:
+        require(self.samples >= 1, f"Evaluation.samples must be at least 1, got {self.samples!r}")
+        require(self.temperature >= 0, f"Evaluation.temperature must be at least 0 (greedy), got {self.temperature!r}")
+        require(0 < self.top_p <= 1, f"Evaluation.top_p must be above 0 and at most 1, got {self.top_p!r}")
+        require(
+            self.samples == 1 or self.temperature > 0,
+            f"Evaluation.samples = {self.samples} at Evaluation.temperature = 0 would all be the same; set one of them",
+        )
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
+    caller's default; enabled: off leaves metrics.jsonl alone; flush_seconds: seconds between two looks for new rows,
+    and between two attempts in an outage."""
+
+    experiment: str = "exgrpo"
+    uri: str | None = None
+    enabled: bool = True
+    flush_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.experiment.strip():
+            raise ValueError("Tracking.experiment is empty; name an experiment")
+        if not 0 < self.flush_seconds < math.inf:
+            raise ValueError(f"Tracking.flush_seconds = {self.flush_seconds}; allowed: above 0 seconds")

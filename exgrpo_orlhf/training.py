@@ -23,48 +23,21 @@ import torch
 
 from . import checkpoints, experience
 from .engines.engine import Engine, NonFiniteUpdate
-from .engines.local import LocalEngine
 from .evaluation.record import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
-from .fresh import FreshQuestions
-from .metrics_log import MetricsLog
+from .progress import Clock, Progress
+from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .replay import Plan, Question, ReplayBuffer, RolloutGroup, snapshot
+from .records import Question, RolloutGroup
+from .replay import Plan, ReplayBuffer, snapshot
 from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
-from .run_control import Clock, Progress, Stop, StopRequest, claim
-from .tracking import MlflowTracker
+from .stopping import Stop
+from .tracking.metrics_log import MetricsLog
+from .tracking.tracker import MlflowTracker
 
 log = logging.getLogger(__name__)
-
-
-def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
-    """Train in the folder `run`, from the start or from its newest checkpoint.
-
-    tracking_uri: where MLflow is unless a binding or the environment says otherwise
-    Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
-    """
-    model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
-    if experiment.settings.engine == "openrlhf":
-        from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
-
-        return launch(experiment, str(model_path), run, resume=resume, tracking_uri=tracking_uri, tags=tags)
-
-    def engine(checkpoint: Path | None) -> Engine:
-        return LocalEngine(
-            experiment.local,
-            experiment.optimizer,
-            experiment.sampling,
-            experiment.prompts,
-            model_path=model_path,
-            weights_path=checkpoint,
-            seed=experiment.settings.seed,
-            reference=experiment.loss.kl_coef > 0,
-        )
-
-    with claim(run, resume), StopRequest() as stop:
-        return TrainingRun(experiment, engine, run, tracking_uri, tags).go(stop)
 
 
 class TrainingRun:

@@ -37,8 +37,7 @@ def main() -> int:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.checkpoints import CheckpointError
-    from exgrpo_orlhf.run_control import RunFolderError, claim
+    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, claim
     from exgrpo_orlhf.study.runs import plan
     from exgrpo_orlhf.study.suite import check_name, of_files, of_suite, over_grid
 
@@ -55,7 +54,7 @@ def main() -> int:
         group = arguments.group or Path(arguments.suite).stem
         check_name(group, "--group")
         out = arguments.out or ROOT / "runs" / group
-        runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out)
+        runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out, config.load)
         baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
         if arguments.dry_run:
             return _study(arguments, runs, group, out, baseline)

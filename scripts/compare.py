@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> int:
     arguments = _parser().parse_args()
+    from exgrpo_orlhf.files import write
     from exgrpo_orlhf.study import figures, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page
@@ -50,7 +51,7 @@ def main() -> int:
         )
         for path, make in outputs:
             if path is not None:
-                tables.write(path, make())
+                write(path, make())
                 print(f"wrote {path}", file=sys.stderr)
     except (StoreError, ComparisonError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -145,9 +144,9 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
         )
         raise BadFile(f"{out}: graded so far with {other}; give the same, or another --out")
     if there != settings:
-        partial = kept.with_name(f".unfinished-{kept.name}")
-        partial.write_text(json.dumps(settings) + "\n", "ascii")
-        os.replace(partial, kept)
+        from exgrpo_orlhf.files import write_json
+
+        write_json(kept, settings, indent=None)
 
 
 def _cut_torn_line(out: Path) -> None:
@@ -176,7 +175,7 @@ def _rest(row: dict[str, Any]) -> str:
 
 
 def _question(row: dict[str, Any], kind: str) -> Any:
-    from exgrpo_orlhf.replay import Question
+    from exgrpo_orlhf.records import Question
 
     gold = row["gold"]
     if kind != "math" and not isinstance(gold, str):

@@ -19,11 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from exgrpo_orlhf.files import write
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap_report import PromptColumn, check_written, compare, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
@@ -96,11 +96,7 @@ def _write_json(content: Any, path: Path) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe
         path.write_text(text, "ascii")
         return
-    target = path.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".unfinished-{target.name}")
-    partial.write_text(text, "ascii")
-    os.replace(partial, target)
+    write(path.resolve(), text)
 
 
 def _column(text: str, out: Path) -> PromptColumn:

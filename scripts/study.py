@@ -64,8 +64,8 @@ def main() -> int:
         if not arguments.only:
             _luck()
 
+    from exgrpo_orlhf.files import write
     from exgrpo_orlhf.study.document import Document, DocumentError
-    from exgrpo_orlhf.study.tables import write
 
     try:
         text = Document(FIGURES).fill((FIGURES / "text.md").read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def _luck() -> None:
 def _write_rows(name: str, head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     import io
 
-    from exgrpo_orlhf.study.tables import write
+    from exgrpo_orlhf.files import write
 
     out = io.StringIO()
     writer = csv.DictWriter(out, head, lineterminator="\n")

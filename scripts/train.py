@@ -34,11 +34,10 @@ def main() -> int:
     import transformers
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.checkpoints import CheckpointError
+    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError
     from exgrpo_orlhf.doctor import memory
     from exgrpo_orlhf.engines.engine import EngineLost
-    from exgrpo_orlhf.run_control import RunFolderError
-    from exgrpo_orlhf.training import train
+    from exgrpo_orlhf.run import train
 
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -7,18 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.prompts import Prompts
-from exgrpo_orlhf.replay import (
-    MixedBatch,
-    Plan,
-    Question,
-    Row,
-    Trajectory,
-)
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.records import MixedBatch, Question, Row, Trajectory
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 K = 4
@@ -27,9 +22,9 @@ K = 4
 LOGPROB_ERROR = 4e-5
 
 
-def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> LocalEngine:
-    return LocalEngine(
-        settings or LocalSettings(device="cpu"),
+def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> TorchEngine:
+    return TorchEngine(
+        settings or LocalEngine(device="cpu"),
         optimizer or Optimizer(learning_rate=1e-3),
         sampling or Sampling(max_response_tokens=24),
         prompts or Prompts(max_tokens=32),
@@ -47,7 +42,7 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
     return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
 
 
-def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:
+def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:
     """Real rollouts with made-up advantages, so that every group has a signal; the last half replays a trajectory,
     beside so many fresh rollouts."""
     rng = np.random.default_rng(seed)
@@ -67,7 +62,7 @@ def mixed_batch(engine: LocalEngine, n: int = 6, seed: int = 0, beside: int | No
     return MixedBatch(groups, rows, K)
 
 
-def weights(engine: LocalEngine) -> torch.Tensor:
+def weights(engine: TorchEngine) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in engine.model.parameters()])
 
 
@@ -81,7 +76,7 @@ def plain_stats(model, prompt: list[int], response: np.ndarray, temperature: flo
     return logprobs, -(p * p.log()).sum(1)
 
 
-def use_sgd(engine: LocalEngine, rate: float) -> None:
+def use_sgd(engine: TorchEngine, rate: float) -> None:
     engine._update.optimizer = torch.optim.SGD(engine.model.parameters(), lr=rate)
     engine._update.scheduler.optimizer = engine._update.optimizer
 
@@ -96,7 +91,7 @@ def float32_error(start: torch.Tensor, batch: MixedBatch, moved: torch.Tensor, *
     return 4 * steps * 2.0**-24 * (tokens * float(moved.abs().max()) + float(start.abs().max()))
 
 
-def gradient(engine: LocalEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
+def gradient(engine: TorchEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
     """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost, rounded as they are."""
     before = weights(engine)
     use_sgd(engine, 1.0)

@@ -15,8 +15,8 @@ from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker,
 from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.prompts import PromptEncoder
-from exgrpo_orlhf.replay import MixedBatch
+from exgrpo_orlhf.questions.prompts import PromptEncoder
+from exgrpo_orlhf.records import MixedBatch
 
 FLAGS = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "train.micro_batch_size": 4}
 

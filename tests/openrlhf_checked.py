@@ -18,8 +18,8 @@ from pathlib import Path
 import ray
 
 from exgrpo_orlhf import config, training
+from exgrpo_orlhf.checkpoints import RunFolderError
 from exgrpo_orlhf.engines.openrlhf import cpu
-from exgrpo_orlhf.run_control import RunFolderError
 
 os.environ.update(cpu.environment())
 cpu.install()

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from engine_builders import K, make_engine, mixed_batch
 
-from exgrpo_orlhf.engines.local import LocalEngine
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import Grade, MixedBatch
+from exgrpo_orlhf.records import Grade, MixedBatch
 from exgrpo_orlhf.settings import Optimizer
 
 GROUPS, RATE, RESPONSE = 8, 1e-4, 24  # questions a batch; learning rate; the loss's constant length
@@ -35,7 +35,7 @@ ADAM_EPS = 1e-8
 WELL_ABOVE = 1e3
 
 
-def batch_of(engine: LocalEngine) -> MixedBatch:
+def batch_of(engine: TorchEngine) -> MixedBatch:
     """Half of the groups replay a trajectory, beside one fresh rollout (so these groups are short); some rows could not
     be graded, and of one group none."""
     batch = mixed_batch(engine, n=GROUPS, beside=1)

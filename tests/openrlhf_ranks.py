@@ -22,7 +22,7 @@ from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedActorTrainer
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
-from exgrpo_orlhf.replay import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 
 K = 4
 PAD = 0

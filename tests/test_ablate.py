@@ -24,12 +24,12 @@ from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.run_control import claim
+from exgrpo_orlhf.checkpoints import claim
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
 from exgrpo_orlhf.study.runs import Measured, plan, seconds_left
 from exgrpo_orlhf.study.suite import Variant, of_files, of_suite, over_grid, seeds
-from exgrpo_orlhf.training import train
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
 SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]
@@ -299,7 +299,7 @@ def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
         Variant(f"v{i}", ("base.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
         for i in range(variants)
     ]
-    return Runner("g", plan(found, [0], out), {}, script=file, jobs=1, threads=None, tags={})
+    return Runner("g", plan(found, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
 
 
 DEAF = """
@@ -410,7 +410,7 @@ def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_pa
 def test_a_grid_is_the_product_of_its_values_over_every_variant():
     grid = ["ReplayMixer.rho=0.25,0.5", "DifficultyBuckets.thresholds = (0.1, 0.9),(0.3, 0.7)"]
     variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablation_no_shaping.gin"]), grid)
-    built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"))}
+    built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
     assert len(built) == 2 * 2 * 2
     x = built["ablation_no_entropy+ablation_no_shaping-rho=0.25-thresholds=0.3_0.7"]
     assert (x.selector.by, x.loss.shaping, float(x.mixer.rho)) == ("random", False, 0.25)
@@ -434,7 +434,7 @@ SUITES = sorted(path.name for path in (ROOT / "gin" / "suites").glob("*.gin"))
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_builds_and_a_run_has_the_identity_that_its_process_will_find(name):
     suite = config.load_suite(f"suites/{name}")
-    runs = plan(of_suite(suite, f"suites/{name}"), suite.seeds, Path("unused"))
+    runs = plan(of_suite(suite, f"suites/{name}"), suite.seeds, Path("unused"), config.load)
     assert len(runs) == len(suite.variants) * len(suite.seeds)
     last = runs[-1]
     assert last.identity == config.load(last.variant.files, last.variant.bindings, seed=last.seed).identity
@@ -446,7 +446,7 @@ def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_ot
         "include 'base.gin'\nReplayMixer.rho = 0.1\ntrain.steps = 7\n"
         "Suite.variants = {'a': (), 'b': ('ablation_rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
     )
-    runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"))
+    runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
     assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay import Trajectory
+from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay.arena import BLOCK_TOKENS, TRAJECTORY_BYTES, TrajectoryArena, spans
 
 

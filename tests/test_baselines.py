@@ -11,8 +11,8 @@ from test_config import load, stated
 from test_resume import timeless
 
 from exgrpo_orlhf import config, experience
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.training import train
 
 FOLDER = ROOT / "gin" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))

@@ -8,18 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay import (
-    BufferLimits,
-    DifficultyBuckets,
-    Grade,
-    Question,
-    QuestionSampler,
-    ReplayBuffer,
-    RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Trajectory,
-)
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import BufferLimits, DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.buffer import QuestionRecord
 from exgrpo_orlhf.replay.indexed_set import IndexedSet
 

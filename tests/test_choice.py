@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.rewards import choice
-from exgrpo_orlhf.rewards.worker import Answer
+from exgrpo_orlhf.rewards.answer import Answer
 
 FOUR = ["Paris", "London", "The city of Rome", "12"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, sandbox
 from exgrpo_orlhf.rewards.code import last_program, read_tests
 

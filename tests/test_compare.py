@@ -31,7 +31,7 @@ from exgrpo_orlhf.study import figures, page, seeds, tables
 from exgrpo_orlhf.study.comparison import MEASURES, ComparisonError, compare, settings
 from exgrpo_orlhf.study.curve import Curve, Run, band
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
-from exgrpo_orlhf.tracking import MLFLOW_ENVIRONMENT
+from exgrpo_orlhf.tracking.tracker import MLFLOW_ENVIRONMENT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 METRIC, OLD = "eval/avg", "eval/old"

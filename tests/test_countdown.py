@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement, permutations, product
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay.trajectory import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.tasks.countdown import (
     LARGEST_VALUE,

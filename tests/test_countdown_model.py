@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.replay.trajectory import Question
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
 from exgrpo_orlhf.tasks.countdown_model import CountdownModel
 from exgrpo_orlhf.tasks.warm_up import END, PAD
-from exgrpo_orlhf.training import train
 
 TINY = CountdownModel(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
 

@@ -10,21 +10,15 @@ import pytest
 from conftest import small_bindings
 from test_resume import MIXED_PHASE, assert_same_ending, bindings, run_here, timeless
 
-from exgrpo_orlhf import config, training
-from exgrpo_orlhf.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.generation import chunk_seed
-from exgrpo_orlhf.fresh import FreshQuestions
-from exgrpo_orlhf.replay import (
-    Grade,
-    Plan,
-    ReplayBuffer,
-    RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Trajectory,
-)
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.training import train
 
 K = 4
 QUESTIONS = ModularChains(count=30, operands=(2, 3)).load()
@@ -200,14 +194,14 @@ def go(model: Path, run: Path, *more: str) -> list[dict]:
 def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_it_has_sampled(
     warm_model, tmp_path, monkeypatch
 ):
-    rollout, counted = training.LocalEngine.rollout, []
+    rollout, counted = TorchEngine.rollout, []
 
     def counting(engine, plan, group_size):
         groups = rollout(engine, plan, group_size)
         counted.append((plan, sum(len(r.token_ids) for g in groups for r in g.rollouts)))
         return groups
 
-    monkeypatch.setattr(training.LocalEngine, "rollout", counting)
+    monkeypatch.setattr(TorchEngine, "rollout", counting)
     plain = go(warm_model, tmp_path / "off", "ReplayMixer.rho = 0.5")
     assert any(row["reward/groups_with_signal"] < 1 for row in plain), "there is something to filter"
     assert all(row["rollout/rounds"] == 1 and row["rollout/filtered_groups"] == 0 for row in plain)

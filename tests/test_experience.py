@@ -13,11 +13,11 @@ from conftest import ends_by_its_template, small_bindings
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config, experience
-from exgrpo_orlhf.prompts import PromptEncoder
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.questions.prompts import PromptEncoder
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.warm_up import END, PAD
-from exgrpo_orlhf.training import train
 
 QUESTIONS = ModularChains(count=24, operands=(2, 3)).load()
 FIRST = QUESTIONS[0]

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.fresh import FreshQuestions
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Question
 
 
 def questions(n: int) -> list[Question]:

@@ -8,21 +8,15 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.replay import (
     BufferLimits,
     DifficultyBuckets,
-    Grade,
-    MixedBatch,
     Plan,
-    Question,
     QuestionSampler,
     ReplayBuffer,
     ReplayMixer,
     RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Row,
-    Trajectory,
 )
 from exgrpo_orlhf.replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
 

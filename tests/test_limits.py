@@ -9,17 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     BufferLimits,
     DifficultyBuckets,
-    Grade,
-    Question,
     QuestionSampler,
     ReplayBuffer,
     RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Trajectory,
     snapshot,
 )
 

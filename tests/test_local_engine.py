@@ -30,23 +30,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
-from exgrpo_orlhf.prompts import Prompts
-from exgrpo_orlhf.replay import (
-    DifficultyBuckets,
-    Grade,
-    MixedBatch,
-    Plan,
-    QuestionSampler,
-    ReplayMixer,
-    Rollout,
-    RolloutGroup,
-    TrajectorySelector,
-)
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
+from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayMixer, TrajectorySelector
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.warm_up import END, PAD
 
 ENTROPY = TrajectorySelector().score
@@ -81,7 +71,7 @@ def test_scores_do_not_depend_on_the_token_budget(warm_model):
     candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
     plan = Plan(1, [], asked, candidates)
     wide = make_engine(warm_model).score(plan, candidates, ENTROPY)
-    narrow = make_engine(warm_model, settings=LocalSettings(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
+    narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
     for question_id, values in wide.items():
         assert values == pytest.approx(narrow[question_id], abs=1e-6)
 
@@ -225,7 +215,7 @@ def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_mode
     engine = make_engine(
         warm_model,
         sampling=Sampling(temperature=1.3, max_response_tokens=1),
-        settings=LocalSettings(generation_rows=1000),
+        settings=LocalEngine(generation_rows=1000),
     )
     question = questions(1)[0]
     [group] = engine.rollout(Plan(1, [question], [], {}), 4000)
@@ -294,7 +284,7 @@ def test_a_model_that_caps_its_logits_is_refused(cap, dtype, warm_model, tmp_pat
     """Also where the cap is far above the logits that a first look would see, and where rounding would hide it."""
     config = Gemma2Config(**SMALL, final_logit_softcapping=cap, query_pre_attn_scalar=16)
     with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*final_logit_softcapping"):
-        make_engine(saved_model(config, warm_model, tmp_path), settings=LocalSettings(device="cpu", dtype=dtype))
+        make_engine(saved_model(config, warm_model, tmp_path), settings=LocalEngine(device="cpu", dtype=dtype))
 
 
 def test_prompts_and_responses_longer_than_the_models_positions_are_refused(warm_model):
@@ -315,7 +305,7 @@ def test_a_gpu_that_is_not_there_is_named(warm_model):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=r"LocalEngine\.device = 'cuda', but torch sees no GPU"):
-        make_engine(warm_model, settings=LocalSettings(device="cuda"))
+        make_engine(warm_model, settings=LocalEngine(device="cuda"))
 
 
 # -- a whole step -----------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.rewards import math
+from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.extraction import last_box, visible
 from exgrpo_orlhf.rewards.latex import number, same_number
 from exgrpo_orlhf.rewards.symbolic import computable
-from exgrpo_orlhf.rewards.worker import Answer
 
 
 def read(path: Path) -> list[dict]:

@@ -9,20 +9,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.fresh import FreshQuestions
 from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
-    Grade,
     Plan,
-    Question,
     QuestionSampler,
     ReplayBuffer,
     ReplayMixer,
     RetirementPolicy,
-    Rollout,
-    RolloutGroup,
-    Trajectory,
     TrajectorySelector,
 )
 from exgrpo_orlhf.replay.health import plan_metrics

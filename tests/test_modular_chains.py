@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay.trajectory import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks.modular_chains import (
     FACTS,
     PRESETS,

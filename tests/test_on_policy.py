@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.training import train
 
 STEPS, B, K, LENGTH, SEED = 5, 6, 4, 24, 11
 # Adam divides by the gradient's size: where that is rounding error (1e-9), two right programs take steps that differ by

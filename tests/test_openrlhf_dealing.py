@@ -15,7 +15,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf_actor import actor_weights, experience_of, fit, make_actor
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.openrlhf import flags
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.driver import without_the_jobs
@@ -24,7 +23,7 @@ from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.settings import LocalEngine, Optimizer
 
 pytestmark = pytest.mark.openrlhf
 
@@ -127,7 +126,7 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
     loss = MixedPolicyLoss(response_length=24)
     batch = mixed_batch(make_engine(warm_model), n=8, beside=beside)
     engine = make_engine(
-        warm_model, settings=LocalSettings(device="cpu"), optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2)
+        warm_model, settings=LocalEngine(device="cpu"), optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2)
     )
     expected = engine.update(batch, loss).metrics
     actor = make_actor(

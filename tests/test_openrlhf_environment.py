@@ -150,13 +150,13 @@ def in_the_workers(address: str) -> dict:
     import ray
 
     from exgrpo_orlhf.engines.openrlhf import driver
-    from exgrpo_orlhf.engines.openrlhf.settings import OpenRLHFSettings
+    from exgrpo_orlhf.settings import OpenRLHF
 
     class Actor:
         def environment(self) -> dict[str, str]:
             return {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "OMP_"))}
 
-    with driver.connected(OpenRLHFSettings(ray_address=address), 0):
+    with driver.connected(OpenRLHF(ray_address=address), 0):
         chosen = for_cpu_adam({}, ray.nodes())
         plain = ray.remote(num_cpus=0.2)(Actor).remote()
         with_adam = ray.remote(num_gpus=1, runtime_env={"env_vars": chosen})(Actor).options(num_cpus=0.2).remote()

@@ -23,6 +23,7 @@ from conftest import ROOT, small_bindings
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.training import TrainingRun
 
 pytestmark = pytest.mark.openrlhf
 
@@ -57,7 +58,9 @@ def start(tmp_path, monkeypatch):
 
     def begin(model: Path | str, *bindings: str, **more) -> None:
         x = experiment(model, *bindings, **more)
-        launch.launch(x, str(x.model.prepare()), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+        launch.launch(
+            x, str(x.model.prepare()), tmp_path / "run", loop=TrainingRun, resume=False, tracking_uri="unused", tags={}
+        )
 
     yield begin
     assert not ray.is_initialized()
@@ -296,7 +299,9 @@ def test_a_model_with_dropout_is_refused_by_its_name(raw_model, tmp_path, start)
     model = shutil.copytree(raw_model, tmp_path / "model")
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1, "classifier_dropout": 0.1}))
-    with pytest.raises(launch.LaunchError, match=r"model has dropout or router noise \(attention_dropout\); set it to 0"):
+    with pytest.raises(
+        launch.LaunchError, match=r"model has dropout or router noise \(attention_dropout\); set it to 0"
+    ):
         start(model)
 
 

@@ -19,7 +19,7 @@ from openrlhf_ranks import K, arguments, entropy_of, experiences_of, fit, log_pr
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import MixedBatch, RolloutGroup
+from exgrpo_orlhf.records import MixedBatch, RolloutGroup
 
 pytestmark = pytest.mark.openrlhf
 

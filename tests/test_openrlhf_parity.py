@@ -15,11 +15,11 @@ from openrlhf.models import Actor, PolicyLoss
 from openrlhf_actor import actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from exgrpo_orlhf.engines.local import LocalSettings
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import MixedBatch, Plan, TrajectorySelector
-from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.records import MixedBatch
+from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.settings import LocalEngine, Optimizer
 
 pytestmark = pytest.mark.openrlhf
 
@@ -34,7 +34,7 @@ LOGPROB_ERROR, ENTROPY_ERROR = 0.25, 0.03
 
 
 def local(model, dtype: str, seed: int = 0, **more):
-    return make_engine(model, settings=LocalSettings(device="cpu", dtype=dtype), seed=seed, **more)
+    return make_engine(model, settings=LocalEngine(device="cpu", dtype=dtype), seed=seed, **more)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from transformers import AutoTokenizer
 from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.engines.openrlhf.samples import Request, Sampler
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
-from exgrpo_orlhf.prompts import PromptEncoder, Prompts
-from exgrpo_orlhf.replay import Plan, Question
+from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Sampling
 

@@ -14,10 +14,9 @@ from openrlhf_actor import make_actor, rows_of
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker
-from exgrpo_orlhf.engines.openrlhf.settings import OpenRLHFSettings
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.settings import OpenRLHF, Optimizer
 
 pytestmark = pytest.mark.openrlhf
 
@@ -26,7 +25,7 @@ LOSS = MixedPolicyLoss(response_length=24)
 
 class WithoutRay(MixedTrainer):
     wandb_logger = tensorboard_logger = None
-    ranks, step, settings = 1, 1, OpenRLHFSettings(score_tokens=200)
+    ranks, step, settings = 1, 1, OpenRLHF(score_tokens=200)
 
     def __init__(self, actor: Any, optimizer: Optimizer) -> None:
         self.actor, self.args, self.prompts = actor, actor.strategy.args, actor.encoder

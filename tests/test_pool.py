@@ -20,10 +20,10 @@ import pytest
 from conftest import ROOT
 
 from exgrpo_orlhf.engines.engine import EngineLost
-from exgrpo_orlhf.replay import Question, Rollout, RolloutGroup
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, pool
+from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.pool import Pool
-from exgrpo_orlhf.rewards.worker import Answer
 
 FUNCTION = """
 import os, subprocess, sys, time

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from exgrpo_orlhf import prompts
-from exgrpo_orlhf.prompts import TEMPLATES, PromptEncoder, Prompts
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.questions import prompts
+from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks.chain_model import chain_tokenizer
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")

@@ -17,7 +17,7 @@ from conftest import ROOT
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.overlap import COMMON, WORDS, TrainingTexts
 from exgrpo_orlhf.questions.text import normalised, normalised_answer, words
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.training import _refuse_overlap
 
 

@@ -1,4 +1,4 @@
-"""Sources of questions: CSV, the hub's library, mixes by weight, and the length filter."""
+"""Work of questions: CSV, the hub's library, mixes by weight, and the length filter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 from conftest import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.fresh import FreshQuestions
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.run import train
 
 
 def csv_file(path: Path, text: str, **fields) -> QuestionFile:

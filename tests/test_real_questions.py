@@ -16,9 +16,10 @@ from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.engines.local import LocalEngine
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.replay import RetirementPolicy, Trajectory, snapshot
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import RetirementPolicy, snapshot
 
 VOCABULARY, LENGTH, K = 151_936, 1_000, 4
 # Runs a script and leaves what the kernel knows of the process in a file. (What a parent is told of its child's memory
@@ -104,7 +105,7 @@ def seed_buffer(run, bindings) -> None:
     folder = checkpoints.find(run)[1] / "replay"
     experiment = config.load(["base.gin"], bindings)
     questions = QuestionFile(experiment.questions.path, limit=20).load()
-    engine = LocalEngine(
+    engine = TorchEngine(
         experiment.local,
         experiment.optimizer,
         experiment.sampling,

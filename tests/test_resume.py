@@ -18,8 +18,8 @@ from conftest import ROOT, small_bindings
 from safetensors.torch import load_file
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.run_control import StopRequest
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.run import train
+from exgrpo_orlhf.stopping import StopRequest
 
 STEPS = 12
 FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached

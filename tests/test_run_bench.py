@@ -24,13 +24,13 @@ from test_real_questions import byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions, override
 from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
 from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
-from exgrpo_orlhf.prompts import Prompts
-from exgrpo_orlhf.run_control import claim
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.run import train
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay import ScoreReuse, Trajectory, TrajectorySelector
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import ScoreReuse, TrajectorySelector
 
 
 def trajectory(number: int, score: float | None, scored_step: int = 0) -> Trajectory:

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.replay import Trajectory, TrajectorySelector
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import TrajectorySelector
 
 
 def trajectory(token: int, step: int = 0) -> Trajectory:

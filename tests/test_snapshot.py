@@ -17,14 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_orlhf.replay import (
-    BufferLimits,
-    DifficultyBuckets,
-    QuestionSampler,
-    ReplayBuffer,
-    RetirementPolicy,
-    Trajectory,
-)
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import BufferLimits, DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")

@@ -12,15 +12,15 @@ from engine_builders import LOGPROB_ERROR, plain_stats
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local import LocalEngine
-from exgrpo_orlhf.replay import Grade
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import TrainingRun
 
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
     x = config.load(["base.gin"], small_bindings(model, *more))
-    engine = LocalEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
+    engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
     return TrainingRun(x, lambda checkpoint: engine, run, "unused", {})
 
 

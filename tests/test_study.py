@@ -9,12 +9,12 @@ import pytest
 from conftest import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.metrics_log import MetricsLog
 from exgrpo_orlhf.study import luck, quarters
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.curve import Curve, Run
 from exgrpo_orlhf.study.document import Document, DocumentError
 from exgrpo_orlhf.study.tables import values_csv
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 FIGURES = ROOT / "docs" / "study"
 

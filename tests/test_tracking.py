@@ -16,20 +16,21 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from exgrpo_orlhf.metrics_log import METRICS_PER_CALL
-from exgrpo_orlhf.tracking import MLFLOW_ENVIRONMENT, MetricsLog, MlflowTracker, TrackingSettings
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
+from exgrpo_orlhf.tracking.tracker import MLFLOW_ENVIRONMENT, MetricsLog, MlflowTracker
 
 ROOT = Path(__file__).parents[1]
-FAST = TrackingSettings(flush_seconds=0.05)
+FAST = Tracking(flush_seconds=0.05)
 
 # A training process: a row every 10 ms, told on standard output; then as the last argument says.
 TRAIN = """
 import sys, time
 from pathlib import Path
-from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, TrackingSettings
+from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, Tracking
 folder, uri, first, steps, end = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 log = MetricsLog(folder / "metrics.jsonl")
-tracker = MlflowTracker(log, TrackingSettings(flush_seconds=0.05), default_uri=uri, run_name=folder.name,
+tracker = MlflowTracker(log, Tracking(flush_seconds=0.05), default_uri=uri, run_name=folder.name,
                         params={"a": 1}, tags={})
 for step in range(first, first + steps):
     log.append(step, {"reward/mean": step / 2})
@@ -410,7 +411,7 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
     uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("default", "setting", "environment")]
     for uri in uris[1:]:
         shutil.copy(made_database, uri.removeprefix("sqlite:///"))
-    setting = TrackingSettings(uri=uris[1], flush_seconds=0.05)
+    setting = Tracking(uri=uris[1], flush_seconds=0.05)
     tracker(MetricsLog(tmp_path / "one.jsonl"), uris[0], setting).close("FINISHED")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uris[2])
     tracker(MetricsLog(tmp_path / "two.jsonl"), uris[0], setting).close("FINISHED")
@@ -420,7 +421,7 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
 
 def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    sender = tracker(log, fresh_sqlite, TrackingSettings(enabled=False), run_id="kept for the checkpoint")
+    sender = tracker(log, fresh_sqlite, Tracking(enabled=False), run_id="kept for the checkpoint")
     fill(log, [0])
     sender.artifact(log.path)
     sender.close("FINISHED")

@@ -17,12 +17,13 @@ from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf import checkpoints, config, training
+from exgrpo_orlhf.checkpoints import RunFolderError, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
-from exgrpo_orlhf.replay import Grade
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError, verifier
-from exgrpo_orlhf.run_control import RunFolderError, claim
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.run import train
 
 
 def rows(run: Path) -> list[dict]:
@@ -59,9 +60,9 @@ def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
 
 
 def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
-    rollout = training.LocalEngine.rollout
+    rollout = TorchEngine.rollout
     go(warm_model, tmp_path / "a")
-    monkeypatch.setattr(training.LocalEngine, "rollout", lambda *given: reversed(rollout(*given)))
+    monkeypatch.setattr(TorchEngine, "rollout", lambda *given: reversed(rollout(*given)))
     go(warm_model, tmp_path / "b")
     measured = [
         [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
@@ -72,7 +73,7 @@ def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
 
 
 def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model, tmp_path, monkeypatch):
-    rollout, ended, end = training.LocalEngine.rollout, [], time.monotonic() + 120
+    rollout, ended, end = TorchEngine.rollout, [], time.monotonic() + 120
 
     def generating(*given):
         try:
@@ -82,7 +83,7 @@ def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model
             ended.append(time.monotonic())
 
     (tmp_path / "reward.py").write_text("1 / 0")
-    monkeypatch.setattr(training.LocalEngine, "rollout", generating)
+    monkeypatch.setattr(TorchEngine, "rollout", generating)
     function = ("Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
     with pytest.raises(GradingError, match="ZeroDivisionError") as raised:
         go(warm_model, tmp_path / "run", "train.eval_every = None", *function)
@@ -323,7 +324,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_nam
 
 
 def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_path, monkeypatch):
-    update = training.LocalEngine.update
+    update = TorchEngine.update
 
     def poisoned(engine, batch, loss):
         if poisoned.steps == 2:
@@ -333,7 +334,7 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
         return update(engine, batch, loss)
 
     poisoned.steps = 0
-    monkeypatch.setattr(training.LocalEngine, "update", poisoned)
+    monkeypatch.setattr(TorchEngine, "update", poisoned)
     with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
         go(warm_model, tmp_path, "train.steps = 6")
     dumped = [json.loads(line) for line in (tmp_path / "failed-step-3.jsonl").read_text().split("\n") if line]

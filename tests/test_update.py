@@ -26,13 +26,10 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings
+from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import (
-    MixedBatch,
-    Row,
-)
-from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.records import MixedBatch, Row
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 
@@ -71,7 +68,7 @@ def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_polic
 
 def plain_update(
     model,
-    engine: LocalEngine,
+    engine: TorchEngine,
     batch: MixedBatch,
     behaviour: list[torch.Tensor],
     normalizer: str = "constant",
@@ -222,7 +219,7 @@ def test_gradient_does_not_depend_on_micro_batching_and_padding(warm_model, loss
     """T11. One row at a time (no padding at all) against everything in one padded batch."""
     optimizer = Optimizer(max_grad_norm=1e9)
     wide = make_engine(warm_model, optimizer=optimizer)
-    narrow = make_engine(warm_model, optimizer=optimizer, settings=LocalSettings(micro_batch_tokens=1))
+    narrow = make_engine(warm_model, optimizer=optimizer, settings=LocalEngine(micro_batch_tokens=1))
     batch = mixed_batch(wide)
     expected = gradient(wide, batch, loss)
     assert expected.abs().max() > 1e-5
@@ -284,7 +281,7 @@ def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_n
 def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
     optimizer = Optimizer(max_grad_norm=1e9)
     plain = make_engine(warm_model, optimizer=optimizer)
-    frugal = make_engine(warm_model, optimizer=optimizer, settings=LocalSettings(gradient_checkpointing=True))
+    frugal = make_engine(warm_model, optimizer=optimizer, settings=LocalEngine(gradient_checkpointing=True))
     batch, again = mixed_batch(plain), mixed_batch(frugal)
     for row, other in zip(batch.flat_rows(), again.flat_rows(), strict=True):
         assert row.token_ids.tolist() == other.token_ids.tolist()
@@ -293,7 +290,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
 
 
 def test_bfloat16_computes_over_float32_master_weights(warm_model):
-    engine = make_engine(warm_model, settings=LocalSettings(device="cpu", dtype="bfloat16"))
+    engine = make_engine(warm_model, settings=LocalEngine(device="cpu", dtype="bfloat16"))
     batch = mixed_batch(engine)
     before = weights(engine)
     expected = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]

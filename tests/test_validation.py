@@ -14,7 +14,7 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.report import write_report
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.run import train
 
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exgrpo_orlhf.replay import Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 
 

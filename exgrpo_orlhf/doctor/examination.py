@@ -18,6 +18,7 @@ from ..engines.engine import EngineLost
 from ..engines.openrlhf import launch, node
 from ..engines.openrlhf.environment import ray_address
 from ..experiment import Experiment
+from ..training import TrainingRun
 from . import machine, memory, tiny
 from .finding import BOARD, CLUSTER, Finding, judged
 
@@ -153,6 +154,7 @@ def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -
                     experiment,
                     str(case.model),
                     case.work / "run",
+                    loop=TrainingRun,
                     resume=experiment is not x,
                     tracking_uri="unused",
                     tags={},

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engines.local import LocalEngine, LocalSettings
+from ..engines.local import TorchEngine
 from ..experiment import Experiment
-from ..replay import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..settings import LocalEngine
 
 Gradients = list[dict[str, Tensor]]  # of each optimiser step by parameter, float32 on the CPU
 
@@ -71,8 +72,8 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
 
 def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
     """By the local engine on the CPU."""
-    engine = LocalEngine(
-        LocalSettings(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
+    engine = TorchEngine(
+        LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
         replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
         x.sampling,
         x.prompts,

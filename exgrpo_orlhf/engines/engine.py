@@ -9,9 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..experiment import Experiment, Outcome
 from ..objective import MixedPolicyLoss
-from ..prompts import PromptEncoder
-from ..replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
+from ..questions.prompts import PromptEncoder
+from ..records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..replay import Plan
+from ..stopping import Stop
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,20 @@ class Engine(Protocol):
     def load(self, folder: Path) -> None:
         """The state beside the weights, as saved; the weights were loaded when the engine was made."""
         ...
+
+
+class Loop(Protocol):
+    """The training loop: training.TrainingRun. An engine that starts it in a process of its own is handed it."""
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        engine: Callable[[Path | None], Engine],
+        run: Path,
+        tracking_uri: str,
+        tags: Mapping[str, str],
+    ) -> Going: ...
+
+
+class Going(Protocol):
+    def go(self, stop: Stop) -> Outcome: ...

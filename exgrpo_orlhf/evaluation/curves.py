@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")  # a file, never a window
 import matplotlib.pyplot as plt
 
-from ..metrics_log import MetricsLog
+from ..tracking.metrics_log import MetricsLog
 
 Rows = list[dict[str, float]]
 ACCURACY = "eval/greedy_accuracy"  # where validation is sampled: eval/validation/avg_at_<k> in its place

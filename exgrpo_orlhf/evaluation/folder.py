@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,15 +62,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise FolderError(f"{folder / CONFIG} cannot be read ({error}); remove the folder, or give another") from error
     return known
-
-
-def write(path: Path, value: Any) -> None:
-    """JSON, whole or not at all."""
-    partial = path.with_name(f".unfinished-{path.name}")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 class Times:

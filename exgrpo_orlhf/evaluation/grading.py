@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Semaphore
 
 from ..questions.text import plain_text
-from ..replay import Grade, Question
+from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
 from .benchmarks import BenchmarkError
 from .engines import Response

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..metrics_log import METRICS_PER_CALL, check_name
-from ..tracking import LOG_TAG, MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
+from ..tracking.metrics_log import METRICS_PER_CALL, check_name
+from ..tracking.tracker import LOG_TAG, MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics

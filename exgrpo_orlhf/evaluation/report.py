@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..files import write
 from . import report_charts, report_tables
 from .results_folder import Line, ResultsFolder, choose
 
@@ -54,11 +54,7 @@ def write_report(folders: Sequence[Path], out: Path, samples_per_benchmark: int 
     }
     template = (_HERE / "report.html").read_text(encoding="utf-8")
     page = re.sub(r"\{\{(\w+)\}\}", lambda field: parts[field[1]], template)  # one pass: what goes in is not read again
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".unfinished-{out.name}")
-    # Half a surrogate pair, which a model may write, has no UTF-8.
-    partial.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
-    os.replace(partial, out)
+    write(out, page)
 
 
 def labels(models: Sequence[ResultsFolder]) -> list[str]:

@@ -14,22 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..replay import Question
+from ..checkpoints import claim
+from ..files import write_json
+from ..records import Question
 from ..rewards import Verifier, close_pools
-from ..run_control import Stop, claim
+from ..stopping import Stop
 from .engines import GenerationEngine, Key, Request
-from .folder import (
-    CONFIG,
-    RESULTS,
-    SAMPLES,
-    SESSIONS,
-    FolderError,
-    Times,
-    has_samples,
-    read_config,
-    settle,
-    write,
-)
+from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, has_samples, read_config, settle
 from .grading import Grading, check_golds, verdicts_of
 from .record import git_commit, now, versions
 from .results import summarise
@@ -128,7 +119,7 @@ def evaluate(
             files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
             done = _done(files, requests)
             continues = any(has_samples(out, name) for name in config["benchmarks"])
-            write(out / CONFIG, config)
+            write_json(out / CONFIG, config)
             times = Times(out)
             try:
                 if len(done) < len(requests):
@@ -144,7 +135,7 @@ def evaluate(
             files = {name: files.get(name) or _file(out, name) for name in facts}
             record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
             results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
-            write(out / RESULTS, results)
+            write_json(out / RESULTS, results)
             return results
     finally:
         close_pools()
@@ -173,10 +164,10 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         finally:
             close_pools()
         config["common"]["plain"] = plain
-        write(out / CONFIG, config)
+        write_json(out / CONFIG, config)
         record = {**before["record"], "graded_with": {"versions": versions(), "git_commit": git_commit(), "at": now()}}
         results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, Times(out).totals())
-        write(out / RESULTS, results)
+        write_json(out / RESULTS, results)
         return results
 
 
@@ -233,7 +224,7 @@ def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engin
             f"{before}, or --out another folder"
         )
     new = {"engine": engine, **session}
-    write(path, [*(each for each in sessions if each != new), new])
+    write_json(path, [*(each for each in sessions if each != new), new])
 
 
 def _sessions(out: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from ..files import replacing
+
 Place = tuple[int, int]  # row of the set, sample
 
 
@@ -92,12 +94,8 @@ class SampleFile:
 
     def write(self, samples: Iterable[Sample]) -> None:
         """All samples anew: the file is as before or as wanted, never half of it."""
-        partial = self.path.with_name(f".unfinished-{self.path.name}")
-        with partial.open("wb") as file:
+        with replacing(self.path) as partial, partial.open("wb") as file:
             file.writelines(_line(sample) for sample in samples)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.path)
         self.done.clear()
         self._ordered = True
         self._scan()

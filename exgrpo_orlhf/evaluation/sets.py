@@ -16,7 +16,7 @@ from ..questions.conversions import Conversion
 from ..questions.files import column_paths, read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.records import field_value, fingerprint, missing_in
-from ..replay import Question
+from ..records import Question
 from ..tasks.modular_chains import ModularChains
 from .benchmarks import Benchmark, BenchmarkError, SetFile
 

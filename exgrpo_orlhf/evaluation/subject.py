@@ -14,8 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ..checkpoints import BEST, find
-from ..prompts import PromptEncoder, Prompts
-from ..replay import Question
+from ..questions.prompts import PromptEncoder, Prompts
+from ..records import Question
 from .benchmarks import Benchmark
 from .engines import Request
 from .seeds import response_seed

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..prompts import PromptEncoder
+from ..files import write_json
 from ..questions.overlap import same_questions
+from ..questions.prompts import PromptEncoder
 from ..questions.records import fingerprint
 from ..questions.text import plain_text
-from ..replay import Question, Rollout
+from ..records import Question, Rollout
 from ..rewards import Verifier
-from ..settings import require
+from ..settings import Evaluation
 from . import sets
 from .benchmarks import Definitions
 from .engines import Request, Response
-from .folder import RESULTS, SAMPLES, write
+from .folder import RESULTS, SAMPLES
 from .grading import sample_of
 from .record import now
 from .results import metrics, summarise
@@ -29,34 +30,6 @@ from .seeds import response_seed
 
 log = logging.getLogger(__name__)
 NAME = "validation"
-
-
-@dataclass(frozen=True)
-class ValidationSettings:
-    """How validation questions are answered (gin name `Evaluation`).
-
-    samples: responses to each question
-    temperature: 0 is greedy
-    top_p: of the sampled responses
-    disjoint_from: a suite of evals/benchmarks.toml; a validation question that one of its sets in datasets/ has too is
-        refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
-    """
-
-    samples: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    disjoint_from: str | None = "paper"
-
-    def __post_init__(self) -> None:
-        require(self.samples >= 1, f"Evaluation.samples must be at least 1, got {self.samples!r}")
-        require(self.temperature >= 0, f"Evaluation.temperature must be at least 0 (greedy), got {self.temperature!r}")
-        require(0 < self.top_p <= 1, f"Evaluation.top_p must be above 0 and at most 1, got {self.top_p!r}")
-        require(
-            self.samples == 1 or self.temperature > 0,
-            f"Evaluation.samples = {self.samples} at Evaluation.temperature = 0 would all be the same; set one of them",
-        )
-        if self.disjoint_from is not None:
-            Definitions().suite(self.disjoint_from)
 
 
 Answer = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
@@ -68,7 +41,7 @@ class Validation:
     def __init__(
         self,
         questions: Sequence[Question],
-        settings: ValidationSettings,
+        settings: Evaluation,
         verifier: Verifier,
         run: Path,
         seed: int,
@@ -153,7 +126,7 @@ class Validation:
         model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
         record = {**self._record, "model": {**model, "mlflow_run_id": None, "metrics_log": None}, "finished": now()}
         results = summarise(f"{self._run.name}-{step}", record, {NAME: self._facts}, {}, {NAME: file}, {})
-        write(folder / RESULTS, results)
+        write_json(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 
     def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:

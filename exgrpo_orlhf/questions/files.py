@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..replay.trajectory import Question
+from ..records import Question
 from .records import Fields, Place, distinct_questions, require_limit
 
 Rows = Iterator[Mapping[str, Any]]

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..replay.trajectory import Question
+from ..records import Question
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LengthFilter:
         """The questions that fit, in their order. ValueError if none does, or where a prompt cannot be written."""
         from transformers import AutoTokenizer  # seconds; only where prompts are counted
 
-        from ..prompts import PromptEncoder
+        from .prompts import PromptEncoder
 
         path = str(self.model.prepare())
         encoder = PromptEncoder(replace(self.prompts, max_tokens=_NO_LIMIT), AutoTokenizer.from_pretrained(path))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..replay.trajectory import Question
+from ..records import Question
 from .text import normalised, normalised_answer
 
 logger = logging.getLogger(__name__)

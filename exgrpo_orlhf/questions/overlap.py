@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..replay.trajectory import Message, Question
+from ..records import Message, Question
 from .text import normalised, words
 
 Prompt = str | tuple[Message, ...]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import replacing
 from .files import place_of, read_rows
 from .overlap import COMMON, WORDS, Overlap, Prompt, TrainingTexts
 from .records import read_prompt
@@ -128,23 +128,21 @@ def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report
 
 def write_without(train: Path, rows: Collection[int], clean: Path) -> None:
     """The training file without these rows, all its columns kept; it appears whole or not at all."""
-    clean.parent.mkdir(parents=True, exist_ok=True)
-    partial = clean.with_name(f".unfinished-{clean.name}")
-    if train.suffix == ".parquet":
-        import pyarrow.parquet as pq
+    with replacing(clean) as partial:
+        if train.suffix == ".parquet":
+            import pyarrow.parquet as pq
 
-        table = pq.read_table(train)
-        pq.write_table(table.take([row for row in range(table.num_rows) if row not in rows]), partial)
-    elif train.suffix == ".jsonl":
-        with train.open("rb") as file, partial.open("wb") as kept:
-            kept.writelines(line for row, line in enumerate(file) if row not in rows)
-    else:
-        with (
-            train.open(encoding="utf-8-sig", newline="") as file,
-            partial.open("w", encoding="utf-8", newline="") as to,
-        ):
-            reader = csv.reader(file, strict=True)
-            writer = csv.writer(to)
-            writer.writerow(next(reader))
-            writer.writerows(values for row, values in enumerate(reader) if row not in rows)
-    os.replace(partial, clean)
+            table = pq.read_table(train)
+            pq.write_table(table.take([row for row in range(table.num_rows) if row not in rows]), partial)
+        elif train.suffix == ".jsonl":
+            with train.open("rb") as file, partial.open("wb") as kept:
+                kept.writelines(line for row, line in enumerate(file) if row not in rows)
+        else:
+            with (
+                train.open(encoding="utf-8-sig", newline="") as file,
+                partial.open("w", encoding="utf-8", newline="") as to,
+            ):
+                reader = csv.reader(file, strict=True)
+                writer = csv.writer(to)
+                writer.writerow(next(reader))
+                writer.writerows(values for row, values in enumerate(reader) if row not in rows)

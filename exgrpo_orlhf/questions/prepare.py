@@ -6,14 +6,13 @@ set whose file is as the manifest says is left alone, without asking the hub.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import replacing, sha256, write
 from .catalogue import PublicSet
 from .files import QuestionFile
 from .hub import commit, load_table
@@ -62,12 +61,10 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
             f"set has changed, or the copy is not whole; look at it, then take it as it is with --any-rows"
         )
     rows, dropped = convert(public, table.select_columns(list(public.columns)))
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / f".unfinished-{public.name}.parquet"
-    _write_parquet(rows, partial)
-    questions = QuestionFile(str(partial)).load()  # what was written is a question set, or it stays unfinished
-    digest = _sha256(partial)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        _write_parquet(rows, partial)
+        questions = QuestionFile(str(partial)).load()  # raises unless what was written is a question set
+    digest = sha256(path)
     entry = {
         "file": path.name,
         "role": public.role,
@@ -151,7 +148,7 @@ def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool
         LAYOUT,
     )
     same_revision = public.revision is None or known["revision"] in (None, public.revision)
-    return same and same_revision and path.is_file() and _sha256(path) == known["sha256"]
+    return same and same_revision and path.is_file() and sha256(path) == known["sha256"]
 
 
 def _check_columns(public: PublicSet, present: list[str]) -> None:
@@ -180,21 +177,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
         ]
     )
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
-    _sync(path)
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    partial = out / f".unfinished-{MANIFEST}"
-    partial.write_text(json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    _sync(partial)
-    os.replace(partial, out / MANIFEST)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    write(out / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n")

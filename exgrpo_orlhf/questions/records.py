@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..replay.trajectory import Message, Question
+from ..records import Message, Question
 from .text import normalised, normalised_answer
 
 logger = logging.getLogger(__name__)

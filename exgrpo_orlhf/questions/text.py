@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from ..replay.trajectory import Message
+from ..records import Message
 
 # Commands that change how a formula looks and not what it says; longest first where one begins another.
 _DRESS = re.compile(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .trajectory import Trajectory
+from ..records import Trajectory
 
 BLOCK_TOKENS = 2**18  # 2 MiB; closing one up costs about a millisecond
 FULL = 0.8

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from ..records import RolloutGroup, Trajectory
 from .arena import TRAJECTORY_BYTES, StoringOrder, TrajectoryArena
 from .indexed_set import IndexedSet
 from .limits import BufferLimits
 from .retirement import RetirementPolicy
-from .trajectory import RolloutGroup, Trajectory
 
 TOKEN_BYTES = 8  # int32 id and float32 log-prob
 

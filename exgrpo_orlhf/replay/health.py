@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..records import MixedBatch, RolloutGroup, Row
 from .buffer import ReplayBuffer
 from .difficulty import LEVELS, DifficultyBuckets
-from .mixer import MixedBatch, Plan, Row
-from .trajectory import RolloutGroup
+from .mixer import Plan
 
 Floats = npt.NDArray[np.float32]
 # A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times

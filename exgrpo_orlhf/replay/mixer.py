@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..records import MixedBatch, Question, RolloutGroup, Row, Trajectory
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
-from .trajectory import Question, RolloutGroup, Trajectory
 
 Floats = npt.NDArray[np.float32]
 # (rewards (G, K), gradable (G, K)) → advantages (G, K)
@@ -53,43 +53,6 @@ class Plan:
         """The groups of its questions, of which none is in it twice: fresh ones first, whatever order they come in."""
         place = {question.id: i for i, question in enumerate((*self.fresh, *self.replayed))}
         return sorted(groups, key=lambda group: place[group.question.id])
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the batch: a fresh rollout, or the stored trajectory of its group.
-
-    token_ids: int32 (T,), response only
-    advantage: 0 where the row could not be graded, or its group has no signal
-    in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
-    replayed: the stored trajectory, or None for a fresh rollout
-    """
-
-    question: Question
-    token_ids: npt.NDArray[np.int32]
-    advantage: float
-    in_loss: bool
-    replayed: Trajectory | None
-
-
-@dataclass(frozen=True)
-class MixedBatch:
-    """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
-
-    group_size: K; None: as many as the first group has
-    """
-
-    groups: list[RolloutGroup]
-    rows: list[list[Row]]
-    group_size: int | None = None
-
-    @property
-    def width(self) -> int:
-        """K: what a group counts in the loss's normaliser, whatever it holds."""
-        return len(self.rows[0]) if self.group_size is None else self.group_size
-
-    def flat_rows(self) -> list[Row]:
-        return [row for rows in self.rows for row in rows]
 
 
 class ReplayMixer:

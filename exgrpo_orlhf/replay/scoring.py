@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..records import Trajectory
 from .selection import TrajectorySelector
-from .trajectory import Trajectory
 
 
 @dataclass(frozen=True)

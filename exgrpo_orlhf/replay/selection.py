@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .trajectory import Trajectory
+from ..records import Trajectory
 
 PolicyScore = Literal["entropy", "perplexity"]  # takes a forward pass of the current policy
 By = Literal[PolicyScore, "length", "recency", "random"]

@@ -26,11 +26,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..files import sha256, sync
+from ..records import Trajectory
 from .arena import SOUND
 from .buffer import QuestionRecord, ReplayBuffer
 from .limits import BufferLimits
 from .retirement import RetirementPolicy
-from .trajectory import Trajectory
 
 FORMAT = "exgrpo-replay-buffer"
 VERSION = 1
@@ -98,7 +99,7 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
             "retired": len(buffer.retired),
             "trajectories": buffer.n_trajectories,
             "next_sequence": buffer.next_sequence,
-            "sha256": {name: _sha256(partial / name) for name in _TABLES},
+            "sha256": {name: sha256(partial / name) for name in _TABLES},
         }
         manifest["checksum"] = _checksum(manifest)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
@@ -124,7 +125,7 @@ def load(
     for name in _TABLES:
         if not (folder / name).is_file():
             raise SnapshotError(f"{folder}: {name} is missing; the snapshot is incomplete")
-        if _sha256(folder / name) != manifest["sha256"][name]:
+        if sha256(folder / name) != manifest["sha256"][name]:
             raise SnapshotError(f"{folder / name}: the checksum does not match its manifest; the file is damaged")
     questions = pq.read_table(folder / _TABLES[0])
     trajectories = pq.read_table(folder / _TABLES[1])
@@ -263,17 +264,3 @@ def _checksum(manifest: dict[str, Any]) -> str:
     """Of all other entries."""
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Put a file or a folder's entries on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

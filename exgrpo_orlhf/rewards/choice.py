@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .answer import Answer, Graded
 from .extraction import last_box, last_statement, tagged, visible
 from .latex import clean, plain_text, words
-from .worker import Answer, Graded
 
 _LETTERS = "ABCDEFGHIJ"
 _BARE = re.compile(r"[\s({\[*\"'“‘]*([A-Za-z]|\d{1,2})[\s)}\].:,*\"'”’]*")

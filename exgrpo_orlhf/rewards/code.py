@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import sandbox
+from .answer import Answer, Graded, Grader
 from .extraction import _CHAT_TOKEN, _THINK
-from .worker import Answer, Graded, Grader
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and what stands behind it ends where one begins.

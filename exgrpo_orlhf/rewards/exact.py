@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..replay import Grade, Question
+from ..records import Grade, Question
 
 
 def grade(question: Question, response: str) -> Grade:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .worker import Answer, Graded, Grader
+from .answer import Answer, Graded, Grader
 
 NAME = "reward_func"
 

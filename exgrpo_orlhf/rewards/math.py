@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from . import choice
+from .answer import Answer, Graded, Grader
 from .equality import is_words, same
 from .extraction import Extracted, answer_in, last_box, visible
 from .latex import clean
-from .worker import Answer, Graded, Grader
 
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"

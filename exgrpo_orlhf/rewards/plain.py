@@ -11,8 +11,8 @@ import logging
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+from .answer import Answer, Graded
 from .math import gold_texts
-from .worker import Answer, Graded
 
 for _name in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_name).setLevel(logging.ERROR)

@@ -26,7 +26,8 @@ from pathlib import Path
 from signal import SIGUSR1, SIGUSR2
 from typing import Any
 
-from .worker import KILLED, Answer, Graded
+from .answer import Answer, Graded
+from .worker import KILLED
 
 log = logging.getLogger(__name__)
 

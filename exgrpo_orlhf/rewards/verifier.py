@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..replay import Grade, Question, RolloutGroup
+from ..records import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains
 from . import exact, shape
+from .answer import Answer
 from .pool import Grading, GradingError, Pool, pool
-from .worker import Answer
 
 log = logging.getLogger(__name__)
 

@@ -21,35 +21,16 @@ import select
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from .answer import Graded, Grader
 
 SHOWN = 200  # characters of an extracted answer or a reason
 _PR_SET_PDEATHSIG = 1
 KILLED = "killed by SIGKILL"  # how a fork died that was killed from outside, unless the pool asked for it
 _DONE, _OUT_OF_MEMORY = 100, 101  # exit statuses
-
-
-class Answer(NamedTuple):
-    """What is graded. meta: the question's own fields a kind looks at (options, tests)."""
-
-    gold: Any
-    response: str
-    prompt: str = ""
-    meta: Mapping[str, Any] = {}
-
-
-class Graded(NamedTuple):
-    """What a grader says. reason: why it could not be graded (verdict 'error')."""
-
-    verdict: str
-    reward: float | None
-    extracted: str | None = None
-    reason: str | None = None
-
-
-Grader = Callable[[Answer], Graded]
 
 
 def load(settings: Mapping[str, Any]) -> Grader:

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.local import LocalEngine
+from ..engines.local import TorchEngine
 from ..experiment import Experiment
-from ..replay import Plan, Question, RolloutGroup, Trajectory, snapshot
+from ..records import Question, RolloutGroup, Trajectory
+from ..replay import Plan, snapshot
 
 # What is asked of each correct response, by the policy that is asked; lower is to mean sounder.
 DETECTORS = ("entropy", "surprise", "length")
@@ -44,11 +45,11 @@ def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> flo
     return float(below.mean() / (2 * len(low)))
 
 
-def engine(x: Experiment, weights: Path | None = None) -> LocalEngine:
+def engine(x: Experiment, weights: Path | None = None) -> TorchEngine:
     """weights: a checkpoint of the experiment's run; None: the policy as it comes"""
     if x.local is None:
         raise ValueError("lucky guesses are looked at on the local engine: train.engine must be 'local'")
-    return LocalEngine(
+    return TorchEngine(
         *(x.local, x.optimizer, x.sampling, x.prompts),
         model_path=x.model.prepare(),
         weights_path=weights,
@@ -86,7 +87,7 @@ def _correct(groups: Sequence[RolloutGroup]) -> dict[Question, list[Trajectory]]
     return found
 
 
-def _asked(policy: LocalEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
+def _asked(policy: TorchEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
     by_id = {question.id: trajectories for question, trajectories in responses.items() if trajectories}
     plan = Plan(1, [], [question for question in responses if question.id in by_id], {})
     seen: list[tuple[float, float, int]] = []

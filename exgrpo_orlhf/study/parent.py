@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..metrics_log import STEP_METRIC
-from ..tracking import LOG_TAG, MLFLOW_ENVIRONMENT, TrackingSettings, create_sqlite, experiment_id
+from ..files import write
+from ..settings import Tracking
+from ..tracking.metrics_log import STEP_METRIC
+from ..tracking.tracker import LOG_TAG, MLFLOW_ENVIRONMENT, create_sqlite, experiment_id
 from .runs import Measured, Run
 
 log = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its paren
 class Parent:
     """id: of the parent run; None while MLflow has not answered, or where tracking is off."""
 
-    def __init__(self, out: Path, group: str, settings: TrackingSettings, default_uri: str) -> None:
+    def __init__(self, out: Path, group: str, settings: Tracking, default_uri: str) -> None:
         """out: the group's folder, which keeps the parent's identity (`mlflow.id`)"""
         self.id: str | None = None
         self._out, self._group, self._settings = out, group, settings
@@ -84,9 +86,7 @@ class Parent:
     def _identity(self) -> str:
         path = self._out / "mlflow.id"
         if not path.exists():
-            fresh = path.with_name("mlflow.id.new")
-            fresh.write_text(uuid.uuid4().hex, encoding="ascii")
-            os.replace(fresh, path)
+            write(path, uuid.uuid4().hex)
         return path.read_text(encoding="ascii")
 
     def _lacking(self, runs: Sequence[Run]) -> list[Run]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..metrics_log import MetricsLog
+from ..tracking.metrics_log import MetricsLog
 
 QUARTERS = 4
 METRICS = {  # column -> metric, over the steps that replay something

@@ -5,7 +5,6 @@ What has been done is on the disk alone (runs.py): a study that was stopped or k
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
@@ -16,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..run_control import StopRequest
+from ..files import locked
+from ..stopping import StopRequest
 from .runs import Measured, Run, seconds_left
 
 log = logging.getLogger(__name__)
@@ -155,10 +155,9 @@ def _clock(seconds: float) -> str:
 
 
 def _in_use(folder: Path) -> bool:
-    """Whether a process trains in this folder (run_control.claim)."""
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    """Whether a process trains in this folder (checkpoints.claim)."""
+    try:
+        with locked(folder / ".lock", wait=False):
+            return False
+    except BlockingIOError:
+        return True

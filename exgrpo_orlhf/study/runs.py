@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import checkpoints, config
+from .. import checkpoints
 from ..experiment import Experiment
-from ..metrics_log import MetricsLog
+from ..settings import ConfigError
+from ..tracking.metrics_log import MetricsLog
 from .suite import Variant
 
 _SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # by Evaluation.temperature; the first wins
@@ -96,17 +97,19 @@ class Measured:
         return cls(step, seconds)
 
 
-def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> list[Run]:
+def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Callable[..., Experiment]) -> list[Run]:
     """All runs, those of the first seed first; every configuration is built.
+
+    load: config.load
 
     Raises ConfigError, with the variant's name, also for two variants that are the same.
     """
     experiments = {}
     for variant in variants:
         try:
-            experiments[variant.name] = config.load(variant.files, variant.bindings, seed=seeds[0])
-        except config.ConfigError as error:
-            raise config.ConfigError(f"variant {variant.name}: {error}") from error
+            experiments[variant.name] = load(variant.files, variant.bindings, seed=seeds[0])
+        except ConfigError as error:
+            raise ConfigError(f"variant {variant.name}: {error}") from error
     _refuse_alike(experiments)
     return [
         Run(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
@@ -125,13 +128,13 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
         theirs = experiments[other].params
         changed = sorted(key for key, value in experiment.params.items() if theirs.get(key) != value)
         but = f", but for {', '.join(changed)}, which makes no other experiment" if changed else ""
-        raise config.ConfigError(
+        raise ConfigError(
             f"the variants {other} and {name} are the same configuration ({experiment.config_hash}){but}; leave one "
             "out, or see whether a later file or --set takes back what makes the difference"
         )
     uris = {(x.tracking.experiment, x.tracking.uri) for x in experiments.values()}
     if len(uris) > 1:
-        raise config.ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
+        raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
 def seconds_left(runs: Sequence[Run], measured: Mapping[str, Measured], jobs: int) -> float | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..tracking import MLFLOW_ENVIRONMENT
+from ..tracking.tracker import MLFLOW_ENVIRONMENT
 from .comparison import count, newest, some
 from .curve import Array, Curve, Run
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..evaluation.tables import NONE, aligned
 from .comparison import COSTS, MEASURES, Comparison, Variant
@@ -190,11 +188,3 @@ def _csv(head: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     writer.writeheader()
     writer.writerows(rows)  # None is written as nothing
     return out.getvalue()
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """The file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".unfinished-{path.name}")
-    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
-    os.replace(partial, path)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_orlhf.replay.trajectory import Grade, Message, Question
+from exgrpo_orlhf.records import Grade, Message, Question
 from exgrpo_orlhf.tasks.modular_chains import OPERATORS, SHOWN, Split, check_operands, check_seed
 
 SOURCE = "countdown"

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from exgrpo_orlhf.replay.trajectory import Grade, Message, Question
+from exgrpo_orlhf.records import Grade, Message, Question
 
 SOURCE = "modular_chains"
 SHOWN = 200  # characters of an extracted answer

@@ -15,10 +15,11 @@ import torch
 from device import Pretended, install, waits
 from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
 
-from exgrpo_orlhf.engines.local import LocalEngine, LocalSettings, forward, generation, update
+from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.replay import MixedBatch, Plan, TrajectorySelector
-from exgrpo_orlhf.settings import Optimizer, Sampling
+from exgrpo_orlhf.records import MixedBatch
+from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 LOSS = MixedPolicyLoss(response_length=24, kl_coef=0.01, entropy_coef=0.001)
 TOKENS = 130  # of responses that do not end, where waits are counted
@@ -31,12 +32,12 @@ class Work:
         """steps: of the optimiser in an update"""
         self.model, self.steps = model, steps
         self.here = Pretended if device == "cuda" else nullcontext
-        self.settings = LocalSettings(
+        self.settings = LocalEngine(
             device=device, dtype=dtype, micro_batch_tokens=300, generation_rows=16, gradient_checkpointing=True
         )
         self.engine = self.make()
 
-    def make(self, **more: Any) -> LocalEngine:
+    def make(self, **more: Any) -> TorchEngine:
         optimizer = Optimizer(learning_rate=1e-3, steps_per_batch=self.steps)
         sampling = Sampling(max_response_tokens=24, temperature=0.9)
         settings: dict[str, Any] = {"settings": self.settings, "optimizer": optimizer, "sampling": sampling}
@@ -60,7 +61,7 @@ class Work:
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
         return [rollout.token_ids.tolist() for rollout in rollouts]
 
-    def update(self, batch: MixedBatch, engine: LocalEngine | None = None) -> dict[str, np.ndarray]:
+    def update(self, batch: MixedBatch, engine: TorchEngine | None = None) -> dict[str, np.ndarray]:
         engine = engine or self.engine
         gradient: list[torch.Tensor] = []
         hook = engine._update.optimizer.register_step_pre_hook(
@@ -76,7 +77,7 @@ class Work:
             "weights": weights(engine).cpu().numpy(),
         }
 
-    def resume(self, folder: Path) -> LocalEngine:
+    def resume(self, folder: Path) -> TorchEngine:
         engine = self.make(weights_path=folder)
         with self.here():
             engine.load(folder)

@@ -1,5 +1,5 @@
-"""One process, one CPU or one GPU: transformers and torch."""
+"""The local engine: one process, one CPU or one GPU."""
 
-from .engine import LocalEngine, LocalSettings
+from .engine import TorchEngine
 
-__all__ = ["LocalEngine", "LocalSettings"]
+__all__ = ["TorchEngine"]

@@ -12,22 +12,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...checkpoints import name_end_tokens
 from ...objective import MixedPolicyLoss
-from ...prompts import PromptEncoder, Prompts
-from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
-from ...settings import Optimizer, Sampling
+from ...questions.prompts import PromptEncoder, Prompts
+from ...records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ...replay import Plan
+from ...settings import LocalEngine, Optimizer, Sampling
 from ..engine import UpdateStats
 from .forward import ForwardRow, PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
-from .settings import LocalSettings
 from .update import PolicyUpdate
 
 
-class LocalEngine:
+class TorchEngine:
     whole_batches = False
 
     def __init__(
         self,
-        settings: LocalSettings,
+        settings: LocalEngine,
         optimizer: Optimizer,
         sampling: Sampling,
         prompts: Prompts,

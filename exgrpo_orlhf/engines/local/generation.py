@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from ...replay import Rollout
+from ...records import Rollout
 from .cache import reserve
 
 CHECK_EVERY = 64  # tokens: whether all logits so far were finite; each check waits for the device

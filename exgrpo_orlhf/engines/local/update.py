@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective import MixedPolicyLoss, TokenBatch
-from ...replay import MixedBatch, Question, Row
+from ...records import MixedBatch, Question, Row
 from ...settings import Optimizer
 from ..engine import NonFiniteUpdate, UpdateStats
 from .forward import ForwardRow, PolicyForward, measure, micro_batches

@@ -21,10 +21,11 @@ from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 
 from ...experiment import Experiment
-from ...run_control import StopRequest
+from ...settings import OpenRLHF
+from ...stopping import StopRequest
+from ..engine import Loop
 from .actor import ActorSettings, MixedPolicyActor
 from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
-from .settings import OpenRLHFSettings
 from .trainer import Job, MixedTrainer, StopFile
 from .waiting import EngineLost
 
@@ -37,13 +38,14 @@ _PATIENCE = 30.0  # seconds for an end in good order
 
 def drive(
     x: Experiment,
-    settings: OpenRLHFSettings,
+    settings: OpenRLHF,
     args: Any,
     gpus: int,
     run: Path,
     stop: StopRequest,
     classes: tuple[type, type],
     *,
+    loop: Loop,
     tracking_uri: str,
     tags: Mapping[str, str],
 ) -> None:
@@ -54,7 +56,7 @@ def drive(
     StopFile(run).path.unlink(missing_ok=True)
     address = ray_address(settings.ray_address, os.environ)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
-    args.exgrpo_job = Job(x, run, tracking_uri, tags)
+    args.exgrpo_job = Job(x, loop, run, tracking_uri, tags)
     with connected(settings, gpus):
         stop.take_signals()  # Ray has a handler of its own for SIGTERM, which ends the program
         watch = _Watch(stop, run, settings.timeout)
@@ -82,7 +84,7 @@ def drive(
 
 
 @contextlib.contextmanager
-def connected(settings: OpenRLHFSettings, gpus: int) -> Iterator[None]:
+def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
     """Ray as OpenRLHF would start it, here or by address; shut down at the end, with all that was started in it."""
     environment = forwarded(os.environ)
     if settings.cpu_bench:

@@ -11,7 +11,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from ...replay import MixedBatch
+from ...records import MixedBatch
 from ..rows import ForwardRow
 
 

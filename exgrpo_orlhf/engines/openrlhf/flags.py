@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...experiment import Experiment
-from .settings import OpenRLHFSettings
+from ...settings import OpenRLHF
 
 # A binding decides these. Patterns are shell patterns.
 BOUND = {
@@ -171,7 +171,7 @@ REFUSED = {
 }
 
 
-def identity(settings: OpenRLHFSettings) -> dict[str, Any]:
+def identity(settings: OpenRLHF) -> dict[str, Any]:
     """The flags that must be the same for a run to be continued."""
     given = settings.all_flags()
     return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}

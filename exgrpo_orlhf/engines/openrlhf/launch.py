@@ -22,14 +22,16 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from ... import checkpoints, experience
+from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
-from ...prompts import PromptEncoder
+from ...questions.prompts import PromptEncoder
 from ...rewards import close_pools
-from ...run_control import StopRequest, claim
+from ...settings import OpenRLHF
+from ...stopping import StopRequest
+from ..engine import Loop
 from ..local.forward import LOGIT_SETTINGS
 from . import flags as openrlhf_flags
 from . import node
-from .settings import OpenRLHFSettings
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -45,13 +47,15 @@ def launch(
     model_path: str,
     run: Path,
     *,
+    loop: Loop,
     resume: bool,
     tracking_uri: str,
     tags: Mapping[str, str],
     classes: Callable[[Any], tuple[type, type]] | None = None,
 ) -> Outcome:
-    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what TrainingRun raises.
+    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what the loop raises.
 
+    loop: training.TrainingRun; this engine lies below it and is handed it
     classes: from OpenRLHF's arguments to the classes of the policy actors and of the trainer, called when OpenRLHF can
         be imported; None: MixedPolicyActor and MixedTrainer
     """
@@ -73,12 +77,12 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(x, settings, args, gpus, run, stop, roles, tracking_uri=tracking_uri, tags=tags)
+        driver.drive(x, settings, args, gpus, run, stop, roles, loop=loop, tracking_uri=tracking_uri, tags=tags)
     done = max(checkpoints.find(run), default=0)
     return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
 
 
-def prepare(settings: OpenRLHFSettings) -> None:
+def prepare(settings: OpenRLHF) -> None:
     """Raises LaunchError for a Python that OpenRLHF has no build for, for a package that is missing, and where there is
     no CUDA and no test bench was asked for."""
     if wrong := node.wrong_python(tuple(sys.version_info)):

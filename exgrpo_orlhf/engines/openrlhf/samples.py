@@ -12,7 +12,7 @@ import ray
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from ...replay import Rollout
+from ...records import Rollout
 from .waiting import EngineLost, answer
 
 

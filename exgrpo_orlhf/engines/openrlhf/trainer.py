@@ -22,10 +22,10 @@ from openrlhf.utils.utils import get_tokenizer
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...experiment import Experiment
 from ...objective import MixedPolicyLoss
-from ...prompts import PromptEncoder
-from ...replay import MixedBatch, Plan, Question, Rollout, RolloutGroup, Trajectory
-from ...training import TrainingRun
-from ..engine import Engine, NonFiniteUpdate, UpdateStats
+from ...questions.prompts import PromptEncoder
+from ...records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ...replay import Plan
+from ..engine import Engine, Loop, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -46,6 +46,7 @@ class Job:
     """What the trainer needs beside OpenRLHF's arguments; travels as `args.exgrpo_job`."""
 
     experiment: Experiment
+    loop: Loop
     run: Path
     tracking_uri: str
     tags: Mapping[str, str]
@@ -69,7 +70,7 @@ class MixedTrainer(BasePPOTrainer):
     """Both things at once: the trainer that OpenRLHF's program starts, and the engine that the training loop drives.
 
     Of OpenRLHF's trainer it keeps the model groups, the experience maker's splitting and balancing, the update
-    (`train_step`: append, ppo_train, broadcast) and the loggers; its loop over prompts is replaced by TrainingRun.
+    (`train_step`: append, ppo_train, broadcast) and the loggers; its loop over prompts is replaced by `Job.loop`.
     """
 
     whole_batches = True  # DeepSpeed accumulates a fixed number of micro-batches; a rest would go into the next step
@@ -128,7 +129,7 @@ class MixedTrainer(BasePPOTrainer):
         def engine(checkpoint: Path | None) -> Engine:
             return self
 
-        TrainingRun(self.x, engine, job.run, job.tracking_uri, job.tags).go(StopFile(job.run))
+        job.loop(self.x, engine, job.run, job.tracking_uri, job.tags).go(StopFile(job.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
 

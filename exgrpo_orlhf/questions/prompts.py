@@ -11,9 +11,8 @@ from typing import Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from .replay import Question
-from .replay.trajectory import Message
-from .settings import require
+from ..records import Message, Question
+from ..settings import require
 
 
 @dataclass(frozen=True)

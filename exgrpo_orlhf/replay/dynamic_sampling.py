@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from .replay import Plan, ReplayBuffer, RolloutGroup, Trajectory
-from .replay.mixer import FreshSource
-from .settings import require
+from ..records import RolloutGroup, Trajectory
+from ..settings import require
+from . import Plan, ReplayBuffer
+from .mixer import FreshSource
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .questions import fingerprint
-from .replay import Question
+from ..records import Question
+from . import fingerprint
 
 log = logging.getLogger(__name__)
 

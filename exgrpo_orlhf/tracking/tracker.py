@@ -8,10 +8,8 @@ to a checkpoint and the same steps ran again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-import math
 import os
 import re
 import threading
@@ -19,10 +17,11 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..files import locked
+from ..settings import Tracking
 from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
@@ -39,24 +38,6 @@ MLFLOW_ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class TrackingSettings:
-    """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
-    caller's default; enabled: off leaves metrics.jsonl alone; flush_seconds: seconds between two looks for new rows,
-    and between two attempts in an outage."""
-
-    experiment: str = "exgrpo"
-    uri: str | None = None
-    enabled: bool = True
-    flush_seconds: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not self.experiment.strip():
-            raise ValueError("Tracking.experiment is empty; name an experiment")
-        if not 0 < self.flush_seconds < math.inf:
-            raise ValueError(f"Tracking.flush_seconds = {self.flush_seconds}; allowed: above 0 seconds")
-
-
 class MlflowTracker:
     """Sends a log's rows to one MLflow run until closed; training neither waits for it nor stops with it.
 
@@ -71,7 +52,7 @@ class MlflowTracker:
     def __init__(
         self,
         log: MetricsLog,
-        settings: TrackingSettings,
+        settings: Tracking,
         *,
         default_uri: str,
         run_name: str,
@@ -296,8 +277,7 @@ def create_sqlite(uri: str) -> None:
     if database is None or database.exists():
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with database.with_name(database.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file, or dying, unlocks it
+    with locked(database.with_name(database.name + ".lock")):
         for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
             leftover.unlink()
         fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")

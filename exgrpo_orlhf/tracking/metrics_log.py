@@ -15,6 +15,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from ..files import write
+
 STEP_METRIC = "train/step"  # the tracker's own metric
 METRICS_PER_CALL = 1000  # what an MLflow server takes at once, all or nothing
 
@@ -84,8 +86,7 @@ class MetricsLog:
         if self._steps and path.exists():
             return path.read_text(encoding="ascii").strip()
         identity = self._identity or uuid.uuid4().hex
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, identity.encode() + b"\n")
+        write(path, identity + "\n")
         return identity
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -135,7 +136,7 @@ class MetricsLog:
         keep = bisect_right(self._steps, step)
         dropped = len(self._steps) - keep
         if dropped or self._torn:
-            _replace(self.path, self.path.read_bytes()[: self._ends[keep]])
+            write(self.path, self.path.read_bytes()[: self._ends[keep]])
             del self._steps[keep:], self._ends[keep + 1 :]
             self._torn = False
         return dropped
@@ -150,13 +151,3 @@ class MetricsLog:
             for line in file:
                 if line.endswith(b"\n"):
                     yield json.loads(line)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file as a whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

@@ -1,4 +1,4 @@
-"""The records everything passes around: questions, rollouts, grades, trajectories, groups."""
+"""The records that every part passes around: questions, rollouts, grades, trajectories, groups, rows of a batch."""
 
 from __future__ import annotations
 
@@ -172,6 +172,43 @@ class RolloutGroup:
                 graded += 1
                 correct += grade.verdict == "correct"
         return correct, graded
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the batch: a fresh rollout, or the stored trajectory of its group.
+
+    token_ids: int32 (T,), response only
+    advantage: 0 where the row could not be graded, or its group has no signal
+    in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
+    replayed: the stored trajectory, or None for a fresh rollout
+    """
+
+    question: Question
+    token_ids: npt.NDArray[np.int32]
+    advantage: float
+    in_loss: bool
+    replayed: Trajectory | None
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
+
+    group_size: K; None: as many as the first group has
+    """
+
+    groups: list[RolloutGroup]
+    rows: list[list[Row]]
+    group_size: int | None = None
+
+    @property
+    def width(self) -> int:
+        """K: what a group counts in the loss's normaliser, whatever it holds."""
+        return len(self.rows[0]) if self.group_size is None else self.group_size
+
+    def flat_rows(self) -> list[Row]:
+        return [row for rows in self.rows for row in rows]
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,67 @@
+"""Writing files whole or not at all, putting them on the disk, locking: the one place that does it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path in the same folder to write to. At the end of the block that file is synced and takes the name `path`.
+
+    If the block raises, `path` stays as it was and the new file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".unfinished-{path.name}")
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a whole file. Text is UTF-8; half a surrogate pair, which a model may write, becomes an XML reference."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8", errors="xmlcharrefreplace")
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+
+
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """Write a whole JSON file, in ASCII."""
+    write(path, json.dumps(value, indent=indent) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Put a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file against other processes; it is released at the end of the block, or when the process dies.
+
+    Raises BlockingIOError if another process holds it and `wait` is False.
+    """
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield

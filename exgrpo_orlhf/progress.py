@@ -1,0 +1,74 @@
+"""How long the parts of a step take, and the line in the terminal that says where a run is."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Generator, Iterable, Mapping
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
+
+
+class Clock:
+    """Seconds of each part of a step."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def lap_after(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
+        """The same items; the lap ends when there are no more."""
+        yield from items
+        self.lap(name)
+
+    def times(self) -> dict[str, float]:
+        return {
+            **{f"time/{name}": seconds for name, seconds in self.laps.items()},
+            "time/step": time.perf_counter() - self.begin,
+        }
+
+
+def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """What an evaluation calls its score, and the score; None in a step without one."""
+    if "eval/greedy_accuracy" in metrics:
+        return "greedy accuracy", metrics["eval/greedy_accuracy"]
+    sampled = (name for name in metrics if re.fullmatch(r"eval/validation/avg_at_\d+", name))
+    return next((("validation " + name.rpartition("/")[2], metrics[name]) for name in sampled), None)
+
+
+class Progress:
+    """A line every few seconds: where the run is, how it does, when it ends."""
+
+    def __init__(self, name: str, step: int, steps: int) -> None:
+        self.name, self.first, self.steps = name, step, steps
+        self.began = time.perf_counter()
+        self.shown = 0.0
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        accuracy = validation_accuracy(metrics)
+        if now - self.shown < 5 and step < self.steps and accuracy is None:
+            return
+        self.shown = now
+        left = (now - self.began) / (step - self.first) * (self.steps - step)
+        log.info(
+            "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
+            self.name,
+            step,
+            self.steps,
+            metrics["reward/mean"],
+            100 * metrics["replay/actual_share"],
+            metrics["replay/trajectories"],
+            metrics["replay/retired"],
+            "" if accuracy is None else f"  {accuracy[0]} {accuracy[1]:.3f}",
+            metrics["time/step"],
+            *divmod(round(left), 60),
+        )

@@ -1,0 +1,43 @@
+"""One run: its folder, its engine, its signals, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .checkpoints import claim
+from .engines.engine import Engine
+from .engines.local import TorchEngine
+from .experiment import Experiment, Outcome
+from .stopping import StopRequest
+from .training import TrainingRun
+
+
+def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
+    """Train in the folder `run`, from the start or from its newest checkpoint.
+
+    tracking_uri: where MLflow is unless a binding or the environment says otherwise
+    Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
+    """
+    model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
+    if experiment.settings.engine == "openrlhf":
+        from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
+
+        return launch(
+            experiment, str(model_path), run, loop=TrainingRun, resume=resume, tracking_uri=tracking_uri, tags=tags
+        )
+
+    def engine(checkpoint: Path | None) -> Engine:
+        return TorchEngine(
+            experiment.local,
+            experiment.optimizer,
+            experiment.sampling,
+            experiment.prompts,
+            model_path=model_path,
+            weights_path=checkpoint,
+            seed=experiment.settings.seed,
+            reference=experiment.loss.kl_coef > 0,
+        )
+
+    with claim(run, resume), StopRequest() as stop:
+        return TrainingRun(experiment, engine, run, tracking_uri, tags).go(stop)
