@@ -233,7 +233,7 @@ def test_without_a_sandbox_nothing_is_run():
     if not shutil.which("unshare"):
         pytest.skip("needs unshare, to forbid user namespaces to a process")
     code = (
-        "from exgrpo_orlhf.replay import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
+        "from exgrpo_orlhf.records import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
         "Verifier('code', memory=257).grade(Question.make('t', '', 'assert True'), '```\\nprint(1)\\n```')"
     )
     script = f'echo 0 > {limit} && exec {sys.executable} -c "$0"'

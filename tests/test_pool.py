@@ -383,7 +383,7 @@ def test_closing_ends_all_processes_and_waiting_callers(function):
 def test_no_process_outlives_its_caller(function, how):
     code = textwrap.dedent(f"""
         import os, signal, threading, time
-        from exgrpo_orlhf.replay import Question
+        from exgrpo_orlhf.records import Question
         from exgrpo_orlhf.rewards import Verifier
         v = Verifier("function", function={function!r}, memory={513 if how == "kill" else 514})
         q = Question.make("t", "p:", "42")

@@ -353,7 +353,7 @@ import resource, signal, sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from conftest import small_bindings
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.training import train
+from exgrpo_orlhf.run import train
 from pathlib import Path
 run = Path({str(tmp_path / "run")!r})
 def go(resume, *more):
