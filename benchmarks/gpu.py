@@ -101,8 +101,9 @@ class Work(NamedTuple):
             stored = None if i < len(questions) // 2 else Trajectory(responses[-1], behaviour, 1.0, 0)
             fresh = tuple(Rollout(ids, "length", Grade("wrong", 0.0)) for ids in responses[: k - (stored is not None)])
             groups.append(RolloutGroup(question, fresh, stored is not None))
-            parts = zip(responses, (a - a.mean()).tolist(), [None] * (k - 1) + [stored], strict=True)
-            rows.append([Row(question, ids, advantage, True, old) for ids, advantage, old in parts])
+            members = [*fresh, stored] if stored else fresh
+            parts = zip(members, (a - a.mean()).tolist(), strict=True)
+            rows.append([Row(question, member, advantage, True) for member, advantage in parts])
         batch, encode = MixedBatch(groups, rows), chain_tokenizer().encode
         return batch, [ForwardRow(encode(row.question.prompt), row.token_ids) for row in batch.flat_rows()]
 
@@ -180,7 +181,7 @@ def local_engine(work: Work) -> Figures:
     model = ChainModel(**shape).prepare()
     exact, tested = work.engine("float32", model, "cpu"), work.engine("bfloat16", model)
     groups = tested.rollout(Plan(1, ModularChains(count=16).load(), [], {}), 8)
-    rows = [[Row(g.question, r.token_ids, (-1.0) ** i, True, None) for i, r in enumerate(g.rollouts)] for g in groups]
+    rows = [[Row(g.question, r, (-1.0) ** i, True) for i, r in enumerate(g.rollouts)] for g in groups]
 
     def weights_after_update(*engines: TorchEngine) -> list[Tensor]:
         stats.extend(engine.update(MixedBatch(groups, rows), work.loss) for engine in engines)

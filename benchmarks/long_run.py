@@ -42,7 +42,6 @@ BINDINGS = [
     "ReplayBuffer.max_age = 200",
     "ReplayBuffer.max_bytes = 60000",
     "RetirementPolicy.returns_after = 100",
-    "ScoreReuse.max_age = 8",
 ]
 SMALL_STEPS = 50
 SMALL = [  # all of it happens within these steps
@@ -102,7 +101,7 @@ def main() -> int:
         stored = [(row["step"], row["replay/stored_bytes"]) for row in MetricsLog(run / "metrics.jsonl").rows(after=0)]
     early = max(size for step, size in samples if step <= steps // 10)
     late = max(size for step, size in samples if step > steps * 9 // 10)
-    most, cap = max(stored_bytes for _, stored_bytes in stored), experiment.limits.max_bytes
+    most, cap = max(stored_bytes for _, stored_bytes in stored), experiment.buffer.max_bytes
     met = (late <= GOAL * early or arguments.small) and 0 < most <= cap
     print(f"{'step':>8}{'resident MB':>13}")
     for i in range(0, len(samples), max(1, len(samples) // 12)):

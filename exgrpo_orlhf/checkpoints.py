@@ -21,7 +21,7 @@ from typing import Any
 
 from .files import locked, sync
 
-FORMAT = 1
+FORMAT = 2
 BEST = "best"
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -124,7 +124,10 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); is {folder} a checkpoint of this trainer?") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {state.get('format')!r} cannot be read here, only {FORMAT}")
+        raise CheckpointError(
+            f"{path}: format {state.get('format')!r} cannot be read here, only {FORMAT}; begin the run again under "
+            "another --name"
+        )
     before = state["identity"]
     if before != identity:
         changed = [

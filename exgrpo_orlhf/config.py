@@ -35,12 +35,11 @@ from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.prompts import Prompts
 from .replay import (
-    BufferLimits,
     DifficultyBuckets,
     QuestionSampler,
+    ReplayBuffer,
     ReplayMixer,
     RetirementPolicy,
-    ScoreReuse,
     TrajectorySelector,
 )
 from .replay.dynamic_sampling import DynamicSampling
@@ -86,10 +85,9 @@ _CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "DifficultyBuckets": (DifficultyBuckets, ()),
     "QuestionSampler": (QuestionSampler, ()),
     "TrajectorySelector": (TrajectorySelector, ()),
-    "ScoreReuse": (ScoreReuse, ()),
     "DynamicSampling": (DynamicSampling, ()),
     "RetirementPolicy": (RetirementPolicy, ()),
-    "ReplayBuffer": (BufferLimits, ()),
+    "ReplayBuffer": (ReplayBuffer, ("retirement",)),
     "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
     "GroupAdvantages": (GroupAdvantages, ()),
     "MixedPolicyLoss": (MixedPolicyLoss, ()),
@@ -108,6 +106,12 @@ FREE_TO_CHANGE = re.compile(
     r"(train\.(steps|save_every|keep|eval_every|best_metric)|(Chain|Countdown)Model\.cache|(Tracking|Evaluation)\.\w+"
     r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout|flags|more_flags|score_tokens)|Verifier\.(workers|max_failed_share))$"
 )
+
+# Settings of earlier versions that are gone: of a class, or one by one.
+_REMOVED = {
+    "ScoreReuse": "every candidate is scored in every step; delete the binding",
+    "OpenRLHF.seed_requests": "every vLLM request has a seed of its own; delete the binding",
+}
 
 _HOW_TO_BIND = "add it to a gin file, or give it with --set"
 
@@ -171,10 +175,8 @@ def _build() -> Experiment:
         "optimizer": _GIN["Optimizer"](),
         "verifier": _GIN["Verifier"](),
         "selector": _GIN["TrajectorySelector"](),
-        "scoring": _GIN["ScoreReuse"](),
         "dynamic_sampling": _GIN["DynamicSampling"](),
-        "retirement": _GIN["RetirementPolicy"](),
-        "limits": _GIN["ReplayBuffer"](),
+        "buffer": _GIN["ReplayBuffer"](_GIN["RetirementPolicy"]()),
         "advantages": _GIN["GroupAdvantages"](),
         "loss": _GIN["MixedPolicyLoss"](),
         "evaluation": _evaluation(),
@@ -311,6 +313,8 @@ def _parameters(name: str) -> list[str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
+    if removed := _REMOVED.get(f"{selector}.{parameter}", _REMOVED.get(selector)):
+        raise ConfigError(f"{where}: {selector}.{parameter} was removed: {removed}")
     known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
     if f"{selector}.{parameter}" in known:
         return

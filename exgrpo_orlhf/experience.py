@@ -20,13 +20,13 @@ from .rewards import Verifier
 
 
 def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
-    """The buffer of a run that has not begun. Raises as `snapshot.borrow` or `read_experts`."""
+    """Fill the empty buffer of a run that has not begun. Raises as `snapshot.borrow` or `read_experts`."""
     path = Path(str(x.experience))
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        buffer = snapshot.borrow(path, x.retirement, prompts.fingerprint(), x.limits, ids)
+        buffer = snapshot.borrow(path, x.buffer, prompts.fingerprint(), ids)
     else:
-        buffer = ReplayBuffer(x.retirement, x.limits)
+        buffer = x.buffer
         experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
         for question, _ in experts:
             buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate

@@ -13,7 +13,7 @@ import numpy as np
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions.prompts import Prompts
 from .records import Question
-from .replay import BufferLimits, ReplayMixer, RetirementPolicy, ScoreReuse, TrajectorySelector
+from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
 from .settings import Evaluation, LocalEngine, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
@@ -49,10 +49,8 @@ class Experiment:
     verifier: Verifier
     mixer: ReplayMixer
     selector: TrajectorySelector
-    scoring: ScoreReuse
     dynamic_sampling: DynamicSampling
-    retirement: RetirementPolicy
-    limits: BufferLimits
+    buffer: ReplayBuffer
     advantages: GroupAdvantages
     loss: MixedPolicyLoss
     evaluation: Evaluation
@@ -77,9 +75,9 @@ class Experiment:
             )
         if not max(self.mixer.rho, self.mixer.rho_end):
             raise ValueError("ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience")
-        if self.limits.max_age is not None:
+        if self.buffer.max_age is not None:
             raise ValueError(
-                f"ReplayBuffer.max_age = {self.limits.max_age} would empty the buffer for good where "
+                f"ReplayBuffer.max_age = {self.buffer.max_age} would empty the buffer for good where "
                 "ReplayMixer.collects is False; it must be None"
             )
 

@@ -93,8 +93,6 @@ class Trajectory:
     behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
         the trainer's own forward pass
     step: the policy version (training step) of behaviour_logprobs
-    score, scored_step: what selection looks at (such as the mean entropy) as last measured, and in which step; None
-        and -1 if it never was
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -103,8 +101,6 @@ class Trajectory:
     step: int
     finish: Finish = "stop"
     sound: bool | None = None
-    score: float | None = None
-    scored_step: int = -1
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -178,17 +174,24 @@ class RolloutGroup:
 class Row:
     """One row of the batch: a fresh rollout, or the stored trajectory of its group.
 
-    token_ids: int32 (T,), response only
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
-    replayed: the stored trajectory, or None for a fresh rollout
     """
 
     question: Question
-    token_ids: npt.NDArray[np.int32]
+    response: Rollout | Trajectory
     advantage: float
     in_loss: bool
-    replayed: Trajectory | None
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """int32 (T,), response only"""
+        return self.response.token_ids
+
+    @property
+    def replayed(self) -> Trajectory | None:
+        """The stored trajectory, or None for a fresh rollout."""
+        return self.response if isinstance(self.response, Trajectory) else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import checkpoints, experience
-from .engines.engine import Engine, NonFiniteUpdate
+from .engines.engine import Engine, NonFiniteUpdate, UpdateStats
 from .evaluation.record import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
@@ -30,9 +30,9 @@ from .progress import Clock, Progress
 from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .records import Question, RolloutGroup
-from .replay import Plan, ReplayBuffer, snapshot
-from .replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
+from .records import MixedBatch, Question, RolloutGroup
+from .replay import Plan, snapshot
+from .replay.health import reward_metrics, row_metrics
 from .stopping import Stop
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
@@ -51,8 +51,13 @@ class TrainingRun:
     ) -> None:
         """engine: makes the engine, with the weights of a checkpoint if there is one"""
         # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
-        x = replace(experiment, mixer=copy.deepcopy(experiment.mixer), fresh_rng=copy.deepcopy(experiment.fresh_rng))
-        self.x, self.run = x, run
+        x = replace(
+            experiment,
+            mixer=copy.deepcopy(experiment.mixer),
+            buffer=copy.deepcopy(experiment.buffer),
+            fresh_rng=copy.deepcopy(experiment.fresh_rng),
+        )
+        self.x, self.run, self.buffer = x, run, x.buffer
         questions = x.questions.load()
         asked = x.validation.load() if x.validation else []
         _refuse_overlap(questions, asked)
@@ -69,20 +74,19 @@ class TrainingRun:
         about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **session()}
         tokens = x.sampling.max_response_tokens
         self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
-        self.buffer = ReplayBuffer(x.retirement, x.limits)
         self.generated_tokens = 0
         self.best: float | None = None  # of train.best_metric
         self.batch_size = x.settings.questions_per_step
         if checkpoint and state:
             self.engine.load(checkpoint)
-            self.buffer = snapshot.load(checkpoint / "replay", x.retirement, self.fingerprint, x.limits)
+            snapshot.load(checkpoint / "replay", self.buffer, self.fingerprint)
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
             self.generated_tokens = state["generated_tokens"]
             if state.get("best_of") == self._measure():  # or the best is one of another measure
                 self.best = state["best"]
         elif x.experience:
-            self.buffer = experience.load(x, questions, self.engine.prompts)
+            experience.load(x, questions, self.engine.prompts)
         self.saved_step = self.step if checkpoint else None
         identity = None if checkpoint else _set_aside(run, x.config_text)
         self.metrics = MetricsLog(run / "metrics.jsonl", identity)
@@ -134,43 +138,30 @@ class TrainingRun:
     def _step(self, step: int) -> dict[str, float]:
         """One step of ExGRPO, in the order of its equations."""
         x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, Clock()
-
-        evicted = buffer.evicted
         buffer.advance(step)
 
         # (1−ρ)·B fresh questions, ρ·B replayed ones with p ∝ N(accuracy; μ, σ); no question twice.
         plan = mixer.plan(self.fresh, buffer, step, engine.whole_batches)
-        self._say_if_smaller(step, len(plan.fresh) + len(plan.replayed))
+        self._say_if_smaller(step, plan.questions)
         clock.lap("plan")
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
-        request = x.scoring.request(x.selector.to_score(plan.candidates), x.selector, step, mixer.rng)
-        measured = engine.score(plan, request.trajectories, x.selector.score)
-        scores, scoring_metrics = x.scoring.complete(request, measured, x.selector, step)
+        to_score = x.selector.to_score(plan.candidates)
+        scores = engine.score(plan, to_score, x.selector.score)
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
-        for question_id, asked in request.trajectories.items():
-            known = {t.key: score for t, score in zip(asked, measured[question_id], strict=True)}
-            buffer.remember_scores(question_id, known, step)
         clock.lap("score")
 
         # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
-        # OpenRLHF's groups come as they are complete, and are graded while it is still generating others.
-        graded: list[RolloutGroup] = []
-
-        def roll(plan: Plan) -> list[RolloutGroup]:
-            with closing(clock.lap_after("rollout", engine.rollout(plan, mixer.group_size))) as coming:
-                groups = plan.in_order(x.verifier.grade_groups(coming, engine.decode, graded))
-            clock.lap("grade")
-            graded.extend(groups)
-            return groups
-
-        sampled = x.dynamic_sampling.sample(plan, chosen, roll, self.fresh, buffer)
+        groups, rounds = self._rollout(plan, [], clock), 1
+        while more := x.dynamic_sampling.replacements(plan, groups, chosen, rounds, self.fresh, buffer):
+            groups, rounds = [*groups, *self._rollout(more, groups, clock)], rounds + 1
+        sampled = x.dynamic_sampling.select(plan, groups, chosen, rounds)
 
         # The latest accuracy counts fresh rollouts only, also of groups that are not trained on; the mastered retire.
-        mixer.observe(sampled.everything, step)
+        mixer.observe(groups, step)
         if mixer.collecting:
-            buffer.observe(sampled.everything, step)
+            buffer.observe(groups, step)
 
         # A = r − mean(r) over the whole group of K, the stored success included; one loss over fresh and replayed rows.
         batch = mixer.assemble(sampled.groups, chosen, x.advantages)
@@ -183,42 +174,47 @@ class TrainingRun:
         clock.lap("update")
 
         # Correct fresh rollouts become experience, with the log-probs of the policy that sampled them.
-        measured_rows = zip(stats.entropies, stats.policy_logprobs, strict=True)
-        new_scores = [x.selector.score(*row) for row in measured_rows] if x.selector.needs_policy else None
-        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step, new_scores))
-        for row, score in zip(batch.flat_rows(), new_scores or (), strict=False):
-            if row.replayed is not None and row.question.id in buffer.records:
-                buffer.remember_scores(row.question.id, {row.replayed.key: score}, step)
+        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step))
         clock.lap("store")
 
-        self.generated_tokens += sum(len(row.token_ids) for group in sampled.everything for row in group.rollouts)
-        clip = None if x.loss.clip_low is None or x.loss.clip_high is None else (x.loss.clip_low, x.loss.clip_high)
+        self.generated_tokens += sum(len(row.token_ids) for group in groups for row in group.rollouts)
         return {
-            **reward_metrics(sampled.everything),
+            **reward_metrics(groups),
             **sampled.metrics(),
-            **plan_metrics(sampled.plan),
-            **scoring_metrics,
-            **buffer_metrics(buffer, mixer.buckets),
-            **row_metrics(
-                batch,
-                stats.policy_logprobs,
-                stats.behaviour_logprobs,
-                stats.entropies,
-                step=step,
-                beta=x.loss.beta if x.loss.shaping and x.loss.importance_weights else None,
-                clip=clip,
-                max_weight=x.loss.max_weight,
-                later_passes=stats.later_passes,
-            ),
+            **sampled.plan.metrics(),
+            **mixer.metrics(),
+            **buffer.metrics(mixer.buckets),
+            **self._row_metrics(batch, stats, step),
             **stats.metrics,
+            **self.fresh.metrics(),
+            "replay/candidates_scored": float(sum(map(len, to_score.values()))),
             "replay/stored": float(stored),
-            "replay/evicted": float(buffer.evicted - evicted),
-            "replay/started": float(mixer.started),
-            "train/epoch": float(self.fresh.epoch),
-            "train/fresh_drawn": float(self.fresh.drawn),
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
         }
+
+    def _rollout(self, plan: Plan, before: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
+        """Sample and grade a plan's questions. OpenRLHF's groups come as they are complete, and are graded while it is
+        still generating others. before: the step's groups that are graded already"""
+        engine, K = self.engine, self.x.mixer.group_size
+        with closing(clock.lap_after("rollout", engine.rollout(plan, K))) as coming:
+            groups = plan.in_order(self.x.verifier.grade_groups(coming, engine.decode, before))
+        clock.lap("grade")
+        return groups
+
+    def _row_metrics(self, batch: MixedBatch, stats: UpdateStats, step: int) -> dict[str, float]:
+        loss = self.x.loss
+        return row_metrics(
+            batch,
+            stats.policy_logprobs,
+            stats.behaviour_logprobs,
+            stats.entropies,
+            step=step,
+            beta=loss.beta if loss.shaping and loss.importance_weights else None,
+            clip=None if loss.clip_low is None or loss.clip_high is None else (loss.clip_low, loss.clip_high),
+            max_weight=loss.max_weight,
+            later_passes=stats.later_passes,
+        )
 
     def _say_if_smaller(self, step: int, questions: int) -> None:
         asked = self.x.settings.questions_per_step

@@ -51,14 +51,9 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
     groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:
-        members = [(rollout.token_ids, None) for rollout in group.rollouts]
-        if group.replayed:
-            stored = trajectory(rng, 9)
-            members.append((stored.token_ids, stored))
+        members = [*group.rollouts, trajectory(rng, 9)] if group.replayed else group.rollouts
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
-        rows.append(
-            [Row(group.question, ids, float(a), True, old) for (ids, old), a in zip(members, advantages, strict=True)]
-        )
+        rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)
 
 

@@ -107,7 +107,7 @@ def mixed_batch(
                 sampler = rng.normal(-1.5, 0.5, length).astype(np.float32)
                 rollouts.append(Rollout(ids, "stop", grade, sampler))
             # An advantage for ungradable rows too, so that a token of theirs that came into the loss would show.
-            rows.append(Row(question, ids, float(rng.normal()), not missing, stored))
+            rows.append(Row(question, stored or rollouts[-1], float(rng.normal()), not missing))
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
         all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
         all_rows.append(rows)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
-from exgrpo_orlhf.replay import BufferLimits, DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.buffer import QuestionRecord
 from exgrpo_orlhf.replay.indexed_set import IndexedSet
 
@@ -132,7 +132,7 @@ def test_accuracy_zero_moves_the_bucket_and_keeps_the_trajectories():
 
 
 def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something_of_it_is_stored():
-    buffer = ReplayBuffer(RetirementPolicy(), BufferLimits(per_question=2, max_age=4, replays_unsolved=True))
+    buffer = ReplayBuffer(RetirementPolicy(), per_question=2, max_age=4, replays_unsolved=True)
     buffer.observe([group(q, ["correct", "wrong"]) for q in ("stored", "retired")], 1)
     buffer.store([(q, trajectory([1], step=1)) for q in ("stored", "retired")])
     buffer.observe([group(q, ["wrong"], replayed=True) for q in ("stored", "retired", "never stored")], 2)
@@ -335,7 +335,7 @@ def random_step(buffer, naive, draw, step):
 @pytest.mark.parametrize("seed", range(20))
 def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved):
     draw, naive = random.Random(seed), NaiveBuffer(replays_unsolved)
-    buffer = ReplayBuffer(RetirementPolicy(), BufferLimits(replays_unsolved=replays_unsolved))
+    buffer = ReplayBuffer(RetirementPolicy(), replays_unsolved=replays_unsolved)
     for step in range(150):
         random_step(buffer, naive, draw, step)
         assert view(buffer) == naive.view()
@@ -350,7 +350,7 @@ def test_a_restored_buffer_has_the_same_order_and_the_sampler_draws_the_same(see
     records = [(q, buffer.records[q]) for q in buffer.canonical_order()]
     restored.restore(
         [(q, QuestionRecord(record.accuracy, record.observed_step, record.streak)) for q, record in records],
-        [(q, buffer.arena.sequence(slot), buffer.arena.get(slot)) for q, record in records for slot in record.slots],
+        [(q, stored) for q, record in records for stored in record.stored],
         buffer.retired,
         buffer.next_sequence,
     )

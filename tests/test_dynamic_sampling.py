@@ -16,7 +16,7 @@ from exgrpo_orlhf.engines.local.generation import chunk_seed
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, Sampled
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -46,13 +46,21 @@ class Rolls:
         return [group(q, self.correct.get(q.id, self.otherwise), replayed, self.ungraded) for q, replayed in marked]
 
 
+def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> Sampled:
+    """As the training loop samples a step."""
+    groups, rounds = rolls(plan), 1
+    while more := dynamic.replacements(plan, groups, stored, rounds, source, buffer):
+        groups, rounds = [*groups, *rolls(more)], rounds + 1
+    return dynamic.select(plan, groups, stored, rounds)
+
+
 def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS, **between):
     source = FreshQuestions(questions, np.random.default_rng(3))
     old = questions[:replayed]
     plan = Plan(7, source.draw(fresh, {q.id for q in old}, ()), old, {})
     stored = {question.id: STORED for question in old}
     buffer = buffer or ReplayBuffer(RetirementPolicy())
-    sampled = DynamicSampling(max_rounds, **between).sample(plan, stored, rolls, source, buffer)
+    sampled = in_a_step(DynamicSampling(max_rounds, **between), plan, stored, rolls, source, buffer)
     return plan, sampled
 
 
@@ -152,7 +160,7 @@ def test_a_retired_question_is_drawn_into_a_place_unless_it_left_fresh_sampling(
         plan = Plan(1, source.draw(fresh, (), buffer.retired if leaves_fresh else ()), old, {})
         stored = {question.id: STORED for question in old}
         rolls = Rolls({question.id: K - 1 for question in old}, otherwise=0)
-        sampled = DynamicSampling(50).sample(plan, stored, rolls, source, buffer)
+        sampled = in_a_step(DynamicSampling(50), plan, stored, rolls, source, buffer)
         assert {g.question.id for g in sampled.everything} == {question.id for question in drawn_from}
 
 

@@ -10,7 +10,6 @@ import pytest
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.replay import (
-    BufferLimits,
     DifficultyBuckets,
     Plan,
     QuestionSampler,
@@ -18,7 +17,7 @@ from exgrpo_orlhf.replay import (
     ReplayMixer,
     RetirementPolicy,
 )
-from exgrpo_orlhf.replay.health import buffer_metrics, plan_metrics, reward_metrics, row_metrics
+from exgrpo_orlhf.replay.health import reward_metrics, row_metrics
 
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
 QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(20)]
@@ -38,7 +37,7 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
     stored = None
     if stored_at is not None:
         stored = Trajectory(ids, np.full(length, -0.5, np.float32), 1.0, stored_at, "stop", sound)
-    return Row(QUESTIONS[0], ids, advantage, in_loss, stored)
+    return Row(QUESTIONS[0], stored or Rollout(ids, "stop"), advantage, in_loss)
 
 
 def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2), **more):
@@ -240,7 +239,7 @@ def test_rewards_of_nothing_are_zero():
 @pytest.mark.parametrize("replays_unsolved", [False, True])
 def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
     """Unsolved are all with something stored, whether they can be replayed or not."""
-    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), BufferLimits(replays_unsolved=replays_unsolved))
+    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), replays_unsolved=replays_unsolved)
     for i, correct in enumerate([0, 0, 1, 2, 3, 4, 6, 7, 8, 5]):
         ids = np.arange(i + 1, dtype=np.int32)
         buffer.record(QUESTIONS[i].id, Fraction(correct, 8), 0)
@@ -248,7 +247,7 @@ def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
             buffer.store([(QUESTIONS[i].id, Trajectory(ids, np.zeros(i + 1, np.float32), 1.0, 0))])
     buffer.record(QUESTIONS[10].id, Fraction(1, 8), 0)
     buffer.retire(QUESTIONS[10].id, 1)
-    found = buffer_metrics(buffer, DifficultyBuckets())
+    found = buffer.metrics(DifficultyBuckets())
     levels = [found[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
     assert levels == [2, 2, 3, 1, 1]
     assert found["replay/candidates"] == (9 if replays_unsolved else 7)
@@ -261,21 +260,21 @@ def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
     for i, sixteenths in enumerate([12, 12, 13, 14, 15, 15]):
         buffer.record(QUESTIONS[i].id, Fraction(sixteenths, 16), 0)
         buffer.store([(QUESTIONS[i].id, Trajectory(np.ones(1, np.int32), np.zeros(1, np.float32), 1.0, 0))])
-    found = buffer_metrics(buffer, DifficultyBuckets(quantiles=(0.333, 0.667)))
+    found = buffer.metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
     assert [found[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
     assert (found["replay/cut_low"], found["replay/cut_high"]) == (12 / 16, 14 / 16)
-    assert "replay/cut_low" not in buffer_metrics(buffer, DifficultyBuckets())
-    empty = buffer_metrics(ReplayBuffer(RetirementPolicy()), DifficultyBuckets(quantiles=(0.333, 0.667)))
+    assert "replay/cut_low" not in buffer.metrics(DifficultyBuckets())
+    empty = ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
     assert set(empty.values()) == {0.0}
 
 
 def test_an_empty_buffer_and_an_empty_plan_give_zero():
     """T10."""
-    assert set(buffer_metrics(ReplayBuffer(RetirementPolicy()), DifficultyBuckets()).values()) == {0.0}
-    assert set(plan_metrics(Plan(1, [], [], {})).values()) == {0.0}
+    assert set(ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets()).values()) == {0.0}
+    assert set(Plan(1, [], [], {}).metrics().values()) == {0.0}
 
 
 def test_replay_share_is_of_the_batch_as_it_was():
     """T19."""
-    found = plan_metrics(Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}))
+    found = Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}).metrics()
     assert found == {"replay/actual_share": 0.25, "train/questions": 8.0}

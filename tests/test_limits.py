@@ -11,7 +11,6 @@ import pytest
 
 from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
-    BufferLimits,
     DifficultyBuckets,
     QuestionSampler,
     ReplayBuffer,
@@ -28,7 +27,7 @@ def trajectory(number: int, step: int, length: int = 4) -> Trajectory:
 
 
 def buffer_of(*, retirement: RetirementPolicy | None = None, **limits) -> ReplayBuffer:
-    buffer = ReplayBuffer(retirement or RetirementPolicy(), BufferLimits(**limits))
+    buffer = ReplayBuffer(retirement or RetirementPolicy(), **limits)
     for name in "abc":
         buffer.record(name, HALF, 0)
     return buffer
@@ -94,8 +93,12 @@ def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
 def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path):
     """Also after a snapshot in the middle: the order of eviction is part of the state."""
     draw = random.Random(seed)
-    limits = BufferLimits(per_question=3, max_age=6, max_bytes=25 * (8 * 5 + 64))
-    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), limits)
+    max_bytes = 25 * (8 * 5 + 64)
+
+    def empty() -> ReplayBuffer:
+        return ReplayBuffer(RetirementPolicy(at_accuracy=None), per_question=3, max_age=6, max_bytes=max_bytes)
+
+    buffer, evicted = empty(), 0
     rows: list[tuple[str, int, int, int]] = []  # question, number, step, length; oldest first
     names = [f"q{i}" for i in range(12)]
     for name in names:
@@ -117,21 +120,22 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
             if len(of_question) > 3:
                 rows.remove(of_question[0])
         buffer.store(experience)
-        while size() > limits.max_bytes:
+        while size() > max_bytes:
             rows.pop(0)
         for name in names:
             assert stored(buffer, name) == [number for owner, number, *_ in rows if owner == name]
         assert buffer.n_bytes == size()
+        evicted += buffer.evicted
         if step == 40:
             snapshot.save(buffer, tmp_path / "replay", "f")
-            buffer = snapshot.load(tmp_path / "replay", RetirementPolicy(at_accuracy=None), "f", limits)
-    assert buffer.evicted > 50
+            buffer = snapshot.load(tmp_path / "replay", empty(), "f")
+    assert evicted > 50
 
 
 @pytest.mark.parametrize("name", ["per_question", "max_age", "max_bytes"])
 def test_a_limit_below_one_is_refused(name):
     with pytest.raises(ValueError, match=rf"ReplayBuffer\.{name} must be at least 1, or None for no limit; got 0"):
-        BufferLimits(**{name: 0})
+        ReplayBuffer(RetirementPolicy(), **{name: 0})
 
 
 # -- retirement -------------------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def test_streak_and_retirements_come_back_from_a_snapshot_in_their_order(tmp_pat
             buffer.observe([group(name, "rr")], step)
     buffer.observe([group("b", "rr")], 3)
     snapshot.save(buffer, tmp_path / "replay", "f")
-    loaded = snapshot.load(tmp_path / "replay", policy, "f")
+    loaded = snapshot.load(tmp_path / "replay", ReplayBuffer(policy), "f")
     assert list(loaded.retired.items()) == [("c", 1), ("a", 2)]
     assert loaded.records["b"].streak == 1
     loaded.advance(11)
@@ -264,12 +268,12 @@ def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
     source.observe([group("b", "rrww")], 100)
     source.observe([group("c", "rrrr")], 100)
     snapshot.save(source, tmp_path / "replay", "f")
-    capped = BufferLimits(per_question=1, max_bytes=100)
-    few = snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", capped, {"a", "b"})
+    capped = ReplayBuffer(RetirementPolicy(), per_question=1, max_bytes=100)
+    few = snapshot.borrow(tmp_path / "replay", capped, "f", {"a", "b"})
     assert few.n_bytes <= 100
     assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
-    limits = BufferLimits(max_age=50)
-    buffer = snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", limits, {"a", "b", "other"})
+    aging = ReplayBuffer(RetirementPolicy(), max_age=50)
+    buffer = snapshot.borrow(tmp_path / "replay", aging, "f", {"a", "b", "other"})
     assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
     assert not buffer.retired
     assert buffer.n_candidates == 2
@@ -282,6 +286,6 @@ def test_experience_of_other_questions_or_tokens_is_refused(tmp_path):
     source.store([("a", trajectory(1, step=40))])
     snapshot.save(source, tmp_path / "replay", "f")
     with pytest.raises(snapshot.SnapshotError, match="2 of its 3 questions"):
-        snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "f", None, {"a"})
+        snapshot.borrow(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "f", {"a"})
     with pytest.raises(snapshot.SnapshotError, match="another tokenizer or prompt template"):
-        snapshot.borrow(tmp_path / "replay", RetirementPolicy(), "g", None, {"a", "b", "c"})
+        snapshot.borrow(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "g", {"a", "b", "c"})

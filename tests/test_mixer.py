@@ -21,7 +21,6 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     TrajectorySelector,
 )
-from exgrpo_orlhf.replay.health import plan_metrics
 
 K = 4
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
@@ -85,8 +84,8 @@ def test_actual_replay_share_says_what_was_replayed_while_the_buffer_fills(store
     """T19."""
     plan = mixer(8, rho=0.5).plan(source(), filled(stored), 1)
     assert len(plan.replayed) == min(stored, 4)
-    assert plan_metrics(plan)["replay/actual_share"] == min(stored, 4) / 8
-    assert plan_metrics(plan)["train/questions"] == 8
+    assert plan.metrics()["replay/actual_share"] == min(stored, 4) / 8
+    assert plan.metrics()["train/questions"] == 8
 
 
 def test_only_as_many_fresh_questions_are_drawn_as_are_needed():

@@ -19,7 +19,7 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Trajectory
-from exgrpo_orlhf.replay import RetirementPolicy, snapshot
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 
 VOCABULARY, LENGTH, K = 151_936, 1_000, 4
 # Runs a script and leaves what the kernel knows of the process in a file. (What a parent is told of its child's memory
@@ -113,7 +113,7 @@ def seed_buffer(run, bindings) -> None:
         model_path=experiment.model.path,
     )
     fingerprint = engine.prompts.fingerprint()
-    buffer = snapshot.load(folder, RetirementPolicy(), fingerprint)
+    buffer = snapshot.load(folder, ReplayBuffer(RetirementPolicy()), fingerprint)
     rng = np.random.default_rng(0)
     for question in questions[:5]:
         buffer.record(question.id, Fraction(1, 2), 1)

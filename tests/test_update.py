@@ -28,7 +28,7 @@ from transformers import (
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch, Row
+from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
@@ -110,7 +110,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=rate, max_grad_norm=1e9, passes_per_batch=2))
     batch = mixed_batch(engine)
     rows = batch.flat_rows()
-    rows[0] = Row(rows[0].question, rows[0].token_ids, 0.0, True, None)  # a row without a gradient
+    rows[0] = replace(rows[0], advantage=0.0)  # a row without a gradient
     batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     sampled_by, entropies = zip(
@@ -305,9 +305,7 @@ def test_bfloat16_computes_over_float32_master_weights(warm_model):
 def test_rows_without_advantage_are_measured_but_change_no_weight(warm_model):
     engine = make_engine(warm_model)
     batch = mixed_batch(engine)
-    flat = MixedBatch(
-        batch.groups, [[Row(r.question, r.token_ids, 0.0, True, r.replayed) for r in g] for g in batch.rows]
-    )
+    flat = MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows])
     before = weights(engine)
     stats = engine.update(flat, MixedPolicyLoss(response_length=24))
     assert torch.equal(weights(engine), before)

@@ -63,10 +63,10 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
             for j, ids in enumerate(responses[: k - (stored is not None)])
         ]
         groups.append(RolloutGroup(question, tuple(fresh), stored is not None))
-        past = [None] * (k - 1) + [stored]
+        members = [*fresh, stored] if stored else fresh
         graded = [rollout.grade is None or rollout.grade.reward is not None for rollout in fresh] + [True]
-        parts = zip(responses, (advantages - advantages.mean()).tolist(), graded, past, strict=False)
-        rows.append([Row(question, ids, a if ok else 0.0, ok, old) for ids, a, ok, old in parts])
+        parts = zip(members, (advantages - advantages.mean()).tolist(), graded, strict=False)
+        rows.append([Row(question, member, a if ok else 0.0, ok) for member, a, ok in parts])
     return MixedBatch(groups, rows, k)
 
 

@@ -80,6 +80,9 @@ class FreshQuestions:
         self.epoch += bool(queued)  # where all are excluded there is nothing to go through
         self._queue.extend(queued)
 
+    def metrics(self) -> dict[str, float]:
+        return {"train/epoch": float(self.epoch), "train/fresh_drawn": float(self.drawn)}
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "fingerprint": self._fingerprint,

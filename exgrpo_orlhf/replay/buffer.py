@@ -1,18 +1,29 @@
-"""The replay buffer: latest accuracy per question, its correct trajectories, the retired set, the caps."""
+"""The replay buffer: latest accuracy per question, its correct trajectories, the retired set, the limits."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from ..records import RolloutGroup, Trajectory
-from .arena import TRAJECTORY_BYTES, StoringOrder, TrajectoryArena
+from ..settings import require
+from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
-from .limits import BufferLimits
 from .retirement import RetirementPolicy
 
 TOKEN_BYTES = 8  # int32 id and float32 log-prob
+TRAJECTORY_BYTES = 64  # counted for each trajectory besides its tokens
+
+
+class Stored(NamedTuple):
+    """A trajectory in the buffer. key: `trajectory.key`; sequence: its place in the order of storing."""
+
+    trajectory: Trajectory
+    key: bytes
+    sequence: int
 
 
 @dataclass(slots=True)
@@ -20,34 +31,57 @@ class QuestionRecord:
     """What the buffer knows of one question.
 
     streak: observations in a row that counted towards retirement
-    slots: of its trajectories in the arena, oldest first
+    stored: its trajectories, oldest first
     """
 
     accuracy: Fraction
     observed_step: int
     streak: int = 0
-    slots: list[int] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
 
 
 class ReplayBuffer:
     """Experience by question. `observe`, `store`, `retire` and `remove` cost O(1) per question and trajectory.
 
     A *candidate* for replay has stored trajectories and a latest accuracy above 0. A question that falls to 0 stops
-    being a candidate and keeps its trajectories; it is one again as soon as it is solved again. With
-    `BufferLimits.replays_unsolved` it stays one.
+    being a candidate and keeps its trajectories; it is one again as soon as it is solved again.
+
+    What is forgotten (None: no limit). Old means measured early: a trajectory that is sampled again is new. A question
+    that loses its last trajectory stops being a candidate and keeps its accuracy.
+
+    per_question: trajectories kept of one question; the oldest of that question goes first
+    max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
+    max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory (Python's own overhead, some hundred bytes a
+        trajectory, is not counted); the oldest of all goes first
+    replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
+        rollouts alone have no signal; a stored success gives it one. In the paper it is none (False).
     """
 
-    def __init__(self, retirement: RetirementPolicy, limits: BufferLimits | None = None) -> None:
+    def __init__(
+        self,
+        retirement: RetirementPolicy,
+        *,
+        per_question: int | None = None,
+        max_age: int | None = None,
+        max_bytes: int | None = None,
+        replays_unsolved: bool = False,
+    ) -> None:
+        """Raises ValueError for a limit below 1."""
+        for name, value in (("per_question", per_question), ("max_age", max_age), ("max_bytes", max_bytes)):
+            require(
+                value is None or value >= 1,
+                f"ReplayBuffer.{name} must be at least 1, or None for no limit; got {value!r}",
+            )
         self.retirement = retirement
-        self.limits = limits or BufferLimits()
-        self.arena = TrajectoryArena()
+        self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
+        self.replays_unsolved = replays_unsolved
         self._records: dict[str, QuestionRecord] = {}
         self._retired: dict[str, int] = {}  # question id → step at which it retired, in that order
         self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
-        self._owner: list[str] = []  # question id by slot
-        self._order = StoringOrder(self.arena)
-        self._with_trajectories = 0
-        self.evicted = 0  # trajectories that a limit has taken, since the start of the process
+        self._order: OrderedDict[int, str] = OrderedDict()  # sequence → question id, the oldest trajectory first
+        self.n_with_trajectories = 0  # questions with stored trajectories, candidates or fallen to 0
+        self.n_tokens = 0  # stored response tokens
+        self.evicted = 0  # trajectories that a limit has taken since the step began
         self.next_sequence = 0
 
     # -- what is in it ------------------------------------------------------------------------------------------------
@@ -71,39 +105,52 @@ class ReplayBuffer:
         return sum(map(len, self._candidates.values()))
 
     @property
-    def n_with_trajectories(self) -> int:
-        """Questions with stored trajectories, candidates or fallen to 0."""
-        return self._with_trajectories
-
-    @property
     def n_trajectories(self) -> int:
-        return len(self.arena)
-
-    @property
-    def n_tokens(self) -> int:
-        """Stored response tokens."""
-        return self.arena.tokens
+        return len(self._order)
 
     @property
     def n_bytes(self) -> int:
-        """What `BufferLimits.max_bytes` counts."""
+        """What `max_bytes` counts."""
         return self.n_tokens * TOKEN_BYTES + self.n_trajectories * TRAJECTORY_BYTES
 
     def trajectories(self, question_id: str) -> list[Trajectory]:
         """The stored trajectories of a question, oldest first. Raises KeyError for a question without a record."""
-        return [self.arena.get(slot) for slot in self._records[question_id].slots]
+        return [stored.trajectory for stored in self._records[question_id].stored]
 
     def newest_step(self, question_id: str) -> int:
         """Step of a question's newest trajectory. Raises KeyError without a record, IndexError without a trajectory."""
-        return self.arena.step(self._records[question_id].slots[-1])
+        return self._records[question_id].stored[-1].trajectory.step
+
+    def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
+        """What is stored. `bucket_<level>`: candidates at that level (unsolved: all that is stored, but fallen to 0).
+
+        With adaptive levels, where they are cut as well.
+        """
+        buckets = buckets.adapted(self._candidates)
+        cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
+        sizes = dict.fromkeys(LEVELS, 0)
+        for accuracy, members in self._candidates.items():
+            sizes[buckets.level(accuracy)] += len(members)
+        sizes["unsolved"] += self.n_with_trajectories - self.n_candidates
+        return {
+            **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
+            **{name: float(cut) for name, cut in cuts.items()},
+            "replay/candidates": float(self.n_candidates),
+            "replay/trajectories": float(self.n_trajectories),
+            "replay/stored_tokens": float(self.n_tokens),
+            "replay/stored_bytes": float(self.n_bytes),
+            "replay/retired": float(len(self._retired)),
+            "replay/evicted": float(self.evicted),
+        }
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
     def advance(self, step: int) -> None:
         """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
-        if self.limits.max_age is not None:
-            while len(self.arena) and self.arena.step(oldest := self._order.oldest()) < step - self.limits.max_age:
-                self._evict(oldest)
+        self.evicted = 0
+        if self.max_age is not None:
+            while self._order and self._oldest().trajectory.step < step - self.max_age:
+                self._evict_oldest()
         if self.retirement.returns_after is not None:
             due = step - self.retirement.returns_after
             while self._retired and next(iter(self._retired.values())) <= due:
@@ -161,22 +208,15 @@ class ReplayBuffer:
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
             key = trajectory.key
-            known = self.arena.find(record.slots, key)
-            self._add(question_id, record, trajectory, key, self.next_sequence)
+            known = next((i for i, old in enumerate(record.stored) if old.key == key), None)
+            self._add(question_id, record, Stored(_owned(trajectory), key, self.next_sequence))
             if known is not None:
                 self._forget(record, known)
             self.next_sequence += 1
             stored += 1
-            self._cap_question(record)
+            self._cap_question(question_id, record)
         self._cap_bytes()
         return stored
-
-    def remember_scores(self, question_id: str, scores: Mapping[bytes, float], step: int) -> None:
-        """Keep what selection has measured of a question's trajectories, by their keys."""
-        for slot in self._records[question_id].slots:
-            score = scores.get(self.arena.key(slot))
-            if score is not None:
-                self.arena.set_score(slot, score, step)
 
     def retire(self, question_id: str, step: int) -> None:
         """Take a question out of the buffer. Raises KeyError if it has no record."""
@@ -185,33 +225,32 @@ class ReplayBuffer:
 
     def remove(self, question_id: str) -> None:
         """Forget a question and its trajectories. Raises KeyError if it has no record."""
-        record = self._records.pop(question_id)
+        record = self._records[question_id]
         self._leave_bucket(question_id, record)
-        self._with_trajectories -= bool(record.slots)
-        for slot in record.slots:
-            self.arena.remove(slot)
+        while record.stored:
+            self._forget(record, -1)
+        del self._records[question_id]
 
     def restore(
         self,
         records: Iterable[tuple[str, QuestionRecord]],
-        trajectories: Sequence[tuple[str, int, Trajectory]],
+        stored: Sequence[tuple[str, Stored]],
         retired: Mapping[str, int],
         next_sequence: int,
     ) -> None:
         """Fill an empty buffer from a snapshot. Raises ValueError if it is not empty.
 
-        records: without slots, in `canonical_order`; trajectories: (question id, sequence, trajectory)
+        records: without trajectories, in `canonical_order`; stored: (question id, trajectory) in any order
         """
         if self._records or self._retired:
             raise ValueError("only an empty buffer can be restored")
         self._records.update(records)
         self._retired.update(retired)
-        for question_id, sequence, trajectory in sorted(trajectories, key=lambda row: row[1]):
-            record = self._records[question_id]
-            self._add(question_id, record, trajectory, trajectory.key, sequence, enter=False)
+        for question_id, one in sorted(stored, key=lambda pair: pair[1].sequence):
+            self._add(question_id, self._records[question_id], one, enter=False)
         for question_id, record in self._records.items():
             self._enter_bucket(question_id, record)
-            self._cap_question(record)  # the snapshot may be another run's, with other limits
+            self._cap_question(question_id, record)  # the snapshot may be another run's, with other limits
         self._cap_bytes()
         self.next_sequence = next_sequence
 
@@ -226,50 +265,47 @@ class ReplayBuffer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _cap_question(self, record: QuestionRecord) -> None:
-        while self.limits.per_question is not None and len(record.slots) > self.limits.per_question:
-            self._evict(record.slots[0])
+    def _cap_question(self, question_id: str, record: QuestionRecord) -> None:
+        while self.per_question is not None and len(record.stored) > self.per_question:
+            self._evict(question_id, record)
 
     def _cap_bytes(self) -> None:
-        while self.limits.max_bytes is not None and self.n_bytes > self.limits.max_bytes:
-            self._evict(self._order.oldest())
+        while self.max_bytes is not None and self.n_bytes > self.max_bytes:
+            self._evict_oldest()
 
-    def _add(
-        self,
-        question_id: str,
-        record: QuestionRecord,
-        trajectory: Trajectory,
-        key: bytes,
-        sequence: int,
-        enter: bool = True,
-    ) -> None:
-        slot = self.arena.add(trajectory, key, sequence)
-        if slot >= len(self._owner):
-            self._owner.append("")
-        self._owner[slot] = question_id
-        self._order.append(slot, sequence)
-        record.slots.append(slot)
-        if len(record.slots) == 1:
-            self._with_trajectories += 1
+    def _add(self, question_id: str, record: QuestionRecord, stored: Stored, enter: bool = True) -> None:
+        record.stored.append(stored)
+        self._order[stored.sequence] = question_id
+        self.n_tokens += len(stored.trajectory)
+        if len(record.stored) == 1:
+            self.n_with_trajectories += 1
             if enter:
                 self._enter_bucket(question_id, record)
 
-    def _forget(self, record: QuestionRecord, slot: int) -> None:
-        self.arena.remove(slot)
-        record.slots.remove(slot)
-        if not record.slots:
-            self._with_trajectories -= 1
+    def _forget(self, record: QuestionRecord, position: int) -> None:
+        stored = record.stored.pop(position)
+        del self._order[stored.sequence]
+        self.n_tokens -= len(stored.trajectory)
+        if not record.stored:
+            self.n_with_trajectories -= 1
 
-    def _evict(self, slot: int) -> None:
-        question_id = self._owner[slot]
-        record = self._records[question_id]
-        self._forget(record, slot)
-        if not record.slots:
+    def _oldest(self) -> Stored:
+        """The trajectory that was stored first; it is its question's first too."""
+        return self._records[next(iter(self._order.values()))].stored[0]
+
+    def _evict_oldest(self) -> None:
+        question_id = next(iter(self._order.values()))
+        self._evict(question_id, self._records[question_id])
+
+    def _evict(self, question_id: str, record: QuestionRecord) -> None:
+        """Forget a question's oldest trajectory."""
+        self._forget(record, 0)
+        if not record.stored:
             self._leave_bucket(question_id, record)
         self.evicted += 1
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        if record.slots and (record.accuracy > 0 or self.limits.replays_unsolved):
+        if record.stored and (record.accuracy > 0 or self.replays_unsolved):
             bucket = self._candidates.get(record.accuracy)
             if bucket is None:
                 bucket = self._candidates[record.accuracy] = IndexedSet()
@@ -281,3 +317,12 @@ class ReplayBuffer:
             bucket.remove(question_id)
             if not bucket:
                 del self._candidates[record.accuracy]
+
+
+def _owned(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with arrays of its own: a view would keep the whole array alive that it is a part of."""
+    if trajectory.token_ids.base is None and trajectory.behaviour_logprobs.base is None:
+        return trajectory
+    return replace(
+        trajectory, token_ids=trajectory.token_ids.copy(), behaviour_logprobs=trajectory.behaviour_logprobs.copy()
+    )

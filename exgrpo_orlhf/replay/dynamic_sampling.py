@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..records import RolloutGroup, Trajectory
@@ -64,39 +64,40 @@ class DynamicSampling:
             f"DynamicSampling.min_reward must be at most DynamicSampling.max_reward, got {low!r} and {high!r}",
         )
 
-    def sample(
+    def replacements(
         self,
         plan: Plan,
+        groups: Sequence[RolloutGroup],
         stored: Mapping[str, Trajectory],
-        roll: Callable[[Plan], list[RolloutGroup]],
+        rounds: int,
         fresh: FreshSource,
         buffer: ReplayBuffer,
-    ) -> Sampled:
-        """Sample the planned questions, then others in place of those without a signal; none twice.
+    ) -> Plan | None:
+        """Newly drawn questions in place of those without a signal, no question twice; None where sampling is done.
 
-        stored: the trajectory of each replayed question; roll: samples and grades a plan
+        groups: what the step has sampled so far, graded; stored: the trajectory of each replayed question
+        rounds: of rollouts so far
         """
-        everything = roll(plan)
-        size, rounds = len(everything), 1
-        while rounds <= self.max_rounds:
-            missing = size - sum(self._rank(group, stored) == 0 for group in everything)
-            retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-            drawn = fresh.draw(missing, {group.question.id for group in everything}, retired)
-            if not drawn:
-                break
-            everything = everything + roll(Plan(plan.step, drawn, [], {}, rounds))
-            rounds += 1
-        if len(everything) == size:
-            return Sampled(plan, everything, everything, rounds)
-        best = sorted(everything, key=lambda group: self._rank(group, stored))[:size]
+        if rounds > self.max_rounds:
+            return None
+        missing = plan.questions - sum(self._rank(group, stored) == 0 for group in groups)
+        retired = buffer.retired if buffer.retirement.leaves_fresh else ()
+        drawn = fresh.draw(missing, {group.question.id for group in groups}, retired)
+        return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
+
+    def select(self, plan: Plan, groups: list[RolloutGroup], stored: Mapping[str, Trajectory], rounds: int) -> Sampled:
+        """The batch: as many groups as were planned, those to be trained on before others."""
+        if len(groups) == plan.questions:
+            return Sampled(plan, groups, groups, rounds)
+        best = sorted(groups, key=lambda group: self._rank(group, stored))[: plan.questions]
         ids = {group.question.id for group in best}
-        groups = [group for group in everything if group.question.id in ids]
+        batch = [group for group in groups if group.question.id in ids]
         of_batch = replace(
             plan,
-            fresh=[group.question for group in groups if not group.replayed],
-            replayed=[group.question for group in groups if group.replayed],
+            fresh=[group.question for group in batch if not group.replayed],
+            replayed=[group.question for group in batch if group.replayed],
         )
-        return Sampled(of_batch, groups, everything, rounds)
+        return Sampled(of_batch, batch, groups, rounds)
 
     def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory]) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""

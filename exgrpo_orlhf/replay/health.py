@@ -1,4 +1,4 @@
-"""What a step's metrics say of its rewards, its replay and its buffer. A mean or share of nothing is 0, never NaN."""
+"""A step's metrics of its rollouts and of the rows of its batch. A mean or share of nothing is 0, never NaN."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..records import MixedBatch, RolloutGroup, Row
-from .buffer import ReplayBuffer
-from .difficulty import LEVELS, DifficultyBuckets
-from .mixer import Plan
 
 Floats = npt.NDArray[np.float32]
 # A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
@@ -44,38 +41,6 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/ungradable": float(len(grades) - len(rewards)),
         "rollout/response_tokens": _mean([len(rollout.token_ids) for rollout in rollouts]),
         "rollout/truncated_share": _share(sum(rollout.finish == "length" for rollout in rollouts), len(rollouts)),
-    }
-
-
-def buffer_metrics(buffer: ReplayBuffer, buckets: DifficultyBuckets) -> dict[str, float]:
-    """What is stored. `bucket_<level>`: candidates at that level (unsolved: all that is stored, but fallen to 0).
-
-    With adaptive levels, where they are cut as well.
-    """
-    buckets = buckets.adapted(buffer.candidates)
-    cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
-    sizes = dict.fromkeys(LEVELS, 0)
-    for accuracy, members in buffer.candidates.items():
-        sizes[buckets.level(accuracy)] += len(members)
-    candidates = sum(sizes.values())
-    sizes["unsolved"] += buffer.n_with_trajectories - candidates
-    return {
-        **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
-        **{name: float(cut) for name, cut in cuts.items()},
-        "replay/candidates": float(candidates),
-        "replay/trajectories": float(buffer.n_trajectories),
-        "replay/stored_tokens": float(buffer.n_tokens),
-        "replay/stored_bytes": float(buffer.n_bytes),
-        "replay/retired": float(len(buffer.retired)),
-    }
-
-
-def plan_metrics(plan: Plan) -> dict[str, float]:
-    """What was mixed."""
-    questions = len(plan.fresh) + len(plan.replayed)
-    return {
-        "replay/actual_share": _share(len(plan.replayed), questions),
-        "train/questions": float(questions),
     }
 
 

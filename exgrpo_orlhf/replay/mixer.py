@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..records import MixedBatch, Question, RolloutGroup, Row, Trajectory
+from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
@@ -44,10 +44,21 @@ class Plan:
     round: int = 0
     beside: int | None = None
 
+    @property
+    def questions(self) -> int:
+        return len(self.fresh) + len(self.replayed)
+
     def rollouts(self, group_size: int) -> list[int]:
         """Rollouts of each question, fresh ones first."""
         beside = group_size - 1 if self.beside is None else self.beside
         return [group_size] * len(self.fresh) + [beside] * len(self.replayed)
+
+    def metrics(self) -> dict[str, float]:
+        """What was mixed."""
+        return {
+            "replay/actual_share": len(self.replayed) / self.questions if self.questions else 0.0,
+            "train/questions": float(self.questions),
+        }
 
     def in_order(self, groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
         """The groups of its questions, of which none is in it twice: fresh ones first, whatever order they come in."""
@@ -227,54 +238,36 @@ class ReplayMixer:
         values = advantages(rewards, gradable)
         rows = []
         for g, group in enumerate(groups):
-            members: list[tuple[int, npt.NDArray[np.int32], Trajectory | None]]
-            members = [(i, rollout.token_ids, None) for i, rollout in enumerate(group.rollouts)]
+            members: list[tuple[int, Rollout | Trajectory]] = list(enumerate(group.rollouts))
             if group.replayed:
-                stored = chosen[group.question.id]
-                members.append((-1, stored.token_ids, stored))
-            rows.append(
-                [
-                    Row(group.question, ids, float(values[g, i]), bool(gradable[g, i]), stored_row)
-                    for i, ids, stored_row in members
-                ]
-            )
+                members.append((-1, chosen[group.question.id]))
+            rows.append([Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in members])
         return MixedBatch(list(groups), rows, self.group_size)
 
-    def collect(
-        self, batch: MixedBatch, logprobs: Sequence[Floats], step: int, scores: Sequence[float] | None = None
-    ) -> list[tuple[str, Trajectory]]:
+    def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
 
-        logprobs: per row of the flattened batch, float32 (T,); scores: what selection would see of each row now
-        Raises ValueError for another number of log-probs or scores than rows.
+        logprobs: per row of the flattened batch, float32 (T,)
+        Raises ValueError for another number of log-probs than rows.
         """
-        if len(logprobs) != sum(map(len, batch.rows)):
-            raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {sum(map(len, batch.rows))} rows")
+        rows = batch.flat_rows()
+        if len(logprobs) != len(rows):
+            raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {len(rows)} rows")
         if not self.collecting:
             return []
+        unobserved = {group.question.id for group in batch.groups if group.accuracy is None}
         experience = []
-        of_rows: Sequence[float | None] = [None] * len(logprobs) if scores is None else scores
-        measured = iter(zip(logprobs, of_rows, strict=True))
-        for group, rows in zip(batch.groups, batch.rows, strict=True):
-            of_group = [next(measured) for _ in rows]
-            if group.accuracy is None:
+        for row, behaviour in zip(rows, logprobs, strict=True):
+            rollout, grade = row.response, None if isinstance(row.response, Trajectory) else row.response.grade
+            if row.question.id in unobserved or grade is None or not grade.correct or grade.reward is None:
                 continue
-            for rollout, (behaviour, score) in zip(group.rollouts, of_group[: len(group.rollouts)], strict=True):
-                grade = rollout.grade
-                if grade is not None and grade.correct and grade.reward is not None and rollout.finish == "stop":
-                    if self.only_sound and not grade.sound:
-                        continue
-                    trajectory = Trajectory(
-                        rollout.token_ids,
-                        behaviour,
-                        grade.reward,
-                        step,
-                        sound=grade.sound,
-                        score=score,
-                        scored_step=-1 if score is None else step,
-                    )
-                    experience.append((group.question.id, trajectory))
+            if rollout.finish == "stop" and (grade.sound or not self.only_sound):
+                trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, sound=grade.sound)
+                experience.append((row.question.id, trajectory))
         return experience
+
+    def metrics(self) -> dict[str, float]:
+        return {"replay/started": float(self.started)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"started_at": self.started_at, "rng": self.rng.bit_generator.state}

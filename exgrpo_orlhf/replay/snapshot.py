@@ -4,7 +4,7 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
                           streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          sequence, score, scored_step
+                          sequence
 
 pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
 """
@@ -28,13 +28,11 @@ import pyarrow.parquet as pq
 
 from ..files import sha256, sync
 from ..records import Trajectory
-from .arena import SOUND
-from .buffer import QuestionRecord, ReplayBuffer
-from .limits import BufferLimits
+from .buffer import QuestionRecord, ReplayBuffer, Stored
 from .retirement import RetirementPolicy
 
 FORMAT = "exgrpo-replay-buffer"
-VERSION = 1
+VERSION = 2
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
 _MANIFEST = {
@@ -69,10 +67,10 @@ _TRAJECTORIES = pa.schema(
         ("finish", pa.string()),
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
         ("sequence", pa.int64()),  # place in the order of storing
-        ("score", pa.float64()),  # what selection last measured of it; null if it never did
-        ("scored_step", pa.int64()),
     ]
 )
+
+_LISTS = ("token_ids", "behaviour_logprobs")
 
 
 class SnapshotError(ValueError):
@@ -112,10 +110,11 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
         raise
 
 
-def load(
-    folder: Path, retirement: RetirementPolicy, fingerprint: str, limits: BufferLimits | None = None
-) -> ReplayBuffer:
-    """The buffer saved in `folder`. Raises SnapshotError if it is missing, torn, foreign or of another fingerprint."""
+def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
+    """Fill an empty buffer with what was saved in `folder`.
+
+    Raises SnapshotError if the snapshot is missing, torn, foreign or of another fingerprint.
+    """
     manifest = _manifest(folder)
     if manifest["fingerprint"] != fingerprint:
         raise SnapshotError(
@@ -140,19 +139,12 @@ def load(
         else:
             accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
             records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"], row["streak"])
-    buffer = ReplayBuffer(retirement, limits)
     buffer.restore(records.items(), _rows(trajectories), retired, manifest["next_sequence"])
     return buffer
 
 
-def borrow(
-    folder: Path,
-    retirement: RetirementPolicy,
-    fingerprint: str,
-    limits: BufferLimits | None,
-    questions: Collection[str],
-) -> ReplayBuffer:
-    """A buffer to start a new run from, with the accuracies and trajectories of another run's snapshot.
+def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
+    """Fill an empty buffer, with which a new run starts, with accuracies and trajectories of another run's snapshot.
 
     questions: the ids of the new run's questions
     Its steps are counted back from the run's newest one, which becomes 0, so that ages go on. What the other run had
@@ -160,7 +152,7 @@ def borrow(
     Raises SnapshotError as `load` does, and for experience of questions that the new run does not have: an id is made
     of prompt and answer, so those were asked or answered in another way.
     """
-    source = load(folder, RetirementPolicy(), fingerprint)
+    source = load(folder, ReplayBuffer(RetirementPolicy()), fingerprint)
     strange = [question_id for question_id in source.records if question_id not in questions]
     if strange:
         raise SnapshotError(
@@ -168,16 +160,12 @@ def borrow(
             "run's questions; they have another prompt, answer or source, or belong to another set"
         )
     records = [(question_id, source.records[question_id]) for question_id in source.canonical_order()]
-    rows = [(question_id, slot) for question_id, record in records for slot in record.slots]
-    steps = [source.arena.step(slot) for _, slot in rows]
+    rows = [(question_id, stored) for question_id, record in records for stored in record.stored]
+    steps = [stored.trajectory.step for _, stored in rows]
     newest = max([*steps, *(record.observed_step for _, record in records)], default=0)
-    buffer = ReplayBuffer(retirement, limits)
     buffer.restore(
         [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records],
-        [
-            (question_id, source.arena.sequence(slot), _aged(source.arena.get(slot), newest))
-            for question_id, slot in rows
-        ],
+        [(question_id, stored._replace(trajectory=_aged(stored.trajectory, newest))) for question_id, stored in rows],
         {},
         source.next_sequence,
     )
@@ -185,8 +173,8 @@ def borrow(
 
 
 def _aged(trajectory: Trajectory, newest: int) -> Trajectory:
-    """With its steps counted back from `newest`, and no score: that was another policy's."""
-    return replace(trajectory, step=trajectory.step - newest, score=None, scored_step=-1)
+    """With its step counted back from `newest`."""
+    return replace(trajectory, step=trajectory.step - newest)
 
 
 def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
@@ -204,42 +192,43 @@ def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
 
 
 def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    slots = np.array([slot for question_id in order for slot in buffer.records[question_id].slots], np.int64)
-    owners = [question_id for question_id in order for _ in buffer.records[question_id].slots]
-    column = buffer.arena.column
-    token_ids, logprobs = buffer.arena.gather(slots)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(column("length", slots), dtype=np.int64)]).astype(np.int64))
-    sound, score = column("sound", slots), column("score", slots)
+    rows = [(question_id, stored) for question_id in order for stored in buffer.records[question_id].stored]
+    kept = [stored.trajectory for _, stored in rows]
+    offsets = pa.array(np.cumsum([0, *map(len, kept)], dtype=np.int64))
     columns = [
-        pa.array(owners, pa.string()),
-        pa.LargeListArray.from_arrays(offsets, pa.array(token_ids)),
-        pa.LargeListArray.from_arrays(offsets, pa.array(logprobs)),
-        pa.array(column("reward", slots)),
-        pa.array(column("step", slots).astype(np.int64)),
-        pa.array(["stop"] * len(slots), pa.string()),
-        pa.array(sound == SOUND.index(True), mask=sound == SOUND.index(None)),
-        pa.array(column("sequence", slots)),
-        pa.array(score, mask=np.isnan(score)),
-        pa.array(column("scored_step", slots).astype(np.int64)),
+        pa.array([question_id for question_id, _ in rows], pa.string()),
+        _lists(offsets, [trajectory.token_ids for trajectory in kept], np.int32),
+        _lists(offsets, [trajectory.behaviour_logprobs for trajectory in kept], np.float32),
+        pa.array([trajectory.reward for trajectory in kept], pa.float64()),
+        pa.array([trajectory.step for trajectory in kept], pa.int64()),
+        pa.array([trajectory.finish for trajectory in kept], pa.string()),
+        pa.array([trajectory.sound for trajectory in kept], pa.bool_()),
+        pa.array([stored.sequence for _, stored in rows], pa.int64()),
     ]
     return pa.table(columns, schema=_TRAJECTORIES)
 
 
-def _rows(table: pa.Table) -> list[tuple[str, int, Trajectory]]:
+def _lists(offsets: pa.Array, arrays: list[Any], dtype: type) -> pa.Array:
+    """Arrays end to end as one column of lists."""
+    values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+    return pa.LargeListArray.from_arrays(offsets, pa.array(values))
+
+
+def _rows(table: pa.Table) -> list[tuple[str, Stored]]:
     ids, logprobs = _flat(table, "token_ids"), _flat(table, "behaviour_logprobs")
-    names = ("question_id", "sequence", "reward", "step", "finish", "sound", "score", "scored_step")
-    rest = zip(*(table[name].to_pylist() for name in names), strict=True)
-    return [
-        (question_id, sequence, Trajectory(token_ids, behaviour, *fields))
-        for token_ids, behaviour, (question_id, sequence, *fields) in zip(ids, logprobs, rest, strict=True)
-    ]
+    rest = zip(*(table[name].to_pylist() for name in _TRAJECTORIES.names if name not in _LISTS), strict=True)
+    rows = []
+    for token_ids, behaviour, (question_id, *fields, sequence) in zip(ids, logprobs, rest, strict=True):
+        trajectory = Trajectory(token_ids, behaviour, *fields)
+        rows.append((question_id, Stored(trajectory, trajectory.key, sequence)))
+    return rows
 
 
 def _flat(table: pa.Table, name: str) -> list[Any]:
     arrays = []
     for chunk in table[name].chunks:
         values, offsets = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
-        arrays += [values[a:b] for a, b in itertools.pairwise(offsets)]
+        arrays += [values[a:b].copy() for a, b in itertools.pairwise(offsets)]  # a view would keep all of them
     return arrays
 
 

@@ -5,6 +5,7 @@ For tasks whose checker says whether a correct response's reasoning holds (`Grad
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -71,7 +72,7 @@ def sampled(x: Experiment) -> tuple[Responses, Responses]:
 def stored(x: Experiment, checkpoint: Path) -> Responses:
     """What lies in the replay buffer of a checkpoint, asked of its policy."""
     policy = engine(x, checkpoint)
-    buffer = snapshot.load(checkpoint / "replay", x.retirement, policy.prompts.fingerprint(), x.limits)
+    buffer = snapshot.load(checkpoint / "replay", copy.deepcopy(x.buffer), policy.prompts.fingerprint())
     known = {question.id: question for question in x.questions.load()}
     return _asked(policy, {known[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
 
