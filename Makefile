@@ -1,17 +1,24 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
-# make test         the whole suite
+# make test         the tests that take minutes together, in two processes
+# make test-all     those, then the slow ones: campaigns of kills, browsers, whole OpenRLHF runs
+# make lint         ruff and mypy
 # make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
 VENV ?= .venv
 PYTHON ?= python3
+JOBS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test install openrlhf-cpu lint clean
+.PHONY: quickstart test test-all install openrlhf-cpu lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
 
+# A process a core, and one thread in each (tests/conftest.py): torch is slow where its threads outnumber the cores.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist worksteal
+
+test-all: test
+	$(BIN)/python -m pytest -m slow
 
 install: $(VENV)/.installed
 

@@ -52,10 +52,9 @@ CASES = [
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
     case(
         "replay_scale",
-        "300.00|1,000.00|3,000.00|besides its tokens|snapshot of 1,200",
-        "plan|observe|store|step_max|bytes_per_token|save_s_per_GB|bytes_per_question|growth",
+        "300.00|1,000.00|3,000.00|a trajectory of 2,000|snapshot of 1,200",
+        "plan|observe|store|step_max|copying|ratio|save_s_per_GB|growth",
     ),
-    case("scoring", "never", "useful|cost|choices|tokens_in_full"),
     case(
         "token_stats",
         "no gradients|gradients of log-probs|gradients of both",
