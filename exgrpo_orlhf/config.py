@@ -64,48 +64,24 @@ from .tasks.modular_chains import ModularChains
 
 GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
 
-# The name in gin and the parameters it offers: all of them, or all but those that only the program can supply.
-_CONFIGURABLES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "train": (TrainSettings, ()),
-    "ModularChains": (ModularChains, ()),
-    "Countdown": (Countdown, ()),
-    "QuestionFile": (QuestionFile, ()),
-    "QuestionHub": (QuestionHub, ()),
-    "QuestionMix": (QuestionMix, ()),
-    "LengthFilter": (LengthFilter, ()),
-    "ChainModel": (ChainModel, ()),
-    "CountdownModel": (CountdownModel, ()),
-    "PretrainedModel": (PretrainedModel, ()),
-    "Prompts": (Prompts, ()),
-    "Sampling": (Sampling, ()),
-    "Optimizer": (Optimizer, ()),
-    "LocalEngine": (LocalEngine, ()),
-    "OpenRLHF": (OpenRLHF, ()),
-    "Verifier": (Verifier, ()),
-    "DifficultyBuckets": (DifficultyBuckets, ()),
-    "QuestionSampler": (QuestionSampler, ()),
-    "TrajectorySelector": (TrajectorySelector, ()),
-    "DynamicSampling": (DynamicSampling, ()),
-    "RetirementPolicy": (RetirementPolicy, ()),
-    "ReplayBuffer": (ReplayBuffer, ("retirement",)),
-    "ReplayMixer": (ReplayMixer, ("sampler", "buckets", "group_size", "questions_per_step", "rng")),
-    "GroupAdvantages": (GroupAdvantages, ()),
-    "MixedPolicyLoss": (MixedPolicyLoss, ()),
-    "Evaluation": (Evaluation, ()),
-    "Tracking": (Tracking, ()),
-    "Suite": (Suite, ()),
-}
-
-_GIN: dict[str, Callable[..., Any]] = {
-    name: gin.external_configurable(target, name=name, module="exgrpo", denylist=list(denied) or None)
-    for name, (target, denied) in {**_CONFIGURABLES, "Work": (Work, ())}.items()
-}
-
-# Bindings that may differ when a run is continued: how long it is, what is kept of it, and where things lie.
-FREE_TO_CHANGE = re.compile(
-    r"(train\.(steps|save_every|keep|eval_every|best_metric)|(Chain|Countdown)Model\.cache|(Tracking|Evaluation)\.\w+"
-    r"|LocalEngine\.(device|threads)|OpenRLHF\.(ray_address|timeout|flags|more_flags|score_tokens)|Verifier\.(workers|max_failed_share))$"
+# Known in gin by their own names; TrainSettings is `train`.
+_CLASSES: tuple[type, ...] = (
+    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
+    *(ModularChains, Countdown, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
+    *(PretrainedModel, ChainModel, CountdownModel),
+    *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
+    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss),
 )
+_TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
+# Parameters that only the program can supply.
+_SUPPLIED = {
+    "ReplayBuffer": ["retirement"],
+    "ReplayMixer": ["sampler", "buckets", "group_size", "questions_per_step", "rng"],
+}
+_GIN: dict[str, Callable[..., Any]] = {
+    name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
+    for name, target in _TARGETS.items()
+}
 
 # Settings of earlier versions that are gone: of a class, or one by one.
 _REMOVED = {
@@ -158,6 +134,12 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
         raise _explain(error, bindings) from error
 
 
+def may_change(binding: str) -> bool:
+    """Whether a binding may differ when a run is continued: its class names the setting in MAY_CHANGE."""
+    name, _, parameter = binding.rpartition("/")[2].partition(".")
+    return parameter in getattr(_TARGETS.get(name), "MAY_CHANGE", ())
+
+
 def _build() -> Experiment:
     settings = _GIN["train"]()
     work = _GIN["Work"]()
@@ -187,7 +169,7 @@ def _build() -> Experiment:
     built |= {"local": _GIN["LocalEngine"]() if local else None, "openrlhf": None if local else _GIN["OpenRLHF"]()}
     text = gin.operative_config_str()
     params = _flatten(text)
-    identity = {name: value for name, value in params.items() if not FREE_TO_CHANGE.search(name)}
+    identity = {name: value for name, value in params.items() if not may_change(name)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(flags.identity(built["openrlhf"]))
     return Experiment(
@@ -308,8 +290,8 @@ def _statements(text: str, name: str) -> list[Any]:
 
 
 def _parameters(name: str) -> list[str]:
-    target, denied = _CONFIGURABLES.get(name, (Work, ()))
-    return [parameter for parameter in inspect.signature(target).parameters if parameter not in denied]
+    parameters = inspect.signature(_TARGETS[name]).parameters
+    return [parameter for parameter in parameters if parameter not in _SUPPLIED.get(name, ())]
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
@@ -329,8 +311,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
 
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
     """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
-    target, _ = _CONFIGURABLES.get(selector, (Work, ()))
-    hint = typing.get_type_hints(target.__init__).get(parameter, Any)
+    hint = typing.get_type_hints(_TARGETS[selector].__init__).get(parameter, Any)
     if isinstance(value, gin.config.ConfigurableReference) or _fits(value, hint):
         return
     shown = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -1,4 +1,7 @@
-"""What a run is asked to do, whichever engine does it. Frozen, picklable, checked on construction."""
+"""The settings of a run: frozen, picklable, checked on construction.
+
+MAY_CHANGE names those that may differ when a run is continued: its length, what is kept of it, where things lie.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 
 class ConfigError(ValueError):
@@ -35,6 +38,8 @@ class TrainSettings:
         kept beside the newest (the link `best` in the run's folder); None: the newest alone
     engine: 'local' (one process, one CPU or GPU) or 'openrlhf' (Ray, DeepSpeed and vLLM)
     """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("steps", "save_every", "keep", "eval_every", "best_metric")
 
     steps: int = 200
     questions_per_step: int = 32
@@ -185,6 +190,8 @@ class LocalEngine:
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("device", "threads")
+
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int = 1
@@ -219,6 +226,8 @@ class OpenRLHF:
         case; its older one (VLLM_USE_V2_MODEL_RUNNER=0) launches one more kernel for each row and token
     timeout: seconds, the longest wait for an answer of an actor or an engine, and for the GPUs at the start
     """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("ray_address", "timeout", "flags", "more_flags", "score_tokens")
 
     flags: Mapping[str, Any] = field(default_factory=dict)
     more_flags: Mapping[str, Any] = field(default_factory=dict)
@@ -255,6 +264,8 @@ class Evaluation:
         refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
     """
 
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("samples", "temperature", "top_p", "disjoint_from")
+
     samples: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
@@ -275,6 +286,8 @@ class Tracking:
     """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
     caller's default; enabled: off leaves metrics.jsonl alone; flush_seconds: seconds between two looks for new rows,
     and between two attempts in an outage."""
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("experiment", "uri", "enabled", "flush_seconds")
 
     experiment: str = "exgrpo"
     uri: str | None = None

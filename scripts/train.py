@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +45,7 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    name = arguments.name or _name(arguments, experiment.settings.seed, config.FREE_TO_CHANGE)
+    name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
     run = arguments.out or ROOT / "runs" / name
     if arguments.resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
@@ -97,13 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name(arguments: argparse.Namespace, seed: int, free_to_change: re.Pattern[str]) -> str:
+def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], bool]) -> str:
     """The same experiment gets the same name, so that --resume finds its run, also to make it longer."""
     files = [Path(file) for file in arguments.gin]
     parts = [f"{file.parent.name}-again" if file.name == "config.gin" else file.stem for file in files]
     for binding in arguments.set:
         name, _, value = binding.partition("=")
-        if not free_to_change.match(name.strip()):
+        if not may_change(name.strip()):
             parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
     return "-".join([*parts, f"seed{seed}"])
 

@@ -211,7 +211,7 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
     names = []
     for more in (one, other):
         arguments = script._parser().parse_args(["--gin", "base.gin", *more])
-        names.append(script._name(arguments, arguments.seed or 0, config.FREE_TO_CHANGE))
+        names.append(script._name(arguments, arguments.seed or 0, config.may_change))
     assert (names[0] == names[1]) == same
 
 

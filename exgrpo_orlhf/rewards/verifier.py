@@ -9,7 +9,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class Verifier:
     workers: grading processes; 0: as many as cores
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("workers", "max_failed_share")
 
     kind: Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"] = "exact"
     function: str | None = None

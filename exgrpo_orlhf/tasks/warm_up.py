@@ -57,6 +57,8 @@ class WarmedUpModel(ABC):
     cache: directory that holds the models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
     """
 
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
+
     steps: int = 1600
     batch_size: int = 32
     learning_rate: float = 2e-3
