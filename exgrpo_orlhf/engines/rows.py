@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..records import Row
 
 MAX_PADDING = 0.05  # share of a batch's tokens
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return ids, responses
 
 
-def behaviour_logprobs(row: Row, measured: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
-    """The stored log-probs of a replayed row, to the bit; of a fresh one those measured under the policy that sampled
-    it."""
+def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
+    """The stored log-probs of a replayed row, to the bit. For a fresh row `measured`: its log-probs under the policy
+    that sampled it, or None where they are not known yet."""
     return measured if row.replayed is None else row.replayed.behaviour_logprobs
