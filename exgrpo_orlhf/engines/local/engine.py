@@ -80,7 +80,8 @@ class TorchEngine(PolicyEngine):
             path, dtype=torch.float32, attn_implementation="sdpa"
         )
         model.to(self.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-        return model.eval()  # with dropout, the behaviour log-probs would be those of another policy
+        model.eval()  # with dropout, the behaviour log-probs would be those of another policy
+        return model
 
     def _check_model(self, path: str | Path, tokens: int) -> None:
         """Raises ValueError now for what would fail later, in a generation or at a checkpoint."""

@@ -35,7 +35,7 @@ class ActorSettings:
     skip_above_grad_norm: float | None
 
 
-class MixedActorTrainer(ActorPPOTrainer):
+class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
     """OpenRLHF's actor trainer with MixedLoss as its loss; everything around the loss is OpenRLHF's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
     return (values if isinstance(values, torch.Tensor) else torch.stack([torch.as_tensor(v) for v in values])).bool()
 
 
-class MixedActor(Actor):
+class MixedActor(Actor):  # type: ignore[misc]
     """OpenRLHF's model wrapper without logits: for N response tokens and a vocabulary of V, N × V floats never exist.
 
     The output layer computes the log-prob and entropy of each response token, and the model returns them in the place
@@ -150,14 +150,14 @@ class MixedActor(Actor):
         return log_probs, output
 
 
-class InOrder(DataLoader):
+class InOrder(DataLoader[Any]):
     """A loader that keeps the order of the rows. OpenRLHF shuffles them, with a generator that is not checkpointed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "shuffle": False})
 
 
-class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[name-defined, misc]
+class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """OpenRLHF's policy actor. Ray forbids subclassing an actor class, but not the class under it."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

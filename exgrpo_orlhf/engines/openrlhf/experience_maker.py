@@ -145,7 +145,7 @@ def keep_order(experiences: list[Experience], args: Any) -> list[Experience]:
     return [make_experience_batch([row for _, row in rows[i : i + size]]) for i in range(0, len(rows), size)]
 
 
-class MixedExperienceMaker(RemoteExperienceMaker):
+class MixedExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     """Adds the reference model's log-probs, for a KL term. Everything else is in the experience already.
 
     OpenRLHF's own experience maker would overwrite behaviour log-probs with the current policy's, and compute

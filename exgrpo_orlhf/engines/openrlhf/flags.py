@@ -126,7 +126,8 @@ UNTESTED = {
     "use_ms": "",
 }
 
-# How a run is executed, not what it computes. These may change when a run is resumed, such as after it ran out of memory.
+# How a run is executed, not what it computes. These may change when a run is resumed, such as after running out of
+# memory.
 EXECUTION = (
     "train.micro_batch_size",
     "train.max_tokens_per_gpu",

@@ -128,8 +128,11 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
         from . import cpu
 
         given |= cpu.FLAGS
-    if given.get("vllm.num_engines") is None:  # OpenRLHF's check of packing compares it with 0
-        raise LaunchError("OpenRLHF.flags: vllm.num_engines must be given: responses come from vLLM engines")
+    engines = given.get("vllm.num_engines")
+    if engines is None or (isinstance(engines, int) and engines < 1):
+        raise LaunchError(
+            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines"
+        )
     wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
     said = io.StringIO()
     try:
@@ -191,11 +194,6 @@ def needed_gpus(args: Any) -> int:
     Raises LaunchError for flags that contradict each other.
     """
     actor: int = args.actor.num_nodes * args.actor.num_gpus_per_node
-    if not args.vllm.num_engines or args.vllm.num_engines < 1:
-        raise LaunchError(
-            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {args.vllm.num_engines!r}: responses come from "
-            "vLLM engines"
-        )
     engines: int = args.vllm.num_engines * args.vllm.tensor_parallel_size
     shared = args.train.colocate_all or args.train.colocate_actor_ref
     layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]

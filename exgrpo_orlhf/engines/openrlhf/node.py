@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ _GB = 1e9
 _RESERVE = 5 * _GB
 
 
-def wrong_python(version: Sequence[int | str]) -> str | None:
-    """version: sys.version_info"""
-    if tuple(version[:2]) < (3, 13):
+def wrong_python(version: tuple[int, ...]) -> str | None:
+    """version: major, minor"""
+    if version[:2] < (3, 13):
         return None
     return (
         "train.engine = 'openrlhf' needs Python 3.11 or 3.12: OpenRLHF 0.11.2 has no build for newer ones, and this is "
@@ -133,11 +133,12 @@ def parameters_of(config: PretrainedConfig) -> int | None:
             model = AutoModelForCausalLM.from_config(config)
         except ValueError:
             return None
-    return sum(weight.numel() for weight in model.parameters())
+    count: int = sum(weight.numel() for weight in model.parameters())
+    return count
 
 
 def gpu_bytes() -> float | None:
-    """Memory of the smallest GPU here, or None. From nvidia-smi, because torch would create a CUDA context and keep it."""
+    """Memory of the smallest GPU here, or None. By nvidia-smi: torch would create a CUDA context and keep it."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
