@@ -73,7 +73,7 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
     exact = engine.score(Plan(1, [], asked, candidates), candidates, selector.score)
     actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
     rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q.id]]
-    _, entropies = actor.measure(rows)
+    entropies = [measured.entropy for measured in actor.measure(rows)]
     found = {q.id: entropies[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
     clear = [q for q in asked if np.diff(sorted(exact[q.id])[:2])[0] > 2 * ENTROPY_ERROR]
     assert len(clear) >= 6, "of most questions one response is chosen, whatever the rounding"
@@ -99,15 +99,15 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
         **{"ds.packing_samples": packing},
     )
     rows = rows_of(actor, batch)
-    measured, entropies = actor.measure(rows)
-    for experience, row, logprobs, entropy in zip(experience_of(actor, batch), rows, measured, entropies, strict=True):
+    for experience, row, measured in zip(experience_of(actor, batch), rows, actor.measure(rows), strict=True):
         theirs, output = Actor.forward(
             actor.actor, experience.sequences, experience.action_mask, experience.attention_mask, return_output=True
         )
-        np.testing.assert_allclose(theirs[0, len(row.prompt) - 1 :].detach(), logprobs, atol=LOGPROB_ERROR, rtol=0)
+        found = theirs[0, len(row.prompt) - 1 :].detach()
+        np.testing.assert_allclose(found, measured.logprobs, atol=LOGPROB_ERROR, rtol=0)
         logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7  # they have divided by it
         plain = torch.distributions.Categorical(logits=logits).entropy().mean()
-        assert entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
+        assert measured.entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
 
 
 def test_advantages_and_stored_log_probs_reach_the_actor_to_the_bit(warm_model):
@@ -152,14 +152,14 @@ def test_the_only_pass_records_what_the_policy_says_before_its_step(warm_model, 
     assert set(recorded) == {i for i, row in enumerate(batch.flat_rows()) if row.in_loss}
     moved = 0.0
     for i, (logprobs, entropy) in recorded.items():
-        (measured,), (measured_entropy,) = before[i]
+        [measured] = before[i]
         assert logprobs.dtype == np.float32
         if ONE_BY_ONE.items() <= flags.items():
-            assert logprobs.tobytes() == measured.tobytes()
-            assert entropy == measured_entropy
-        np.testing.assert_allclose(logprobs, measured, atol=0.1)
-        assert entropy == pytest.approx(measured_entropy, abs=0.02)
-        moved = max(moved, np.abs(actor.measure([rows[i]])[0][0] - measured).max())
+            assert logprobs.tobytes() == measured.logprobs.tobytes()
+            assert entropy == measured.entropy
+        np.testing.assert_allclose(logprobs, measured.logprobs, atol=0.1)
+        assert entropy == pytest.approx(measured.entropy, abs=0.02)
+        moved = max(moved, np.abs(actor.measure([rows[i]])[0].logprobs - measured.logprobs).max())
     assert moved > 0.3, "after the step it says something else"
 
 

@@ -13,7 +13,7 @@ BLOCK = 256  # positions reserved at a time
 
 
 def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
-    """Makes the layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
+    """Makes layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
 
     transformers' dynamic layers copy all their keys and values at every token. Its static layers do not, but have their
     final length from the first token on, and attention runs over the empty positions too. Other kinds of layers, and a
