@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine (`Engine`), and what both engines share (`PolicyEngine`)."""
+"""What the training loop asks of an engine, and what both engines share."""
 
 from __future__ import annotations
 
@@ -68,11 +68,42 @@ class EngineLost(RuntimeError):
     """An actor or an engine in another process died, failed or does not answer."""
 
 
-class Engine(Protocol):
-    """whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step"""
+class Engine(ABC):
+    """Both engines are of this class. The methods with a body are the same in both.
+
+    whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
+    """
 
     prompts: PromptEncoder
+    tokenizer: Any
     whole_batches: bool
+
+    @abstractmethod
+    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
+        """Fresh ungraded responses, of each question as many as `plan.rollouts` says. Groups come in any order, and may
+        come one by one as they are completed. Raises EngineLost."""
+
+    @abstractmethod
+    def respond(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
+
+    def answer(
+        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
+    ) -> list[list[Rollout]]:
+        """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
+        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
+        rollouts = iter(self.respond(prompts, [seed for own in seeds for seed in own], temperature, top_p))
+        return [[next(rollouts) for _ in own] for own in seeds]
+
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
+        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    @abstractmethod
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        """Each row under the current policy, without gradient."""
 
     def score(
         self,
@@ -87,61 +118,6 @@ class Engine(Protocol):
             score: computes it from the mean token entropy of a response (nats, at temperature 1) and its log-probs
                 (T,) at the sampling temperature (`TrajectorySelector.score`)
         """
-        ...
-
-    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
-        """Fresh ungraded responses, of each question as many as `plan.rollouts` says. Groups come in any order, and may
-        come one by one as they are completed. Raises EngineLost."""
-        ...
-
-    def answer(
-        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
-    ) -> list[list[Rollout]]:
-        """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
-        ...
-
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
-        ...
-
-    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Writes Hugging Face files into `folder`, and the rest of the engine's state into a subfolder of it."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
-        ...
-
-
-class PolicyEngine(ABC):
-    """The parts of `Engine` that do not depend on how a forward pass is made or a response is sampled."""
-
-    prompts: PromptEncoder
-    tokenizer: Any
-
-    @abstractmethod
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
-        """Each row under the current policy, without gradient."""
-
-    @abstractmethod
-    def respond(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
-
-    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
-        return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
-
-    def score(
-        self,
-        plan: Plan,
-        to_score: Mapping[str, Sequence[Trajectory]],
-        score: Callable[[float, LogProbs], float],
-    ) -> dict[str, list[float]]:
         questions = {question.id: question for question in plan.replayed}
         rows = [
             ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
@@ -151,15 +127,21 @@ class PolicyEngine(ABC):
         scores = iter([score(measured.entropy, measured.logprobs) for measured in self.measure(rows)])
         return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
 
-    def answer(
-        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
-    ) -> list[list[Rollout]]:
-        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
-        rollouts = iter(self.respond(prompts, [seed for own in seeds for seed in own], temperature, top_p))
-        return [[next(rollouts) for _ in own] for own in seeds]
+    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
+        """Prompt and response of each row of the flattened batch."""
+        return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
 
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+    @abstractmethod
+    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+        """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes Hugging Face files into `folder`, and the rest of the engine's state into a subfolder of it."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
 
 
 class Going(Protocol):

@@ -14,7 +14,7 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, Optimizer, Sampling
-from ..engine import PolicyEngine, UpdateStats
+from ..engine import Engine, UpdateStats
 from ..model import too_few_positions
 from ..rows import ForwardRow, Measured
 from .forward import PolicyForward, measure
@@ -22,8 +22,8 @@ from .generation import chunk_seed, end_tokens, generate
 from .update import PolicyUpdate
 
 
-class TorchEngine(PolicyEngine):
-    """`Engine` with transformers and torch."""
+class TorchEngine(Engine):
+    """The engine with transformers and torch, in this process."""
 
     whole_batches = False
 

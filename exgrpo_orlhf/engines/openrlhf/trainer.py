@@ -25,7 +25,7 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Going, Loop, NonFiniteUpdate, PolicyEngine, UpdateStats, dumped
+from ..engine import Engine, Going, Loop, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, Measured, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -65,7 +65,7 @@ class StopFile:
             return None
 
 
-class MixedTrainer(PolicyEngine, BasePPOTrainer):  # type: ignore[misc]
+class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
 
     It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
