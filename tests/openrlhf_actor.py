@@ -1,6 +1,6 @@
 """Builders for the tests of OpenRLHF's policy actor in this process: DeepSpeed on one rank, no Ray, no vLLM.
 
-Without CUDA import openrlhf_bench before this.
+Without CUDA import openrlhf_on_cpu before this.
 """
 
 from __future__ import annotations
