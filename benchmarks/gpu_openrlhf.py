@@ -54,7 +54,7 @@ def openrlhf_actor(work: Work, packed: bool) -> Figures:
     from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
 
     def measure_all() -> list[tuple[np.ndarray, float]]:
-        found = [one for part in parts for one in zip(*actor.measure([rows[i] for i in part]), strict=True)]
+        found = [one for part in parts for one in actor.measure([rows[i] for i in part])]
         return [found[j] for j in np.argsort(np.concatenate(parts))]
 
     measured = timed(work, measure_all)

@@ -221,9 +221,6 @@ class OpenRLHF:
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
     score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
         ds.packing_samples is given
-    seed_requests: give each vLLM request a seed of its own, so that the random numbers of a response do not depend on
-        which other requests the engine works on. On CUDA vLLM 0.29's default model runner reads a seed per row in any
-        case; its older one (VLLM_USE_V2_MODEL_RUNNER=0) launches one more kernel for each row and token
     timeout: seconds, the longest wait for an answer of an actor or an engine, and for the GPUs at the start
     """
 
@@ -234,7 +231,6 @@ class OpenRLHF:
     ray_address: str | None = None
     cpu_bench: bool = False
     score_tokens: int = 32768
-    seed_requests: bool = True
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:

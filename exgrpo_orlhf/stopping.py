@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 
 class Stop(Protocol):
-    """signal: what asked the run to end, None as long as nothing did"""
-
-    signal: signal.Signals | None
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that asked the run to end, or None."""
 
 
 class StopRequest:

@@ -6,9 +6,9 @@
         --gin gin/engines/openrlhf_8gpu.gin --out /shared/runs
     python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin --only gradient
 
-Takes the --gin and --set of train.py. The layout runs as it is, on a small random model of the bound architecture, with
-questions made here. A line for each check: its figures, and what to do where it failed. Exit status: 0 where all checks
-passed, 1 where one failed, 2 for a configuration that cannot be used. docs/cluster.md says what each check means.
+Takes --gin and --set as train.py does. The layout runs as it is, on a small random model of the bound architecture and
+with questions made here. Prints a line for each check, with its figures, and what to do if it failed. Exit status: 0 if
+all checks passed, 1 if one failed, 2 for a configuration that cannot be used. docs/cluster.md describes each check.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def main() -> int:
     )
     parser.add_argument("--set", action="append", default=[], metavar="BINDING", help="one more binding")
     parser.add_argument(
-        "--out", type=Path, help="where runs will go (default: runs/ of the project); must be seen by all nodes"
+        "--out", type=Path, help="where runs will go (default: runs/ of the project); all nodes must see it"
     )
     parser.add_argument(
-        "--only", action="append", default=[], metavar="CHECK", help="this check alone; may be repeated"
+        "--only", action="append", default=[], metavar="CHECK", help="make this check only; may be repeated"
     )
-    parser.add_argument("--log", type=Path, help="what OpenRLHF, Ray and vLLM print (default: doctor.log in --out)")
+    parser.add_argument("--log", type=Path, help="output of OpenRLHF, Ray and vLLM (default: doctor.log in --out)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -53,7 +53,7 @@ def main() -> int:
         print(f"error: {error}; the doctor examines OpenRLHF's layouts: pip install -e '.[openrlhf]'", file=sys.stderr)
         return 2
     if unknown := [name for name in arguments.only if name not in CHECKS]:
-        parser.error(f"--only {unknown[0]}: there is no such check; there are {', '.join(CHECKS)}")
+        parser.error(f"--only {unknown[0]}: there is no such check; the checks are {', '.join(CHECKS)}")
     transformers.utils.logging.disable_progress_bar()
     begin = time.monotonic()
 
@@ -71,14 +71,14 @@ def main() -> int:
         print(f"error: {error}", file=terminal)
         return 2
     except BaseException as error:  # its traceback goes to the log
-        print(f"error: {type(error).__name__}: {error}; {log} has the rest", file=terminal)
+        print(f"error: {type(error).__name__}: {error}; see {log}", file=terminal)
         raise
     print("all checks passed" if healthy else f"not all checks passed; the actors' output is in {log}", file=terminal)
     return 0 if healthy else 1
 
 
 def _apart(log: Path) -> TextIO:
-    """Sends what this process, and Ray for its actors, prints to a file. Returns the terminal."""
+    """Redirects the output of this process, and what Ray prints for its actors, to a file. Returns the terminal."""
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     sys.stdout.flush()

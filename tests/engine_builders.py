@@ -1,4 +1,4 @@
-"""Engines, batches and plain references for the tests of the local engine."""
+"""Builders for tests of the engines: engines, models, batches and plain references."""
 
 from __future__ import annotations
 
@@ -17,8 +17,29 @@ from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 K = 4
-# A logit is a sum of 32 products and at most 6 here: the output layer puts it up to 32 · 2^-24 · 6 = 1.1e-5 off. As
-# much again for the layers below it, and twice that for another CPU's order of sums.
+SMALL = {  # a model that the tokenizer of the chain models fits
+    "vocab_size": 18,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+SMALL_GPT2 = {
+    "vocab_size": 18,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "eos_token_id": 1,
+    "bos_token_id": 1,
+}
+# A logit is a sum of 32 products and at most 6 here, so the output layer's rounding error is at most 32 · 2^-24 · 6 =
+# 1.1e-5. As much again for the layers below it, and twice that for another CPU's order of summation.
 LOGPROB_ERROR = 4e-5
 
 
@@ -42,9 +63,16 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
     return Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, step)
 
 
+def stored_responses(
+    asked: list[Question], rng: np.random.Generator, each: int, shortest: int = 2, longest: int = 23
+) -> dict[str, list[Trajectory]]:
+    """Random stored trajectories, this many for each question, by its id."""
+    return {q.id: [trajectory(rng, int(n)) for n in rng.integers(shortest, longest + 1, each)] for q in asked}
+
+
 def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:
-    """Real rollouts with made-up advantages, so that every group has a signal; the last half replays a trajectory,
-    beside so many fresh rollouts."""
+    """Real rollouts with made-up advantages, so that every group has a signal. The groups of the second half replay a
+    trajectory beside this many fresh rollouts (None: K − 1)."""
     rng = np.random.default_rng(seed)
     asked = questions(n)
     plan = Plan(1, asked[: n // 2], asked[n // 2 :], {}, beside=beside)
@@ -55,6 +83,16 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)
+
+
+def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Tensor]:
+    """Log-probs of each row under its behaviour policy, float64: stored ones, and of fresh rows those under `model`."""
+    return [
+        plain_stats(model, engine.prompts.encode(row.question), row.token_ids)[0]
+        if row.replayed is None
+        else torch.from_numpy(row.replayed.behaviour_logprobs).double()
+        for row in batch.flat_rows()
+    ]
 
 
 def weights(engine: TorchEngine) -> torch.Tensor:
@@ -77,17 +115,17 @@ def use_sgd(engine: TorchEngine, rate: float) -> None:
 
 
 def float32_error(start: torch.Tensor, batch: MixedBatch, moved: torch.Tensor, *, steps: int) -> float:
-    """How far so many optimiser steps in float32 may leave a weight from where exact arithmetic leaves it.
+    """A bound on the rounding error of a weight after this many optimiser steps in float32.
 
-    A gradient is a sum over the batch's tokens, off by up to tokens · 2^-24 of its size; a weight is stored to 2^-24 of
-    its own. Both in each step, and four times that for another CPU's order of sums.
+    A gradient is a sum over the batch's tokens, with an error of up to tokens · 2^-24 of its size; a weight is stored
+    with an error of 2^-24 of its own. Both occur in each step; four times that for another CPU's order of summation.
     """
     tokens = sum(len(row.token_ids) for row in batch.flat_rows())
     return 4 * steps * 2.0**-24 * (tokens * float(moved.abs().max()) + float(start.abs().max()))
 
 
 def gradient(engine: TorchEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> torch.Tensor:
-    """The gradient of one optimiser step: with SGD's rate of 1 it is what the weights lost, rounded as they are."""
+    """The gradient of one optimiser step, as the change of the weights by SGD with rate 1, and rounded as they are."""
     before = weights(engine)
     use_sgd(engine, 1.0)
     engine.update(batch, loss)

@@ -1,4 +1,7 @@
-"""OpenRLHF's policy actor in this very process: DeepSpeed on one rank, no Ray, no vLLM."""
+"""Builders for the tests of OpenRLHF's policy actor in this process: DeepSpeed on one rank, no Ray, no vLLM.
+
+Without CUDA import openrlhf_on_cpu before this.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from typing import Any
 import torch
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.doctor.actors import whole_weights
 from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
-from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.engines.rows import ForwardRow, behaviour_logprobs
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import MixedBatch
@@ -33,10 +37,12 @@ def make_actor(
     layout: str | None = None,
     **flags: Any,
 ):
-    """An actor of the CPU bench, from the checkpoint `resume`; its trainer's half of the work is `update`.
+    """An actor of the CPU test layout, from the checkpoint `resume`.
 
-    rank: which of how many, and the port on which they meet; dtype: in the place of bfloat16 (a program of its own can
-    teach OpenRLHF another); layout: a gin file whose flags count, those of `flags` over them
+    Args:
+        rank: its number, the number of ranks, and the port on which they meet
+        dtype: instead of bfloat16, if the program has made OpenRLHF accept it
+        layout: a gin file whose flags are used, overridden by `flags`
     """
     from openrlhf.utils import get_strategy
 
@@ -70,24 +76,19 @@ def rows_of(actor: Any, batch: MixedBatch) -> list[ForwardRow]:
 
 
 def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
-    """A row each, with what the actor's policy says of the fresh ones."""
+    """An experience per row; log-probs of fresh rows are those of the actor's policy."""
     rows = rows_of(actor, batch)
-    policy, _ = actor.measure(rows)
-    return as_experience(batch, rows, behaviour(batch, policy))
-
-
-def behaviour(batch: MixedBatch, policy: list[Any]) -> list[Any]:
-    rows = zip(batch.flat_rows(), policy, strict=True)
-    return [now if row.replayed is None else row.replayed.behaviour_logprobs for row, now in rows]
+    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)])
 
 
 def update(actor: Any, batch: MixedBatch) -> UpdateStats:
-    """What MixedTrainer.update does, without Ray between."""
-    known = dict(enumerate(zip(*actor.measure(rows_of(actor, batch)), strict=True)))
+    """The same as MixedTrainer.update, without Ray."""
+    known = dict(enumerate(actor.measure(rows_of(actor, batch))))
     metrics = {name: value for name, value in fit(actor, batch).items() if name.startswith("policy/")}
     known |= actor.recorded()
     policy, entropies = zip(*(known[i] for i in range(len(known))), strict=True)
-    return UpdateStats(list(policy), behaviour(batch, policy), list(entropies), metrics)
+    behaviour = [behaviour_logprobs(row, now) for row, now in zip(batch.flat_rows(), policy, strict=True)]
+    return UpdateStats(list(policy), behaviour, list(entropies), metrics)
 
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
@@ -96,7 +97,10 @@ def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
 
 
 def fill(actor: Any, batch: MixedBatch, ranks: int = 1, number: int = 0, reference: Any = None) -> None:
-    """What MixedTrainer.update and OpenRLHF's train_step hand to rank `number`. reference: OpenRLHF's model wrapper"""
+    """Appends what rank `number` gets from MixedTrainer.update and OpenRLHF's train_step.
+
+    reference: OpenRLHF's model wrapper
+    """
     rows, args = experience_of(actor, batch), actor.strategy.args
     steps = len(rows) // args.train.batch_size
     order = deal([int(row.total_length) for row in rows], batch.width, steps, ranks)
@@ -115,9 +119,6 @@ def fill(actor: Any, batch: MixedBatch, ranks: int = 1, number: int = 0, referen
 
 
 def actor_weights(actor: Any) -> torch.Tensor:
-    """float32 master weights would be finer; these are what the model computes with. Of ZeRO-3 they are gathered."""
-    import deepspeed
-
-    parameters = list(actor.actor.model.module.parameters())
-    with deepspeed.zero.GatheredParameters(parameters, enabled=actor.strategy.stage == 3):
-        return torch.cat([parameter.detach().flatten().float().clone() for parameter in parameters])
+    """All weights that the model computes with, in one float32 tensor."""
+    with whole_weights(actor) as named:
+        return torch.cat([parameter.detach().flatten().float().clone() for parameter in named.values()])

@@ -1,11 +1,11 @@
-"""Trains like scripts/train.py, on the OpenRLHF bench, and notes what the trainer does. A program of its own.
+"""Trains like scripts/train.py with the CPU test layout, and records what the trainer does. A program.
 
     python openrlhf_checked.py RUN RESUME(0/1) BINDING…
 
-Beside the run's own files it writes, in RUN/seen/: sync.jsonl, after each weight sync the names of the tensors in which
-a vLLM engine differs from the actor; update.jsonl, of each update how many rows were measured before it, whether
-stored rows kept their log-probs, and how far a row's log-probs are from vLLM's at most, in its mean; loaded-<step>/,
-what the training loop begins with.
+Besides the run's own files it writes into RUN/seen/: sync.jsonl, after each weight sync the names of the tensors in
+which a vLLM engine differs from the actor; update.jsonl, for each update how many rows were measured before it, whether
+stored rows kept their log-probs, and the largest mean difference of a row's log-probs from vLLM's; loaded-<step>/, the
+state with which the training loop begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from exgrpo_orlhf.engines.openrlhf import cpu
 os.environ.update(cpu.environment())
 cpu.install()
 
-from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
+from openrlhf.trainer.ray import vllm_engine  # noqa: E402  (after install)
+
+from exgrpo_orlhf.doctor import actors  # noqa: E402
 from exgrpo_orlhf.engines.openrlhf import driver, trainer  # noqa: E402
 from exgrpo_orlhf.replay import snapshot  # noqa: E402
 
@@ -33,7 +35,7 @@ class CheckedTrainer(trainer.MixedTrainer):
     def fit(self):
         import numpy as np
 
-        go, seen, bench = training.TrainingRun.go, self.job.run / "seen", self
+        go, seen, trainer = training.TrainingRun.go, self.job.run / "seen", self
         seen.mkdir(exist_ok=True)
 
         def looked_at(run, stop):
@@ -49,16 +51,16 @@ class CheckedTrainer(trainer.MixedTrainer):
             step = training.TrainingRun._step
 
             def full(run, number):
-                if number == 3:  # nobody gives this back
-                    bench.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(1500)]
+                if number == 3:  # never released
+                    trainer.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(1500)]
                 return step(run, number)
 
             training.TrainingRun._step = full
         super().fit()
 
-    def _measure(self, rows):
+    def measure(self, rows):
         self.measured = len(rows)
-        return super()._measure(rows)
+        return super().measure(rows)
 
     def update(self, batch, loss):
         import numpy as np
@@ -84,7 +86,7 @@ class CheckedTrainer(trainer.MixedTrainer):
         ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
         differ = []
         for i, engine in enumerate(self.vllm_engines):
-            theirs = {name: weight.float().numpy() for name, weight in ray.get(engine.weights.remote()).items()}
+            theirs = ray.get(engine.weights.remote())
             names, compared = actors.different(theirs, ours)
             assert compared == len(theirs)
             differ += [f"engine {i}: {name}" for name in names]
@@ -95,6 +97,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 def main() -> int:
     run, resume, *bindings = sys.argv[1:]
     driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
+    vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
     x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = training.train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})

@@ -1,11 +1,11 @@
-"""Updates of one batch through OpenRLHF's actor and real DeepSpeed, on one or more ranks, against the local engine.
+"""Compares updates of one batch by OpenRLHF's actor with real DeepSpeed, on one or more ranks, with the local engine's.
 
     python openrlhf_matrix.py RANKS MODEL REFERENCE CELLS OUT
 
-A cell is what one configuration does with the batch, in float32: OpenRLHF's flags, or a layout's with these over them,
-optimiser steps and loss. All cells of a program share its process group. MODEL is the policy, REFERENCE another model
-for the KL term (against itself the term would have no gradient), CELLS a JSON file of cells by name, OUT a JSON file of
-what `compare` says of each of them, or of the error that ended it.
+A cell is one configuration of the update, in float32: OpenRLHF's flags (or a layout's flags, overridden by these), the
+number of optimiser steps, and the loss. All cells of a program share its process group. MODEL is the policy, REFERENCE
+another model for the KL term (with the policy itself the term would have no gradient), CELLS a JSON file of cells by
+name, OUT a JSON file with the result of `compare` for each cell, or the error that ended it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from engine_builders import K, make_engine, mixed_batch
 
+from exgrpo_orlhf.doctor.parity import recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -57,10 +58,7 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
         reference=True,
         optimizer=Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps),
     )
-    batch, gradients = batch_of(make_engine(model)), []
-    engine._update.optimizer.register_step_pre_hook(
-        lambda *_: gradients.append({name: p.grad.clone() for name, p in engine.model.named_parameters()})
-    )
+    batch, gradients = batch_of(make_engine(model)), recorded_gradients(engine)
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 
@@ -93,9 +91,10 @@ def rank(number: int, ranks: int, port: int, models: tuple[str, str], cells: dic
 def update(
     number: int, ranks: int, port: int, models: tuple[str, str], cell: dict[str, Any], expected: dict[str, Any]
 ) -> dict[str, Any]:
-    from deepspeed.utils import safe_get_full_grad
     from openrlhf.models import Actor
     from openrlhf_actor import fill, make_actor
+
+    from exgrpo_orlhf.doctor.actors import record_gradients, whole_weights
 
     model, reference = models
     actor = make_actor(
@@ -112,16 +111,9 @@ def update(
         layout=cell.get("layout"),
         **cell["flags"],
     )
-    engine, step, gradients = actor.actor.model, actor.strategy.optimizer_step, []
-    if cell.get("without_fix"):  # as OpenRLHF's own trainer does it
-        engine.set_gradient_accumulation_boundary = lambda last: None
-
-    def seen(*args: Any, **kwargs: Any) -> None:
-        if engine.is_gradient_accumulation_boundary():
-            gradients.append({name: safe_get_full_grad(p).cpu() for name, p in engine.module.named_parameters()})
-        step(*args, **kwargs)
-
-    actor.strategy.optimizer_step = seen
+    if cell.get("without_fix"):  # as in OpenRLHF's own trainer
+        actor.actor.model.set_gradient_accumulation_boundary = lambda last: None
+    record_gradients(actor, gradients := [])
     micro_batches = []
     actor.actor.register_forward_pre_hook(lambda *_: micro_batches.append(1) if torch.is_grad_enabled() else None)
     frozen = None
@@ -130,19 +122,12 @@ def update(
         frozen = Actor(reference, attn_implementation="sdpa", param_dtype="fp32", packing_samples=packing).eval()
     fill(actor, expected["batch"], ranks, number, frozen)
     status = actor.fit(cell["loss"].get("kl_coef", 0.0))
-    after = full_weights(actor)
+    with whole_weights(actor):
+        after = named(actor.actor.model.module)
     if number:
         return {}
     compared = compare(expected, gradients, after)
     return {**compared, "micro_batches": len(micro_batches), "norm": status["policy/grad_norm"]}
-
-
-def full_weights(actor: Any) -> dict[str, torch.Tensor]:
-    import deepspeed
-
-    model = actor.actor.model.module
-    with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=actor.strategy.stage == 3):
-        return named(model)
 
 
 def compare(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openrlhf_bench  # noqa: F401
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from conftest import ROOT

@@ -1,10 +1,11 @@
-"""The generation loop: the policy's distribution, whatever the model, and no work that nobody needs."""
+"""The generation loop: it samples the policy's distribution with every kind of model, and does no unnecessary work."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from engine_builders import SMALL, SMALL_GPT2
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -21,25 +22,11 @@ from transformers import (
 from exgrpo_orlhf.engines.local import cache, generation
 from exgrpo_orlhf.engines.local.generation import CHECK_EVERY, generate, sample
 
-SMALL = {
-    "vocab_size": 18,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-}
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
     "qwen2": Qwen2Config(**SMALL),
     "qwen3": Qwen3Config(**SMALL, head_dim=16),
-    "gpt2: absolute positions": GPT2Config(
-        vocab_size=18, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=1
-    ),
+    "gpt2: absolute positions": GPT2Config(**SMALL_GPT2),
     "bloom: no positions at all": BloomConfig(vocab_size=18, hidden_size=32, n_layer=2, n_head=2),
     "mistral: sliding window": MistralConfig(**SMALL, sliding_window=6),
     "lfm2: layers without keys and values": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
@@ -100,7 +87,7 @@ def test_a_prompt_is_computed_once_and_an_ended_row_leaves_the_batch():
 
 
 def test_what_a_row_samples_does_not_depend_on_the_other_rows():
-    """Others that end earlier, later, or ask something else: same numbers, same tokens."""
+    """Other rows may end earlier or later or have other prompts: the row gets the same numbers and the same tokens."""
     model, prompts = random_model(CONFIGS["qwen2"]), repeated_prompts((5, 5, 5, 5))
     first = responses(model, prompts)
     others = [[2, 3, 4, 6, 8]] * 6 + prompts[6:]
@@ -114,7 +101,8 @@ def test_what_a_row_samples_does_not_depend_on_the_other_rows():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_whole_responses_have_the_frequencies_of_the_policy(temperature):
-    """Prompts of two lengths, three tokens, ends in between: the exact probability of every possible response."""
+    """Compared with the exact probability of every possible response of at most three tokens, to prompts of two
+    lengths."""
     n = 6000
     config = Qwen2Config(**{**SMALL, "vocab_size": 5, "pad_token_id": None})
     model = random_model(config)
@@ -179,7 +167,7 @@ def test_logits_that_are_not_finite_stop_generation():
     ids=["early", "at a look", "after a look", "near the end", "where the row ends"],
 )
 def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_is_returned(begin, computed, ends):
-    """Where the row ends: the most probable of logits that are no numbers is token 0."""
+    """In the case 'where the row ends' the argmax of NaN logits is token 0, which ends the row."""
     model, forwarded = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 256})), []
 
     def overflow(module, args, logits):
@@ -197,8 +185,8 @@ def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_i
 @pytest.mark.parametrize("lengths", [(5,) * 4, (3, 9, 4, 7)], ids=["one length", "many lengths"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkeypatch):
-    """Under autocast, where the first is taken on a CPU too: the same responses, from keys that are kept in bfloat16.
-    Room for 3 tokens at a time, so that it has to be found again and again, between the ends of rows."""
+    """Under autocast, where the reserved cache is used on a CPU too: the same responses, from keys that are kept in
+    bfloat16. There is room for 3 tokens at a time, so that the buffers grow several times, between the ends of rows."""
     model, prompts = random_model(config), repeated_prompts(lengths)
     kinds = set()
 
@@ -227,7 +215,7 @@ def test_a_cache_with_room_stays_where_it_is_while_tokens_are_appended():
     with torch.autocast("cpu", torch.bfloat16):
         responses(model, [[2, 3, 4]] * 2, end=[-1], max_new_tokens=40)
     assert len(at) == 40
-    assert len(set(map(tuple, at[1:]))) == 1, "all but the prompt's own"
+    assert len(set(map(tuple, at[1:]))) == 1, "all but the prompt's"
 
 
 def test_a_model_without_a_cache_of_rows_is_refused():
@@ -237,7 +225,7 @@ def test_a_model_without_a_cache_of_rows_is_refused():
 
 
 def test_under_autocast_most_rows_sample_what_they_sample_without():
-    """bfloat16 over float32 weights: the same numbers, probabilities that differ by rounding."""
+    """bfloat16 over float32 weights: the same random numbers, and probabilities that differ by rounding."""
     model, prompts = random_model(CONFIGS["qwen3"]), repeated_prompts((5, 5, 5, 5))
     with torch.autocast("cpu", torch.bfloat16):
         rounded = responses(model, prompts)
@@ -265,7 +253,7 @@ def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
 
 
 def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
-    """In float64, where the shape of a batch moves no token. 80 tokens: more than the numbers drawn ahead."""
+    """In float64, in which the shape of a batch changes no token. 80 tokens are more than the numbers drawn ahead."""
     model = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 128})).double()
     prompts = repeated_prompts((3, 5, 4, 6))
     settings = {"end": [], "pad": 0, "max_new_tokens": 80, "temperature": 1.3, "top_p": 0.9}

@@ -1,4 +1,4 @@
-"""The local engine on real models: what is selected and sampled, and which models it takes."""
+"""The local engine on real models: selection, sampling, and the models that it accepts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 from conftest import ends_by_its_template
 from engine_builders import (
+    SMALL,
+    SMALL_GPT2,
     K,
     float32_error,
     gradient,
@@ -17,7 +19,7 @@ from engine_builders import (
     mixed_batch,
     plain_stats,
     questions,
-    trajectory,
+    stored_responses,
     weights,
 )
 from transformers import (
@@ -51,7 +53,7 @@ def test_selection_takes_the_argmin_of_the_mean_entropy_over_exactly_the_respons
     engine = make_engine(warm_model)
     rng = np.random.default_rng(1)
     asked = questions(12)
-    candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=5)] for q in asked}
+    candidates = stored_responses(asked, rng, 5)
     selector = TrajectorySelector()
     scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
     chosen = selector.choose(candidates, scores, rng)
@@ -68,7 +70,7 @@ def test_selection_takes_the_argmin_of_the_mean_entropy_over_exactly_the_respons
 def test_scores_do_not_depend_on_the_token_budget(warm_model):
     rng = np.random.default_rng(2)
     asked = questions(6)
-    candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
+    candidates = stored_responses(asked, rng, 3)
     plan = Plan(1, [], asked, candidates)
     wide = make_engine(warm_model).score(plan, candidates, ENTROPY)
     narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
@@ -81,7 +83,7 @@ def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(w
     engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
     rng = np.random.default_rng(3)
     asked = questions(6)
-    candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=4)] for q in asked}
+    candidates = stored_responses(asked, rng, 4)
     selector = TrajectorySelector(by="perplexity", prefer="highest")
     scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
     chosen = selector.choose(candidates, scores, rng)
@@ -95,7 +97,7 @@ def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(w
 
 def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypatch):
     engine, asked = make_engine(warm_model), questions(1)
-    candidates = {asked[0].id: [trajectory(np.random.default_rng(0), 4) for _ in range(2)]}
+    candidates = stored_responses(asked, np.random.default_rng(0), 2)
     plan = Plan(1, [], asked, candidates)
     monkeypatch.setattr(engine, "forward", None)
     for by in ("length", "recency", "random"):
@@ -124,7 +126,7 @@ def test_little_of_a_micro_batch_is_padding(budget):
 
 @pytest.mark.parametrize(("asked_for", "beside"), [(None, K - 1), (2, 2), (1, 1)])
 def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, asked_for, beside):
-    """T9: nothing is generated for the stored row. Or so many as are asked for beside it."""
+    """T9: nothing is generated for the stored row. Or as many as Plan.beside asks for."""
     asked = questions(5)
     groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, beside=asked_for), K)
     assert [group.question for group in groups] == asked
@@ -159,13 +161,13 @@ def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_gen
     assert sample(engine, 1) == first
     assert sample(engine, 2) != first
     second = sample(engine, 1, round=1)
-    assert second != first, "questions in the place of others do not meet the numbers of those they replace"
+    assert second != first, "questions that replace others get other random numbers"
     assert sample(engine, 1, round=1) == second
     assert sample(make_engine(warm_model, seed=1), 1) != first
 
 
 def test_a_models_own_sampling_filters_are_off_in_training_and_kept_in_its_checkpoint(warm_model, tmp_path):
-    """Filters would make the samples another distribution than the one the importance weights divide by."""
+    """With filters the samples would have another distribution than the one the importance weights divide by."""
     model = AutoModelForCausalLM.from_pretrained(warm_model)
     model.generation_config = GenerationConfig(
         do_sample=True, top_k=1, top_p=0.1, repetition_penalty=5.0, eos_token_id=1, pad_token_id=0, min_new_tokens=20
@@ -197,7 +199,7 @@ def test_every_end_token_of_the_generation_config_ends_a_response(warm_model, tm
 
 
 def test_the_token_that_closes_the_templates_turn_ends_a_response_and_the_checkpoint_names_it(warm_model, tmp_path):
-    """A base model's configuration does not: its response would go on with a turn of the user's."""
+    """A base model's configuration does not name it: its response would go on with a turn of the user's."""
     engine = make_engine(ends_by_its_template(warm_model, tmp_path / "model"), prompts=Prompts("chat", max_tokens=32))
     pad, end = (engine.tokenizer.convert_tokens_to_ids(token) for token in (PAD, END))
     assert engine.tokenizer.eos_token_id == engine.model.generation_config.eos_token_id == pad
@@ -207,7 +209,7 @@ def test_the_token_that_closes_the_templates_turn_ends_a_response_and_the_checkp
     engine.save(tmp_path / "saved")
     assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == sorted([pad, end])
     other = make_engine(tmp_path / "saved", prompts=Prompts("plain", max_tokens=32))
-    assert other.end == sorted([pad, end]), "also where nobody knows the template"
+    assert other.end == sorted([pad, end]), "also with another template"
 
 
 def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_model):
@@ -230,29 +232,6 @@ def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_mode
 
 # -- models -----------------------------------------------------------------------------------------------------------
 
-SMALL = {
-    "vocab_size": 18,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 48,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-}
-GPT2 = {
-    "vocab_size": 18,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 64,
-    "eos_token_id": 1,
-    "bos_token_id": 1,
-}
-
 
 def saved_model(config, warm_model: Path, folder: Path) -> Path:
     torch.manual_seed(0)
@@ -263,7 +242,11 @@ def saved_model(config, warm_model: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "config",
-    [LlamaConfig(**SMALL), Qwen3Config(**SMALL, tie_word_embeddings=False), GPT2Config(**GPT2)],
+    [
+        LlamaConfig(**SMALL, head_dim=16),
+        Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=False),
+        GPT2Config(**SMALL_GPT2),
+    ],
     ids=["llama", "qwen3", "gpt2"],
 )
 def test_other_architectures_generate_score_and_learn(config, warm_model, tmp_path):
@@ -281,8 +264,8 @@ def test_other_architectures_generate_score_and_learn(config, warm_model, tmp_pa
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_caps_its_logits_is_refused(cap, dtype, warm_model, tmp_path):
-    """Also where the cap is far above the logits that a first look would see, and where rounding would hide it."""
-    config = Gemma2Config(**SMALL, final_logit_softcapping=cap, query_pre_attn_scalar=16)
+    """Also if the cap is far above the logits that are compared, and if rounding would hide it."""
+    config = Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=cap, query_pre_attn_scalar=16)
     with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*final_logit_softcapping"):
         make_engine(saved_model(config, warm_model, tmp_path), settings=LocalEngine(device="cpu", dtype=dtype))
 

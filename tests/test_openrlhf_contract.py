@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from types import CodeType
 from typing import Any
 
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
 

@@ -7,7 +7,7 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import openrlhf_bench  # noqa: F401
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from engine_builders import K, make_engine, mixed_batch

@@ -146,7 +146,7 @@ def cluster(tmp_path):
 def in_the_workers(address: str) -> dict:
     """What actors see that are made as OpenRLHF makes the policy's, in a process of its own."""
     os.environ.update(NCCL_IB_TIMEOUT="23", OMP_NUM_THREADS="5", NCCL_SOCKET_IFNAME="eth9")
-    import openrlhf_bench  # noqa: F401
+    import openrlhf_on_cpu  # noqa: F401
     import ray
 
     from exgrpo_orlhf.engines.openrlhf import driver

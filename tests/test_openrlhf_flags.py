@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
 import torch
@@ -318,7 +318,7 @@ def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
     with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file of expert trajectories"):
         start(raw_model, *bindings)
     x = experiment(raw_model, *bindings)
-    launch._check_questions(x, str(raw_model), begins=False)  # a resumed run has its own buffer
+    launch._check_work(x, str(raw_model), begins=False)  # a resumed run has its own buffer
     (tmp_path / "experts.jsonl").write_text('{"prompt": "no question", "response": "#1"}\n')
     with pytest.raises(ValueError, match=r"experts\.jsonl, line 1: none of the run's questions"):
         start(raw_model, *bindings)

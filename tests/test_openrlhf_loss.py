@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import engine_builders
 import numpy as np
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
 from openrlhf.models import PolicyLoss

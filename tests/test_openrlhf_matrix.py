@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any
 
-import openrlhf_bench  # noqa: F401
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 from conftest import ROOT
 

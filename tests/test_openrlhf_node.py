@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
 import torch.utils.cpp_extension

@@ -1,4 +1,4 @@
-"""The same groups through the local engine and through OpenRLHF's whole actor: DeepSpeed, its forward, its update."""
+"""Compares the local engine with OpenRLHF's actor (DeepSpeed, forward pass, update) on the same groups."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
+from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 from openrlhf.models import Actor, PolicyLoss
 from openrlhf_actor import actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,8 +28,9 @@ LOSSES = {
     "tokens": {"normalizer": "tokens"},
     "sequences, unshaped": {"normalizer": "sequences", "shaping": False},
 }
-# bfloat16 rounds a logit, at most 6 here, by up to 2^-8 of it, 0.023. Two such roundings make 0.07 in a log-prob at
-# temperature 0.7; four times that. In the mean entropy of a response they nearly cancel; as much as one of them.
+# bfloat16 rounds a logit, at most 6 here, by up to 2^-8 of it, 0.023. Two such roundings change a log-prob at
+# temperature 0.7 by 0.07; the limit is four times that. In the mean entropy of a response they nearly cancel; the limit
+# is about one rounding.
 LOGPROB_ERROR, ENTROPY_ERROR = 0.25, 0.03
 
 
@@ -39,8 +40,8 @@ def local(model, dtype: str, seed: int = 0, **more):
 
 @pytest.fixture(scope="module")
 def bfloat16_model(warm_model, tmp_path_factory) -> Path:
-    """The warm model with weights that bfloat16 holds exactly, as those of published models are: what differs then is
-    the arithmetic, not the model."""
+    """The warm model with weights that are exact in bfloat16, as those of published models are. Then only the arithmetic
+    differs, not the model."""
     path = tmp_path_factory.mktemp("models") / "bfloat16"
     AutoModelForCausalLM.from_pretrained(warm_model).bfloat16().save_pretrained(path)
     AutoTokenizer.from_pretrained(warm_model).save_pretrained(path)
@@ -49,8 +50,8 @@ def bfloat16_model(warm_model, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_norm_are_the_local_engines_within_bfloat16s_rounding(bfloat16_model, name):
-    """bfloat16 is all that OpenRLHF takes. Its differences from float32, over 16 batches, are about those of the local
-    engine in bfloat16: a single batch's can be next to nothing by chance."""
+    """OpenRLHF trains in bfloat16 only. Its differences from float32 are about those of the local engine in bfloat16.
+    Over 16 batches, because those of a single batch can be very small by chance."""
     loss = MixedPolicyLoss(**LOSSES[name])
     metrics = ("policy/loss", "policy/grad_norm")
     rounding, ours = [], []
@@ -65,15 +66,16 @@ def test_loss_and_gradient_norm_are_the_local_engines_within_bfloat16s_rounding(
 
 
 def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_model):
-    """Twelve questions with four stored responses each: the lowest entropy, as far as bfloat16 can tell."""
+    """Twelve questions with four stored responses each: the one with the lowest entropy is chosen, unless bfloat16 is
+    too coarse to decide."""
     rng = np.random.default_rng(3)
     asked = questions(12)
-    candidates = {q.id: [trajectory(rng, int(n)) for n in rng.integers(4, 20, 4)] for q in asked}
+    candidates = stored_responses(asked, rng, 4, shortest=4, longest=19)
     engine, selector = local(warm_model, "float32"), TrajectorySelector()
     exact = engine.score(Plan(1, [], asked, candidates), candidates, selector.score)
     actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
     rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q.id]]
-    _, entropies = actor.measure(rows)
+    entropies = [measured.entropy for measured in actor.measure(rows)]
     found = {q.id: entropies[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
     clear = [q for q in asked if np.diff(sorted(exact[q.id])[:2])[0] > 2 * ENTROPY_ERROR]
     assert len(clear) >= 6, "of most questions one response is chosen, whatever the rounding"
@@ -88,7 +90,8 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
-    """Ours makes no logits; what it says is what OpenRLHF's says from all of them, temperature and packing included."""
+    """Our forward pass makes no logits. It gives the same values as OpenRLHF's, which computes them from all logits,
+    with temperature and packing."""
     batch = mixed_batch(make_engine(warm_model), n=6)
     actor = make_actor(
         warm_model,
@@ -99,15 +102,15 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
         **{"ds.packing_samples": packing},
     )
     rows = rows_of(actor, batch)
-    measured, entropies = actor.measure(rows)
-    for experience, row, logprobs, entropy in zip(experience_of(actor, batch), rows, measured, entropies, strict=True):
+    for experience, row, measured in zip(experience_of(actor, batch), rows, actor.measure(rows), strict=True):
         theirs, output = Actor.forward(
             actor.actor, experience.sequences, experience.action_mask, experience.attention_mask, return_output=True
         )
-        np.testing.assert_allclose(theirs[0, len(row.prompt) - 1 :].detach(), logprobs, atol=LOGPROB_ERROR, rtol=0)
+        found = theirs[0, len(row.prompt) - 1 :].detach()
+        np.testing.assert_allclose(found, measured.logprobs, atol=LOGPROB_ERROR, rtol=0)
         logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7  # they have divided by it
         plain = torch.distributions.Categorical(logits=logits).entropy().mean()
-        assert entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
+        assert measured.entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
 
 
 def test_advantages_and_stored_log_probs_reach_the_actor_to_the_bit(warm_model):
@@ -137,9 +140,9 @@ ONE_BY_ONE = {"train.micro_batch_size": 1}
     ],
     ids=lambda flags: "-".join(flag.rpartition(".")[2] for flag in flags),
 )
-def test_the_only_pass_records_what_the_policy_says_before_its_step(warm_model, flags):
-    """To the bit where a row is a pass of its own; beside others bfloat16 rounds otherwise. Short groups are filled up,
-    a row could not be graded, and layers that are computed twice say what they say once."""
+def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step(warm_model, flags):
+    """To the bit if a row has a pass of its own; beside other rows bfloat16 rounds differently. Short groups are filled
+    up, a row could not be graded, and layers that are computed twice record their values once."""
     batch = mixed_batch(make_engine(warm_model), n=8, beside=1)
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     loss = MixedPolicyLoss(response_length=24, entropy_coef=0.01)
@@ -152,15 +155,15 @@ def test_the_only_pass_records_what_the_policy_says_before_its_step(warm_model, 
     assert set(recorded) == {i for i, row in enumerate(batch.flat_rows()) if row.in_loss}
     moved = 0.0
     for i, (logprobs, entropy) in recorded.items():
-        (measured,), (measured_entropy,) = before[i]
+        [measured] = before[i]
         assert logprobs.dtype == np.float32
         if ONE_BY_ONE.items() <= flags.items():
-            assert logprobs.tobytes() == measured.tobytes()
-            assert entropy == measured_entropy
-        np.testing.assert_allclose(logprobs, measured, atol=0.1)
-        assert entropy == pytest.approx(measured_entropy, abs=0.02)
-        moved = max(moved, np.abs(actor.measure([rows[i]])[0][0] - measured).max())
-    assert moved > 0.3, "after the step it says something else"
+            assert logprobs.tobytes() == measured.logprobs.tobytes()
+            assert entropy == measured.entropy
+        np.testing.assert_allclose(logprobs, measured.logprobs, atol=0.1)
+        assert entropy == pytest.approx(measured.entropy, abs=0.02)
+        moved = max(moved, np.abs(actor.measure([rows[i]])[0].logprobs - measured.logprobs).max())
+    assert moved > 0.3, "the policy has changed after the step"
 
 
 def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_model):
@@ -235,7 +238,7 @@ def test_the_learning_rate_follows_the_schedule_of_the_local_engine(warm_model):
 
 
 def test_a_step_moves_the_weights_where_the_local_engine_moves_them(warm_model):
-    """Adam's first step is the sign of the gradient: nearly all signs agree, and the length is the learning rate."""
+    """Adam's first step is the sign of the gradient times the learning rate: nearly all signs agree."""
     batch = mixed_batch(local(warm_model, "float32"), n=8)
     loss = MixedPolicyLoss(response_length=24)
     engine = local(warm_model, "float32", optimizer=Optimizer(learning_rate=1e-2))

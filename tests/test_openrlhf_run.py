@@ -13,7 +13,7 @@ import time
 import uuid
 from pathlib import Path
 
-import openrlhf_bench  # noqa: F401
+import openrlhf_on_cpu  # noqa: F401
 import psutil
 import pytest
 from conftest import ROOT, ends_by_its_template, small_bindings

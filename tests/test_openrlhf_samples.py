@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
 from test_pool import arrived
@@ -75,7 +75,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     trainer = object.__new__(MixedTrainer)
     trainer.prompts, trainer.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
     trainer.sampler = sampler(engines)
-    trainer.x, trainer.settings = SimpleNamespace(sampling=Sampling()), SimpleNamespace(seed_requests=False)
+    trainer.x = SimpleNamespace(sampling=Sampling(), settings=SimpleNamespace(seed=0))
     trainer.args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
     names = ["-".join(map(str, trainer.prompts.encode(question))) for question in asked]
     (folder / f"go-{names[-1]}").touch()
@@ -102,7 +102,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
 
 
 def test_whoever_stops_early_ends_the_requests_that_are_left(engines, folder):
-    sampling = sampler(engines)([Request([i], 1, 1.0, None) for i in range(4)])
+    sampling = sampler(engines)([Request([i], 1, 1.0, i) for i in range(4)])
     (folder / "go-2").touch()
     position, (rollout,) = next(sampling)
     assert (position, rollout.token_ids.tolist()) == (2, [2])
@@ -113,7 +113,7 @@ def test_whoever_stops_early_ends_the_requests_that_are_left(engines, folder):
 
 def test_an_engine_that_dies_ends_the_requests_of_the_others(engines, folder):
     dying = make_engine(folder)
-    sampling = sampler([dying, engines[0]])([Request([10 + i], 1, 1.0, None) for i in range(4)])
+    sampling = sampler([dying, engines[0]])([Request([10 + i], 1, 1.0, i) for i in range(4)])
     (folder / "go-11").touch()
     assert next(sampling)[0] == 1
     arrived(lambda: (folder / "began-13").exists())

@@ -1,4 +1,4 @@
-"""MixedTrainer.update on one real actor in this process: calls in the place of Ray's."""
+"""MixedTrainer.update with one real actor in this process, which it calls without Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 from engine_builders import K, make_engine, mixed_batch
 from openrlhf_actor import make_actor, rows_of
@@ -60,7 +60,7 @@ def made(model: Any, optimizer: Optimizer) -> tuple[WithoutRay, Any]:
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(steps_per_batch=2), Optimizer(passes_per_batch=2)])
-def test_an_update_says_of_every_row_what_the_policy_said_before_it(warm_model, optimizer):
+def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_before_it(warm_model, optimizer):
     """With one optimiser step only the rows that could not be graded are measured for that."""
     trainer, batch = made(warm_model, optimizer)
     rows, flat = rows_of(trainer.actor, batch), batch.flat_rows()
@@ -70,10 +70,10 @@ def test_an_update_says_of_every_row_what_the_policy_said_before_it(warm_model, 
     assert len(trainer.measured) == (2 if once else len(flat))
     expected = [row.token_ids.tolist() for row in flat if not (once and row.in_loss)]
     assert sorted(row.response.tolist() for row in trainer.measured) == sorted(expected)
-    for i, ((measured,), (entropy,)) in enumerate(before):
+    for i, (measured,) in enumerate(before):
         assert stats.policy_logprobs[i].dtype == np.float32
-        np.testing.assert_allclose(stats.policy_logprobs[i], measured, atol=0.1)
-        assert stats.entropies[i] == pytest.approx(entropy, abs=0.02)
+        np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
+        assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
         stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
         assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
 

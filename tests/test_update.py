@@ -1,4 +1,4 @@
-"""The update: what it measures, its gradient, and what it does when something is wrong."""
+"""The update of the local engine: its measurements, its gradient, and its errors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from engine_builders import (
     LOGPROB_ERROR,
     K,
+    behaviour_of,
     float32_error,
     gradient,
     make_engine,
@@ -21,9 +22,7 @@ from engine_builders import (
     use_sgd,
     weights,
 )
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -113,13 +112,8 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     rows[0] = replace(rows[0], advantage=0.0)  # a row without a gradient
     batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    sampled_by, entropies = zip(
-        *(plain_stats(model, engine.prompts.encode(r.question), r.token_ids) for r in rows), strict=True
-    )
-    behaviour = [
-        old if row.replayed is None else torch.from_numpy(row.replayed.behaviour_logprobs).double()
-        for row, old in zip(rows, sampled_by, strict=True)
-    ]
+    entropies = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[1] for r in rows]
+    behaviour = behaviour_of(model, engine, batch)
     start, passes = weights(engine), []
     for _ in range(2):
         model.zero_grad()
@@ -152,21 +146,15 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
 @pytest.mark.parametrize(("beside", "normalizer"), [(1, "constant"), (2, "constant"), (1, "sequences"), (1, "tokens")])
 def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer):
     """A group around a stored trajectory counts K rows in the normaliser, however few it holds."""
-    rate, steps = 0.3, 2  # at 1 a step multiplies the error that the one before it left
+    rate, steps = 0.3, 2  # with a rate of 1 a step would multiply the error of the one before it
     optimizer = Optimizer(learning_rate=rate, max_grad_norm=1e9, steps_per_batch=steps, passes_per_batch=2)
     engine = make_engine(warm_model, optimizer=optimizer)
     batch = mixed_batch(engine, beside=beside)
     assert [len(rows) for rows in batch.rows] == [K] * 3 + [beside + 1] * 3
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    behaviour = [
-        [
-            plain_stats(model, engine.prompts.encode(row.question), row.token_ids)[0]
-            if row.replayed is None
-            else torch.from_numpy(row.replayed.behaviour_logprobs).double()
-            for row in rows
-        ]
-        for rows in batch.rows
-    ]
+    of_rows = behaviour_of(model, engine, batch)
+    of_row = iter(of_rows)
+    behaviour = [[next(of_row) for _ in rows] for rows in batch.rows]
     start = weights(engine)
     for step in range(2 * steps):
         part = slice(step % steps, None, steps)
@@ -182,7 +170,7 @@ def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model,
     assert moved.abs().max() > 1e-3
     bound = float32_error(start, batch, moved, steps=2 * steps)
     torch.testing.assert_close(weights(engine) - start, moved, atol=bound, rtol=0)
-    for found, old in zip(stats.behaviour_logprobs, [old for group in behaviour for old in group], strict=True):
+    for found, old in zip(stats.behaviour_logprobs, of_rows, strict=True):
         assert found == pytest.approx(old.numpy(), abs=LOGPROB_ERROR)
 
 
@@ -230,26 +218,16 @@ def test_gradient_does_not_depend_on_micro_batching_and_padding(warm_model, loss
 def test_gradient_is_that_of_the_loss_computed_from_the_whole_logits(warm_model):
     engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
     batch = mixed_batch(engine)
-    rows = batch.flat_rows()
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    total = torch.zeros((), dtype=torch.float64)
-    for row in rows:
-        prompt = engine.prompts.encode(row.question)
-        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-        if row.replayed is None:
-            w = torch.exp(logprobs - logprobs.detach())
-            terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
-        else:
-            w = torch.exp(logprobs - torch.from_numpy(row.replayed.behaviour_logprobs).double())
-            terms = w / (w + 0.1) * row.advantage
-        total = total - terms.sum() / (len(rows) * 24)
-    total.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float()
+    plain_update(model, engine, batch, behaviour_of(model, engine, batch))
+    assert_gradient(engine, batch, MixedPolicyLoss(response_length=24), model)
+
+
+def assert_gradient(engine: TorchEngine, batch: MixedBatch, loss: MixedPolicyLoss, expected_in) -> None:
+    """The engine's gradient is the one that the parameters of another model have."""
+    expected = torch.cat([parameter.grad.flatten() for parameter in expected_in.parameters()]).float()
     bound = float32_error(weights(engine), batch, expected, steps=1)
-    found = gradient(engine, batch, MixedPolicyLoss(response_length=24))
-    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
+    torch.testing.assert_close(gradient(engine, batch, loss), expected, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("normalizer", ["constant", "tokens", "sequences"])
@@ -264,18 +242,10 @@ def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_n
     reference = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     policy = copy.deepcopy(reference)
     policy.load_state_dict(engine.model.state_dict())
-    behaviour = [
-        plain_stats(policy, engine.prompts.encode(row.question), row.token_ids)[0]
-        if row.replayed is None
-        else torch.from_numpy(row.replayed.behaviour_logprobs).double()
-        for row in batch.flat_rows()
-    ]
+    behaviour = behaviour_of(policy, engine, batch)
     terms = {"normalizer": normalizer, "entropy_coef": 0.2, "kl_coef": 2.0}
     plain_update(policy, engine, batch, behaviour, reference=reference, **terms)
-    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).float()
-    bound = float32_error(weights(engine), batch, expected, steps=1)
-    found = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
-    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
+    assert_gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms), policy)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
@@ -366,6 +336,6 @@ def test_a_non_finite_update_raises_dumps_its_rows_and_changes_no_weight(warm_mo
     json.dumps(caught.value.dump)
 
 
-def test_what_a_failed_update_dumps_survives_the_way_from_another_process():
+def test_a_failed_updates_dump_survives_pickling():
     error = pickle.loads(pickle.dumps(NonFiniteUpdate("not finite", [{"question_id": "q"}])))
     assert (str(error), error.dump) == ("not finite", [{"question_id": "q"}])

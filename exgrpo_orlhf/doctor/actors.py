@@ -1,6 +1,6 @@
-"""OpenRLHF's actors as the doctor needs them: they return what it compares.
+"""OpenRLHF's actors with methods that return what the doctor compares.
 
-Imported where OpenRLHF can be: with CUDA, or after cpu.install().
+Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.install().
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,32 @@ from . import parity
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
 
 
+@contextmanager
+def whole_weights(actor: MixedPolicyActor) -> Iterator[dict[str, torch.nn.Parameter]]:
+    """An actor's parameters by name. Under ZeRO-3 they are gathered from all ranks for as long as the context lasts."""
+    import deepspeed
+
+    named = dict(actor.actor.model.module.named_parameters())
+    with deepspeed.zero.GatheredParameters(list(named.values()), enabled=actor.strategy.stage == 3):
+        yield named
+
+
+def record_gradients(actor: MixedPolicyActor, found: parity.Gradients) -> None:
+    """From now on appends the gradient of each of the actor's optimiser steps to `found`."""
+    engine, step = actor.actor.model, actor.strategy.optimizer_step
+
+    def recorded(*args: Any, **options: Any) -> None:
+        if engine.is_gradient_accumulation_boundary():
+            from deepspeed.utils import safe_get_full_grad
+
+            found.append({name: safe_get_full_grad(p).float().cpu() for name, p in engine.module.named_parameters()})
+        step(*args, **options)
+
+    actor.strategy.optimizer_step = recorded
+
+
 class DoctorActor(MixedPolicyActor):
-    """A policy actor that returns its gradients, weights, states and surroundings."""
-
-    def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        super().init_model_from_pretrained(strategy, *args, **kwargs)
-        self.gradients: parity.Gradients | None = None
-        step = self.strategy.optimizer_step
-
-        def noted(*more: Any, **options: Any) -> None:
-            engine = self.actor.model
-            if self.gradients is not None and engine.is_gradient_accumulation_boundary():
-                from deepspeed.utils import safe_get_full_grad
-
-                named = engine.module.named_parameters()
-                self.gradients.append({name: safe_get_full_grad(p).float().cpu() for name, p in named})
-            step(*more, **options)
-
-        self.strategy.optimizer_step = noted
+    """A policy actor that also returns its gradients, weights, states and surroundings."""
 
     def whereabouts(self, names: Sequence[str]) -> dict[str, Any]:
         """Host, rank and those of the environment variables that are set here."""
@@ -50,15 +59,14 @@ class DoctorActor(MixedPolicyActor):
         }
 
     def sees(self, marker: str, paths: Sequence[str]) -> list[str]:
-        """Which of a marker file and some paths are not there on this rank; it leaves a file of its own beside the
-        marker."""
+        """Which of a marker file and some paths this rank does not see. Writes a file of its own beside the marker."""
         path = Path(marker)
         if path.parent.is_dir():
             path.with_name(f"{path.name}-{self._rank}").touch()
         return [str(part) for part in (path, *map(Path, paths)) if not part.exists()]
 
     def collective(self, megabytes: int) -> tuple[float, float]:
-        """Sum over all ranks of 1, and gigabytes a second of an all-reduce."""
+        """The sum of 1 over all ranks, and the speed of an all-reduce in gigabytes per second."""
         device = torch.cuda.current_device()
         values = torch.ones(megabytes * 2**18, device=device)
         torch.distributed.all_reduce(values.clone())
@@ -70,21 +78,20 @@ class DoctorActor(MixedPolicyActor):
         return float(values.mean()), megabytes / 1024 / seconds
 
     def start_recording(self) -> None:
-        self.gradients = []
+        self.gradients: parity.Gradients = []
+        self.unrecorded = self.strategy.optimizer_step
+        record_gradients(self, self.gradients)
 
     def recorded_gradients(self) -> parity.Gradients:
-        found, self.gradients = self.gradients or [], None
-        return found if self._rank == 0 else []
+        """The gradients since `start_recording`, from rank 0; the others return none. Ends the recording."""
+        self.strategy.optimizer_step = self.unrecorded
+        found, self.gradients = self.gradients, []
+        return [] if self._rank else found
 
     def weights(self) -> dict[str, np.ndarray]:
-        """What the model computes with, as float32; from rank 0, the others return none."""
-        import deepspeed
-
-        named = dict(self.actor.model.module.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.strategy.stage == 3):
-            if self._rank:
-                return {}
-            return {name: parameter.detach().float().cpu().numpy() for name, parameter in named.items()}
+        """The weights that the model computes with, as float32, from rank 0; the others return none."""
+        with whole_weights(self) as named:
+            return {} if self._rank else {name: p.detach().float().cpu().numpy() for name, p in named.items()}
 
     def states(self) -> dict[str, float]:
         """The squared norm of this rank's part of the master weights and of each optimiser state."""
@@ -98,28 +105,31 @@ class DoctorActor(MixedPolicyActor):
 
 
 def rollout_actor(cpu_bench: bool) -> Any:
-    """OpenRLHF's vLLM actor, which returns log-probs of the sampled distribution, and its weights."""
+    """OpenRLHF's vLLM actor, which returns log-probs of the sampled distribution, and its weights.
+
+    cpu_bench: whether cpu.install() has given that actor a worker extension that returns weights
+    """
     base = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
 
     class DoctorRollout(base):  # type: ignore[misc, valid-type]
-        async def __init__(self, *args: Any, **kwargs: Any) -> None:
+        async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
             if not cpu_bench:
                 kwargs["worker_extension_cls"] = "exgrpo_orlhf.doctor.worker.DoctorWorker"
             kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
             await super().__init__(*args, **kwargs)
 
-        async def weights(self) -> dict[str, Any]:
-            """The vLLM model's parameters, as vLLM has them. q, k and v are one tensor, gate and up too; the embedding
-            has more rows than the vocabulary; what is tied occurs once."""
+        async def weights(self) -> dict[str, np.ndarray]:
+            """The parameters of the vLLM model, float32, under vLLM's names. q, k and v are one tensor, and so are gate
+            and up. The embedding has more rows than the vocabulary. A tied weight occurs once."""
             (weights,) = await self.llm.collective_rpc("model_weights")
-            return {name: np.asarray(torch.as_tensor(weight).float()) for name, weight in weights.items()}
+            return dict(weights)
 
     return ray.remote(DoctorRollout)
 
 
 def different(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray]) -> tuple[list[str], int]:
-    """The parameters of a vLLM engine that are not the actor's, bit for bit; and how many could be compared. vLLM
-    packs the experts of a layer in a way of its own: those are not compared."""
+    """Compares the weights of a vLLM engine with the actor's, bit for bit. Returns the names of those that differ, and
+    how many could be compared: vLLM packs the experts of a layer in its own way, so these are left out."""
     names, compared = [], 0
     for name, weight in engine.items():
         fused = next((fused for fused in _FUSED if fused in name), None)

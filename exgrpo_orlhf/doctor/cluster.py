@@ -1,6 +1,7 @@
-"""The checks that need the layout at work: OpenRLHF's program on a small model, with this trainer in it.
+"""The checks that need the running layout: OpenRLHF's program on a small model, with DoctorTrainer as its trainer.
 
-`DoctorTrainer.fit` has the checks in order. Imported where OpenRLHF can be: with CUDA, or after cpu.install().
+`DoctorTrainer.fit` makes the checks in order. Import this module only where OpenRLHF can be imported: with CUDA, or
+after cpu.install().
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import ray
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from ..engines.engine import Engine, EngineLost
+from ..engines.engine import EngineLost
 from ..engines.openrlhf import cpu
 from ..engines.openrlhf.environment import forwarded, not_forwarded
 from ..engines.openrlhf.samples import Request, Sampler
@@ -32,18 +32,20 @@ from .actors import different
 from .finding import BOARD, CLUSTER, Finding, judged
 from .tiny import RESPONSE
 
-# Mean absolute difference of log-probs, nats. bfloat16's own on the CPU bench is 0.01, another temperature's 0.3.
+# Mean absolute difference of log-probs, nats. On the CPU test layout bfloat16 makes 0.01, another temperature 0.3.
 LOGPROB_GAP = 0.05
-# Relative error of the gradient, as a multiple of what bfloat16 alone does to the plain computation, and at least.
+# Limits on the relative error of the gradient: a multiple of the error that bfloat16 alone causes, and at least this.
 GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the doctor's driver asks of its trainer; travels as `args.exgrpo_doctor`.
+    """What the doctor's driver asks of its trainer. It reaches the trainer as `args.exgrpo_doctor`.
 
-    checks: to be made; same: variables that must have these values in every actor; present: names of variables that
-    must be set there, to whatever is right on its node; paths: that every rank must see
+    checks: names of the checks to make
+    same: variables that must have these values in every actor
+    present: variables that must be set in every actor, to whatever is right on its node
+    paths: what every rank must see
     """
 
     checks: Sequence[str]
@@ -53,15 +55,14 @@ class Orders:
 
 
 def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, str], cpu_bench: bool) -> Orders:
-    """environ: what the user has set; cpu_bench: sets some variables itself"""
-    handed_on = forwarded(environ).keys() & environ.keys() - (cpu.environment().keys() if cpu_bench else set())
-    of_nodes = [name for name, _ in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray's own in an actor
-    return Orders(checks, {name: environ[name] for name in sorted(handed_on)}, of_nodes, paths)
+    """environ: what the user has set; cpu_bench: whether the CPU test layout sets some of these variables itself"""
+    same = forwarded(environ).keys() & environ.keys() - (cpu.environment().keys() if cpu_bench else set())
+    of_nodes = [name for name, _ in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray sets it in actors
+    return Orders(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
 
 
-@ray.remote(num_cpus=0)
 class Board:
-    """Findings on their way from the trainer to the driver, wherever both are."""
+    """The Ray actor that passes findings from the trainer to the driver, on whichever nodes the two are."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -79,11 +80,11 @@ class Board:
 
 
 class DoctorTrainer(MixedTrainer):
-    """The trainer of a run of two steps, or of the third one that continues it, and before it the checks."""
+    """Makes the checks, one of which is a run of two steps; when resumed, the third step that continues it."""
 
     def fit(self) -> None:
         self.orders: Orders = self.args.exgrpo_doctor
-        self.board = Board.options(name=BOARD).remote()  # type: ignore[attr-defined]
+        self.board = ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
         if self.args.ckpt.load_enable:
             self._make("resume")
         else:
@@ -92,7 +93,7 @@ class DoctorTrainer(MixedTrainer):
         self._wait_for_the_reader()
 
     def _wait_for_the_reader(self) -> None:
-        """The board ends with this run."""
+        """The board ends with this run, so the driver must have taken all findings."""
         end = time.monotonic() + 30
         while not ray.get(self.board.all_taken.remote()) and time.monotonic() < end:
             time.sleep(0.1)
@@ -106,7 +107,7 @@ class DoctorTrainer(MixedTrainer):
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(where.filename).name}:{where.lineno})"
             finding = Finding(name, "failed", said, "see the logs of Ray's actors (ray logs) and doctor.log")
-            if isinstance(error, EngineLost):  # an actor that does not answer would not answer the next check either
+            if isinstance(error, EngineLost):  # the actor would not answer the next check either
                 ray.get(self.board.put.remote(finding))
                 self._wait_for_the_reader()
                 raise
@@ -115,10 +116,10 @@ class DoctorTrainer(MixedTrainer):
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._answer(self.actor_model_group.async_run_method(method, *args)))
 
-    # -- what is checked ----------------------------------------------------------------------------------------------
+    # -- the checks ---------------------------------------------------------------------------------------------------
 
     def check_ranks(self) -> Finding:
-        """The ranks reach one another, and their sums are right."""
+        """The ranks reach one another, and an all-reduce gives the right sum."""
         megabytes = 4 if self.settings.cpu_bench else 256
         sums = self._ranks("collective", megabytes)
         slowest = min(speed for _, speed in sums)
@@ -132,8 +133,8 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_folder(self) -> Finding:
-        """A file that this process writes in the run folder is seen by every rank, and what they write here; the model
-        too, where it is a path."""
+        """Every rank sees a file that this process writes in the run folder, and this process sees theirs. Every rank
+        sees the model, if it is a path."""
         marker = self.job.run / f".marker-{uuid.uuid4().hex}"
         marker.touch()
         missing = self._ranks("sees", str(marker), list(self.orders.paths))
@@ -150,7 +151,7 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_environment(self) -> Finding:
-        """The driver's variables that matter are set in every actor, those that are handed on to the same value."""
+        """The driver's variables that matter are set in every actor; those that are passed on have the same value."""
         same, present = self.orders.same, self.orders.present
         lost: dict[str, list[str]] = {}
         for place in self._ranks("whereabouts", [*same, *present]):
@@ -167,7 +168,7 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_logprobs(self) -> Finding:
-        """The vLLM engines and the trainer agree on how likely a sampled token is, before any update."""
+        """The vLLM engines and the trainer agree on the log-probs of sampled tokens before any update."""
         gap = self._gap()
         return judged(
             "logprobs",
@@ -178,24 +179,26 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def _gap(self) -> float:
+        """Mean absolute difference of the engines' and the trainer's log-probs of sampled tokens, nats."""
         questions = self.x.questions.load()[: 4 * self.ranks]
         sampler = Sampler(self.vllm_engines, RESPONSE, True, self.settings.timeout, self.prompts.turn_ends())
         requests = [
             Request(self.prompts.encode(question), 2, self.x.sampling.temperature, i)
             for i, question in enumerate(questions)
         ]
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        rollouts = dict(sampler(requests))  # all of them, before the engines sleep
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "sleep")
+        with self.engines_awake():
+            rollouts = dict(sampler(requests))
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
-        measured = self._measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
-        apart = [np.abs(ours - one.sampler_logprobs) for (ours, _), (_, one) in zip(measured, pairs, strict=True)]
+        measured = self.measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
+        apart = [
+            np.abs(ours.logprobs - one.sampler_logprobs)
+            for ours, (_, one) in zip(measured, pairs, strict=True)
+            if one.sampler_logprobs is not None
+        ]
         return float(np.concatenate(apart).mean())
 
     def check_gradient(self) -> Finding:
-        """The gradient of one batch is that of the plain computation, but for bfloat16's rounding."""
+        """The gradient of one batch equals that of the plain computation, apart from bfloat16's rounding."""
         model = Path(self.args.actor.model_name_or_path)
         questions = self.x.questions.load()[: self.x.settings.questions_per_step]
         batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
@@ -218,16 +221,18 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_sync(self) -> Finding:
-        """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Engines of several
-        GPUs hold slices, which are not compared."""
+        """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Weights of engines
+        with several GPUs are slices, which are not compared."""
         self.broadcast_to_vllm()
         whole = self.args.vllm.tensor_parallel_size == 1
         actor, bad, compared = self._ranks("weights")[0], [], 0
         for i, engine in enumerate(self.vllm_engines if whole else ()):
             names, compared = different(ray.get(engine.weights.remote()), actor)
             more = f" and {len(names) - 3} more" if names[3:] else ""
-            bad += [f"engine {i} differs in {', '.join(names[:3])}{more}"] * bool(names)
-            bad += [f"none of engine {i}'s weights has a name of the actor's"] * (not compared)
+            if names:
+                bad.append(f"engine {i} differs in {', '.join(names[:3])}{more}")
+            if not compared:
+                bad.append(f"engine {i} has no weight with a name of the actor's")
         gap = self._gap()
         if gap > LOGPROB_GAP:
             bad.append(f"log-probs {gap:.4f} nats apart")
@@ -241,51 +246,48 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_sleep(self) -> Finding:
-        """What is sent to sleep wakes up unchanged."""
+        """The training states and the engines' weights are the same after sleeping."""
         if not (self.args.ds.enable_sleep or self.args.vllm.enable_sleep):
-            return Finding("sleep", "skipped", "the layout lets nothing sleep")
+            return Finding("sleep", "skipped", "nothing sleeps in this layout")
         bad, seconds = [], 0.0
         if self.args.ds.enable_sleep:
-            self._ranks("reload_states")
-            before = self._ranks("states")
+            before = self._states()
             begin = time.perf_counter()
-            self._ranks("offload_states")
             self._ranks("reload_states")
+            self._ranks("offload_states")
             seconds = time.perf_counter() - begin
-            after = self._ranks("states")
-            self._ranks("offload_states")  # as it was found
-            for rank, (one, other) in enumerate(zip(before, after, strict=True)):
-                bad += [f"rank {rank}: {name}" for name in one if one[name] != other.get(name)]
-        compared = self.args.vllm.tensor_parallel_size == 1
-        if self.args.vllm.enable_sleep and compared:
-            batch_vllm_engine_call(self.vllm_engines, "wake_up")
-            asleep = [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
-            batch_vllm_engine_call(self.vllm_engines, "sleep")
-            batch_vllm_engine_call(self.vllm_engines, "wake_up")
-            for i, (engine, before_sleep) in enumerate(zip(self.vllm_engines, asleep, strict=True)):
-                awake = ray.get(engine.weights.remote())
-                bad += [f"engine {i}: {name}" for name in awake if not np.array_equal(awake[name], before_sleep[name])]
-            batch_vllm_engine_call(self.vllm_engines, "sleep")
-        engines = "unchanged" if self.args.vllm.enable_sleep and compared else "not compared"
+            bad += _changed(before, self._states())
+        compared = self.args.vllm.enable_sleep and self.args.vllm.tensor_parallel_size == 1
+        if compared:
+            before_sleep, after = self._engine_weights(), self._engine_weights()
+            for i, (one, other) in enumerate(zip(before_sleep, after, strict=True)):
+                bad += [f"engine {i}: {name}" for name in other if not np.array_equal(one[name], other[name])]
         return judged(
             "sleep",
             not bad,
             f"changed: {', '.join(bad[:3])}"
             if bad
-            else f"all states unchanged, offload and reload took {seconds:.1f} s; vLLM's weights {engines}",
+            else f"all states unchanged, offload and reload took {seconds:.1f} s; vLLM's weights "
+            f"{'unchanged' if compared else 'not compared'}",
             "train without 'ds.enable_sleep' or 'vllm.enable_sleep', with a smaller 'vllm.gpu_memory_utilization'",
         )
 
+    def _engine_weights(self) -> list[dict[str, np.ndarray]]:
+        with self.engines_awake():
+            return [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
+
     def check_step(self) -> Finding:
-        """Two steps of training, the second with replay where the layout replays, and a checkpoint."""
+        """Two steps of training succeed, the second with replay if the experiment has replay, and save a checkpoint."""
         run = self._run()
         run.go(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
         last = rows[-1]
         self._saved_state().write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
-        bad += ["no update has a gradient"] * (not any(row["policy/grad_norm"] for row in rows))
-        bad += ["nothing is replayed"] * bool(self.x.mixer.rho and not last["replay/actual_share"])
+        if not any(row["policy/grad_norm"] for row in rows):
+            bad.append("the gradient of any update")
+        if self.x.mixer.rho and not last["replay/actual_share"]:
+            bad.append("replayed questions")
         times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
         done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "
         done += f"{100 * last['replay/actual_share']:.0f} % replayed; seconds: {times}"
@@ -297,18 +299,14 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def check_resume(self) -> Finding:
-        """Weights, optimiser and buffer come back as they were saved, and training goes on."""
+        """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
         run = self._run()
-        saved, states = json.loads(self._saved_state().read_text()), self._states()
-        bad = [
-            f"rank {i}: {n}" for i, (a, b) in enumerate(zip(saved, states, strict=True)) for n in a if a[n] != b.get(n)
-        ]
+        bad = _changed(json.loads(self._saved_state().read_text()), self._states())
         again = self.job.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
         for table in ("questions.parquet", "trajectories.parquet"):
-            if (again / table).read_bytes() != (
-                self.job.run / f"checkpoint-{run.step}" / "replay" / table
-            ).read_bytes():
+            saved = self.job.run / f"checkpoint-{run.step}" / "replay" / table
+            if (again / table).read_bytes() != saved.read_bytes():
                 bad.append(table)
         begun, stored = run.step, run.buffer.n_trajectories
         run.go(StopFile(self.job.run))
@@ -321,18 +319,24 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def _run(self) -> TrainingRun:
-        def engine(checkpoint: Path | None) -> Engine:
-            return self
-
-        return TrainingRun(self.x, engine, self.job.run, self.job.tracking_uri, self.job.tags)
+        run = self.loop()
+        assert isinstance(run, TrainingRun)  # the doctor launches with this loop
+        return run
 
     def _saved_state(self) -> Path:
         return self.job.run / "states.json"
 
     def _states(self) -> list[dict[str, float]]:
+        """`DoctorActor.states` of every rank. Sleeping states are loaded for it and offloaded again."""
         if not self.args.ds.enable_sleep:
             return self._ranks("states")
         self._ranks("reload_states")
         states = self._ranks("states")
         self._ranks("offload_states")
         return states
+
+
+def _changed(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of the states that differ, per rank."""
+    ranks = enumerate(zip(before, after, strict=True))
+    return [f"rank {rank}: {name}" for rank, (one, other) in ranks for name in one if one[name] != other.get(name)]

@@ -1,4 +1,4 @@
-"""From gin files to findings: this machine first, then the layout on a small model, trained once and resumed once."""
+"""From gin files to findings: first this machine, then the layout with a small model, which is trained and resumed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +30,13 @@ Report = Callable[[Finding], None]
 
 
 class Case(NamedTuple):
-    """What is examined. bound: path or hub id of the bound model; work: a folder where the run would go, with the small
-    model in it; environ: the user's variables"""
+    """What is examined.
+
+    files, overrides: of the command line, --gin and --set
+    bound: path or hub id of the bound model
+    work: a folder where the run would go, with the small model in it
+    environ: the user's variables
+    """
 
     files: Sequence[str]
     overrides: Sequence[str]
@@ -40,7 +46,7 @@ class Case(NamedTuple):
     environ: Mapping[str, str]
 
     def paths(self) -> list[str]:
-        """What every node must see: the folder, the small model, the bound one where it is a path."""
+        """What every node must see: the folder, the small model, and the bound model if it is a path."""
         return [*map(str, (self.work, self.model)), *([self.bound] if self.bound and Path(self.bound).exists() else [])]
 
     def experiments(self, steps: int) -> tuple[Experiment, Experiment]:
@@ -55,18 +61,20 @@ def examine(
     report: Report,
     environ: Mapping[str, str],
 ) -> bool:
-    """Makes the checks and reports each as it ends. Returns whether all of them found what they should; where all were
-    made, that is remembered.
+    """Makes the checks and reports each result at once. Returns whether none failed; if all checks were made and none
+    failed, that is remembered.
 
-    folder: where the run would go: whether there is room, and whether all nodes see it
-    only: names of CHECKS; none: all of them
-    environ: the variables that the user has set; some libraries change their own process's
+    Args:
+        folder: where the run would go; it must have room, and all nodes must see it
+        only: names of CHECKS; empty: all of them
+        environ: the variables that the user has set, before libraries changed this process's
+
     Raises ConfigError, and ValueError for an experiment of another engine.
     """
     findings: list[Finding] = []
 
     def found(finding: Finding) -> None:
-        # Without a start or a step nothing is found of what was asked for.
+        # A failed start or step is reported even if it was not asked for, because no later check can be made.
         if not only or finding.check in only or (finding.outcome == "failed" and finding.check in ("start", "step")):
             findings.append(finding)
             report(finding)
@@ -79,8 +87,7 @@ def examine(
         bound, trouble = tiny.bound_model(files, overrides)
         case = Case(files, overrides, None if trouble else bound, work, work / "model", environ)
         as_bound, x = case.experiments(steps=2)
-        if as_bound.openrlhf is None:
-            raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
+        assert as_bound.openrlhf is not None
         flags = as_bound.openrlhf.all_flags()
         parameters = node.parameters_of(AutoConfig.from_pretrained(case.bound)) if case.bound else None
         elsewhere = ray_address(as_bound.openrlhf.ray_address, environ) != "local"
@@ -105,11 +112,11 @@ def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict
     made = f"{architecture} with {tiny.LAYERS} layers"
     if trouble:
         remedy = "PretrainedModel.path is a folder that every node sees, or a hub id that is in every node's cache"
-        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {made} is taken instead", remedy)
-    return Finding("model", "ok", f"{made}, " + (f"the architecture of {bound}" if bound else "for no model is bound"))
+        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {made} is used instead", remedy)
+    why = f"the architecture of {bound}" if bound else "because no model is bound"
+    return Finding("model", "ok", f"{made}, {why}")
 
 
-@ray.remote(num_cpus=0)
 def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
     missing = [f"does not see {path}" for path in paths if not Path(path).exists()]
     found = machine.examine_node(Path(paths[0]), flags) if not missing else ()
@@ -117,30 +124,30 @@ def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
 
 
 def _on_the_nodes(case: Case, x: Experiment, flags: dict[str, Any]) -> Finding:
-    """Every node of the cluster by itself, before actors are started on it: one that does not see the model's folder
-    could not say so later."""
+    """Checks every node of the cluster by itself, before actors are started there: an actor that does not see the
+    model's folder could not report it."""
     assert x.openrlhf is not None
     if ray_address(x.openrlhf.ray_address, case.environ) == "local":
-        return Finding("nodes", "skipped", "Ray is started for the run, on this machine alone")
+        return Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
     launch.prepare(x.openrlhf)
-    from ..engines.openrlhf import driver  # imports OpenRLHF, which can be imported now
+    from ..engines.openrlhf import driver  # after launch.prepare, which makes OpenRLHF importable
 
     bad, names = [], []
     try:
         with driver.connected(x.openrlhf, 0):
             for one in (one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")):
                 where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
-                asked = _examine_node.options(scheduling_strategy=where).remote(case.paths(), flags)
+                task = ray.remote(num_cpus=0)(_examine_node).options(scheduling_strategy=where)
                 names.append(one["NodeManagerHostname"])
-                bad += [f"{names[-1]} {said}" for said in ray.get(asked, timeout=300)]
+                bad += [f"{names[-1]} {said}" for said in ray.get(task.remote(case.paths(), flags), timeout=300)]
     except (EngineLost, ray.exceptions.RayError) as error:
         bad.append(str(error))
     remedy = "one shared file system under the same path, and the same environment, on all nodes: docs/cluster.md"
-    return judged("nodes", not bad, "; ".join(bad) or f"sound: {', '.join(names)}", remedy)
+    return judged("nodes", not bad, "; ".join(bad) or f"all well: {', '.join(names)}", remedy)
 
 
 def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -> None:
-    """Two runs of OpenRLHF's program: one that is examined and saves a checkpoint, and one that resumes from it."""
+    """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
     asked = wanted | {needed[name] for name in wanted & needed.keys()}
     checks = [name for name in CLUSTER[:-1] if name in asked]
@@ -158,11 +165,11 @@ def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -
                     resume=experiment is not x,
                     tracking_uri="unused",
                     tags={},
-                    classes=_Classes(experiment, part, case),
+                    classes=partial(_classes, experiment, part, case),
                 )
             except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
                 reader.stop()
-                remedy = "the last log lines say where; docs/cluster.md has how Ray and the layouts are started"
+                remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
                 found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
                 return
         if reader.seen.get("step") == "failed" and "resume" in wanted:
@@ -174,27 +181,20 @@ def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -
     found(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
 
 
-class _Classes(NamedTuple):
-    """Our classes for OpenRLHF's program; called where OpenRLHF can be imported."""
+def _classes(x: Experiment, checks: Sequence[str], case: Case, args: Any) -> tuple[type, type]:
+    """The doctor's policy actor and trainer for OpenRLHF's program. Called when OpenRLHF can be imported (`launch`)."""
+    from openrlhf.trainer.ray import vllm_engine
 
-    x: Experiment
-    checks: Sequence[str]
-    case: Case
+    from . import actors, cluster
 
-    def __call__(self, args: Any) -> tuple[type, type]:
-        from openrlhf.trainer.ray import vllm_engine
-
-        from . import actors, cluster
-
-        assert self.x.openrlhf is not None
-        cpu_bench = self.x.openrlhf.cpu_bench
-        args.exgrpo_doctor = cluster.orders(self.checks, self.case.paths(), self.case.environ, cpu_bench)
-        vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench)
-        return actors.DoctorActor, cluster.DoctorTrainer
+    assert x.openrlhf is not None
+    args.exgrpo_doctor = cluster.orders(checks, case.paths(), case.environ, x.openrlhf.cpu_bench)
+    vllm_engine.RolloutRayActor = actors.rollout_actor(x.openrlhf.cpu_bench)
+    return actors.DoctorActor, cluster.DoctorTrainer
 
 
 class _Reader:
-    """Takes findings from the trainer's board while this process waits for OpenRLHF's program."""
+    """A thread that takes findings from the trainer's board while this process waits for OpenRLHF's program."""
 
     def __init__(self, found: Report) -> None:
         self.found = found

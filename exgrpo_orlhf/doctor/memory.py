@@ -1,4 +1,4 @@
-"""Healthy examinations, remembered in the user's cache: train.py says where there is none for what it will run."""
+"""Successful examinations, stored in the user's cache. train.py prints a line if there is none for its layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "v
 
 
 def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> Path:
-    """flags: OpenRLHF's, as bound"""
+    """Stores a successful examination. flags: OpenRLHF's, as bound"""
     path = _path(flags)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = {**_key(flags), "when": datetime.now(UTC).isoformat(), "findings": [str(finding) for finding in findings]}
@@ -28,7 +28,7 @@ def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> Path:
 
 
 def remembered(flags: Mapping[str, Any]) -> bool:
-    """Whether this host has once been found healthy with these OpenRLHF flags and these versions."""
+    """Whether an examination on this host succeeded with these OpenRLHF flags and the installed versions."""
     return _path(flags).exists()
 
 

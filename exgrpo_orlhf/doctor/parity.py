@@ -1,4 +1,4 @@
-"""The gradient of a batch through a layout, against the plain computation: one process, float32, no packing."""
+"""Compares the gradient of a batch through a layout with the plain one: one process, float32, no packing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ Gradients = list[dict[str, Tensor]]  # of each optimiser step by parameter, floa
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a gradient from the right one, over all parameters and steps. error: relative; norm: ratio of the norms;
-    worst: the parameter with the smallest cosine, and that cosine"""
+    """The difference of a gradient from the right one, over all parameters and steps.
+
+    error: relative; norm: ratio of the norms; worst: the parameter with the smallest cosine, and that cosine
+    """
 
     error: float
     norm: float
@@ -30,10 +32,11 @@ class Difference:
 
     @classmethod
     def between(cls, found: Gradients, right: Gradients) -> Difference:
-        """Raises ValueError for another number of optimiser steps."""
+        """Raises ValueError if the numbers of optimiser steps differ."""
         if len(found) != len(right):
             raise ValueError(f"{len(found)} optimiser steps were made instead of {len(right)}")
-        whole, cosines = [], {}
+        whole: list[list[Tensor]] = []
+        cosines: dict[str, float] = {}
         for ours, exact in zip(found, right, strict=True):
             whole.append([torch.cat([g[name].flatten().double() for name in exact]) for g in (ours, exact)])
             for name, g in exact.items():
@@ -45,10 +48,10 @@ class Difference:
 
 
 def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:
-    """Groups of K rows of random tokens and advantages; the second half ends with a stored trajectory, one fresh row
-    could not be graded.
+    """Groups of K rows of random tokens and advantages. The groups of the second half end with a stored trajectory, and
+    one fresh row could not be graded.
 
-    vocabulary: tokens from 2 on are drawn; length: of a response at most
+    vocabulary: tokens from 2 up to this are drawn; length: longest response, tokens
     """
     rng, groups, rows = np.random.default_rng(0), [], []
     for i, question in enumerate(questions):
@@ -71,7 +74,7 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
 
 
 def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
-    """By the local engine on the CPU."""
+    """The gradient of each optimiser step, unclipped, by the local engine on the CPU."""
     engine = TorchEngine(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
         replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
@@ -80,11 +83,18 @@ def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32
         model_path=model,
         reference=x.loss.kl_coef > 0,
     )
+    gradients = recorded_gradients(engine)
+    engine.update(batch, x.loss)
+    return gradients
+
+
+def recorded_gradients(engine: TorchEngine) -> Gradients:
+    """A list to which each following optimiser step of the engine appends its gradient."""
     gradients: Gradients = []
 
-    def note(*_: Any) -> None:
-        gradients.append({name: p.grad.float().clone() for name, p in engine.model.named_parameters()})
+    def record(*_: Any) -> None:
+        named = engine.model.named_parameters()
+        gradients.append({name: p.grad.detach().float().cpu().clone() for name, p in named if p.grad is not None})
 
-    engine._update.optimizer.register_step_pre_hook(note)
-    engine.update(batch, x.loss)
+    engine._update.optimizer.register_step_pre_hook(record)
     return gradients

@@ -1,7 +1,7 @@
-"""A small random model of the bound architecture, and the bound experiment with it, in minutes instead of days.
+"""A small random model of the bound architecture, and the bound experiment with this model.
 
-What a layout can do wrong does not need a large model: lost micro-batches, weights that do not arrive, another
-temperature. What it takes in memory does; the doctor does not measure that.
+Faults of a layout show with a small model: lost micro-batches, weights that do not arrive, another temperature. Its
+memory use does not, and the doctor does not measure it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 
 from .. import config
 from ..experiment import Experiment
-from ..settings import PretrainedModel
+from ..settings import ConfigError, PretrainedModel
 from ..tasks.chain_model import chain_tokenizer
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
-RESPONSE, PROMPT = 24, 32  # tokens at most
-MICRO_BATCH_TOKENS = 128  # of dynamic batches: a rank's rows of a step are more than three times that
-ROWS = 24  # of an optimiser step on a rank, at least
-TIMEOUT = 600.0  # seconds for an answer of an actor, at most
+RESPONSE, PROMPT = 24, 32  # longest, tokens
+MICRO_BATCH_TOKENS = 128  # of dynamic batches; the rows of a step on a rank are more than three times that
+ROWS = 24  # fewest rows of an optimiser step on a rank
+TIMEOUT = 600.0  # seconds, the longest OpenRLHF.timeout
 HALF = Fraction(1, 2)
 REWARD = "reward.py"
 _REWARD = """import zlib
 
 
 def reward_func(queries, prompts, labels):
-    \"\"\"Right or wrong by chance, the same each time: a random model is never right.\"\"\"
+    \"\"\"Right or wrong by chance, reproducibly: a random model is never right.\"\"\"
     return {"rewards": [float(zlib.crc32(query.encode()) % 2) for query in queries]}
 """
 
 
 def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | None, str | None]:
-    """Path or hub id of the pretrained model that the files bind, and what is wrong with its configuration; None for
-    a model that is made here, or for none."""
+    """Path or hub id of the pretrained model that the files bind, and what is wrong with its configuration. The first
+    is None if the model is made here, or none is bound; the second if nothing is wrong."""
     try:
         model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
-    except config.ConfigError:  # a recipe whose model is still to be named; whatever else is wrong is said later
+    except ConfigError:  # a recipe without a model; other errors are raised later
         return None, None
     if not isinstance(model, PretrainedModel):
         return None, None
@@ -54,9 +54,11 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
-    """Saves the model and its tokenizer in `folder`, a function of rewards beside it; returns its architecture.
+    """Saves the model and its tokenizer in `folder`, and a reward function beside it. Returns the architecture's name.
 
-    bound: whose architecture, None: Qwen2's; tensor_parallel: GPUs of a vLLM engine, each has heads of its own
+    Args:
+        bound: the model whose architecture is used; None: Qwen2
+        tensor_parallel: GPUs of a vLLM engine, over which the heads are split
     """
     tokenizer = chain_tokenizer()
     shape = _shape(AutoConfig.from_pretrained(bound).get_text_config() if bound else Qwen2Config(), tensor_parallel)
@@ -66,17 +68,17 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
-        # At a random model's own scale all tokens are equally likely, and another temperature would change nothing.
+        # With a random model's own scale all tokens would be equally likely, at any temperature.
         torch.nn.init.normal_(model.get_output_embeddings().weight, std=SPREAD / math.sqrt(shape.hidden_size))
     model.tie_weights()
-    model.bfloat16().save_pretrained(folder)  # weights that bfloat16 holds exactly, as those of published models
+    model.bfloat16().save_pretrained(folder)  # as published models, whose weights are exact in bfloat16
     tokenizer.save_pretrained(folder)
     (folder.parent / REWARD).write_text(_REWARD, encoding="utf-8")
     return type(model).__name__
 
 
 def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
-    """The configuration with few and narrow layers."""
+    """The bound configuration with fewer and narrower layers."""
     shape = copy.deepcopy(bound)
     heads = max(4, tensor_parallel)
     grouped = getattr(bound, "num_key_value_heads", None) not in (None, bound.num_attention_heads)
@@ -104,10 +106,14 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
 def examined(
     files: Sequence[str], overrides: Sequence[str], model: Path, folder: Path, steps: int
 ) -> tuple[Experiment, Experiment]:
-    """The bound experiment on the small model, with questions and rewards made here; once with the bound size of a
-    batch and OpenRLHF's flags as they are bound, and once with those that the small model needs. Raises ConfigError.
+    """The bound experiment on the small model, with questions and rewards made here, twice: with the bound batch size
+    and OpenRLHF flags, and with those that the small model needs.
 
-    folder: where `make_model` has put the rewards' file; steps: of training
+    Args:
+        folder: where `make_model` has written the reward function
+        steps: of training
+
+    Raises ConfigError, and ValueError for an experiment of another engine.
     """
     small = [
         "Work.model = @PretrainedModel()",
@@ -144,27 +150,29 @@ def examined(
     ]
     given = [*overrides, *small]
     x = config.load(["base.gin", *files], given)
+    if x.openrlhf is None:
+        raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
     if 0 < x.mixer.rho < HALF:
-        given.append("ReplayMixer.rho = 0.5")  # of a batch of few questions, one at least
-    if x.openrlhf is not None:
-        flags = x.openrlhf.all_flags()
-        # What the engines' log-probs correct in the loss is left out: the plain computation has no engine.
-        more = {**x.openrlhf.more_flags, "algo.advantage.is_correction_level": "off"}
-        timeout = min(x.openrlhf.timeout, TIMEOUT)
-        given.append(f"OpenRLHF.timeout = {timeout}")
-        for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
-            if flag in flags:
-                more[flag] = MICRO_BATCH_TOKENS
-        given.append(f"OpenRLHF.more_flags = {more!r}")
-        count = _questions(x, flags)
-    else:
-        count = ROWS // x.settings.group_size * x.optimizer.steps_per_batch
-    given += [f"train.questions_per_step = {count}", f"ModularChains.count = {8 * count}"]
+        given.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
+    flags = x.openrlhf.all_flags()
+    # Without the correction by the engines' log-probs: the plain computation has no engine.
+    more = {**x.openrlhf.more_flags, "algo.advantage.is_correction_level": "off"}
+    for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
+        if flag in flags:
+            more[flag] = MICRO_BATCH_TOKENS
+    count = _questions(x, flags)
+    given += [
+        f"OpenRLHF.timeout = {min(x.openrlhf.timeout, TIMEOUT)}",
+        f"OpenRLHF.more_flags = {more!r}",
+        f"train.questions_per_step = {count}",
+        f"ModularChains.count = {8 * count}",
+    ]
     return x, config.load(["base.gin", *files], given)
 
 
 def _questions(x: Experiment, flags: dict[str, Any]) -> int:
-    """The fewest questions of a batch that give every rank as many rows, enough for several micro-batches."""
+    """The smallest batch, in questions, that gives every rank the same number of rows, enough for several
+    micro-batches."""
     ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
     micro = flags.get("train.micro_batch_size", 8)
     rollout = flags.get("rollout.micro_batch_size", 8)

@@ -1,1 +1,1 @@
-"""The engines that run one algorithm: generate, score, update, save."""
+"""The two engines, which generate, score, update and save: `local` and `openrlhf`."""

@@ -1,20 +1,25 @@
-"""What the training loop asks of an engine, whichever machine it stands on."""
+"""What the training loop asks of an engine, and what both engines share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..experiment import Experiment, Outcome
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
-from ..records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from ..replay import Plan
 from ..stopping import Stop
+from .rows import ForwardRow, Measured
+
+LogProbs = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -28,77 +33,126 @@ class UpdateStats:
     later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
     """
 
-    policy_logprobs: list[np.ndarray]
-    behaviour_logprobs: list[np.ndarray]
+    policy_logprobs: list[LogProbs]
+    behaviour_logprobs: list[LogProbs]
     entropies: list[float]
     metrics: dict[str, float]
-    later_passes: Sequence[Mapping[int, np.ndarray]] = ()
+    later_passes: Sequence[Mapping[int, LogProbs]] = ()
 
 
 class NonFiniteUpdate(ArithmeticError):
-    """The loss or the gradient is not finite. dump: the rows of the optimiser step, for a look at what did it."""
+    """The loss or the gradient is not finite. dump: the rows of the optimiser step (`dumped`), to find the cause."""
 
     def __init__(self, message: str, dump: list[dict[str, Any]]) -> None:
         super().__init__(message)
         self.dump = dump
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.dump)  # an exception comes back from another process by its arguments
+        return type(self), (str(self), self.dump)  # pickle makes an exception anew from these arguments
+
+
+def dumped(row: Row, policy: LogProbs, behaviour: LogProbs) -> dict[str, Any]:
+    """One row for `NonFiniteUpdate.dump`, as JSON; with its log-probs under the current and the behaviour policy."""
+    return {
+        "question_id": row.question.id,
+        "token_ids": row.token_ids.tolist(),
+        "advantage": row.advantage,
+        "in_loss": row.in_loss,
+        "replayed_from_step": None if row.replayed is None else row.replayed.step,
+        "policy_logprobs": policy.tolist(),
+        "behaviour_logprobs": behaviour.tolist(),
+    }
 
 
 class EngineLost(RuntimeError):
-    """An actor or engine of another process that died, failed or does not answer."""
+    """An actor or an engine in another process died, failed or does not answer."""
 
 
-class Engine(Protocol):
-    """whole_batches: it cannot make an optimiser step of fewer questions than train.questions_per_step"""
+class Engine(ABC):
+    """Both engines are of this class. The methods with a body are the same in both.
+
+    whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
+    """
 
     prompts: PromptEncoder
+    tokenizer: Any
     whole_batches: bool
+
+    @abstractmethod
+    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
+        """Fresh ungraded responses, of each question as many as `plan.rollouts` says. Groups come in any order, and may
+        come one by one as they are completed. Raises EngineLost."""
+
+    @abstractmethod
+    def respond(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
+
+    def answer(
+        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
+    ) -> list[list[Rollout]]:
+        """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
+        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
+        rollouts = iter(self.respond(prompts, [seed for own in seeds for seed in own], temperature, top_p))
+        return [[next(rollouts) for _ in own] for own in seeds]
+
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
+        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    @abstractmethod
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        """Each row under the current policy, without gradient."""
 
     def score(
         self,
         plan: Plan,
         to_score: Mapping[str, Sequence[Trajectory]],
-        score: Callable[[float, np.ndarray], float],
+        score: Callable[[float, LogProbs], float],
     ) -> dict[str, list[float]]:
-        """What the current policy makes of each stored response, in the order given.
+        """The score of each stored response under the current policy, in the order given, by question id.
 
-        score: from mean token entropy (temperature 1, nats) and log-probs (T,) (sampling temperature) of the response
-            to what is selected by (`TrajectorySelector.score`)
+        Args:
+            to_score: stored responses of replayed questions, by question id
+            score: computes it from the mean token entropy of a response (nats, at temperature 1) and its log-probs
+                (T,) at the sampling temperature (`TrajectorySelector.score`)
         """
-        ...
+        questions = {question.id: question for question in plan.replayed}
+        rows = [
+            ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
+            for question_id, stored in to_score.items()
+            for trajectory in stored
+        ]
+        scores = iter([score(measured.entropy, measured.logprobs) for measured in self.measure(rows)])
+        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
 
-    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
-        """As many fresh responses as `plan.rollouts` says; groups in any order, perhaps one by one as each is complete,
-        ungraded. Raises EngineLost."""
-        ...
+    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
+        """Prompt and response of each row of the flattened batch."""
+        return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
 
-    def answer(
-        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
-    ) -> list[list[Rollout]]:
-        """For evaluation: a response to each question for each of its seeds, ungraded. temperature: 0 is greedy"""
-        ...
-
-    def decode(self, token_ids: np.ndarray) -> str:
-        """The response as text, without special tokens; for verifiers and people, never encoded again."""
-        ...
-
+    @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
-        ...
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
-        """Hugging Face files in `folder`, the rest of the engine's state in a subfolder of it."""
-        ...
+        """Writes Hugging Face files into `folder`, and the rest of the engine's state into a subfolder of it."""
 
+    @abstractmethod
     def load(self, folder: Path) -> None:
-        """The state beside the weights, as saved; the weights were loaded when the engine was made."""
-        ...
+        """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
+
+
+class Going(Protocol):
+    """A training loop that is ready to start."""
+
+    def go(self, stop: Stop) -> Outcome: ...
 
 
 class Loop(Protocol):
-    """The training loop: training.TrainingRun. An engine that starts it in a process of its own is handed it."""
+    """Makes the training loop (training.TrainingRun). The OpenRLHF engine, which starts it in a process of its own, is
+    handed this, because it lies below the loop."""
 
     def __call__(
         self,
@@ -108,7 +162,3 @@ class Loop(Protocol):
         tracking_uri: str,
         tags: Mapping[str, str],
     ) -> Going: ...
-
-
-class Going(Protocol):
-    def go(self, stop: Stop) -> Outcome: ...

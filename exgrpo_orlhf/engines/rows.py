@@ -1,13 +1,18 @@
-"""Rows of prompt and response, and how they are cut into forward passes."""
+"""Rows of prompt and response: how they are padded, cut into forward passes, and what a pass measures of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+
+from ..records import Row
 
 MAX_PADDING = 0.05  # share of a batch's tokens
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,10 +20,20 @@ class ForwardRow:
     """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1."""
 
     prompt: Sequence[int]
-    response: np.ndarray
+    response: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
+
+
+class Measured(NamedTuple):
+    """A response under the current policy.
+
+    logprobs: float32 (T,), at the sampling temperature; entropy: mean over its tokens, nats, at temperature 1
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    entropy: float
 
 
 def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
@@ -38,3 +53,20 @@ def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[lis
             n += 1
         yield order[:n]
         order = order[n:]
+
+
+def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Token ids (R, W), padded on the right with 0, and which of them belong to a response (R, W)."""
+    shape = len(rows), max(map(len, rows))
+    ids, responses = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    for i, row in enumerate(rows):
+        prompt, length = len(row.prompt), len(row)
+        ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
+        responses[i, prompt:length] = True
+    return ids, responses
+
+
+def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
+    """The stored log-probs of a replayed row, to the bit. For a fresh row `measured`: its log-probs under the policy
+    that sampled it, or None where they are not known yet."""
+    return measured if row.replayed is None else row.replayed.behaviour_logprobs

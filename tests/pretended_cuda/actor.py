@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import openrlhf_bench  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
 from device import Pretended, install
@@ -23,6 +23,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf_ranks import K, arguments, experiences_of, mixed_batch
 from transformers import AutoModelForCausalLM
 
+from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.openrlhf import actor
 from exgrpo_orlhf.objective import MixedPolicyLoss
 
@@ -81,12 +82,8 @@ def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
     )
     batch, rows = mixed_batch(groups=GROUPS)
     rows = [replace(row, prompt=[token % 18 for token in row.prompt]) for row in rows]
-    log_probs, entropies = ours.measure(rows)
-    old = [
-        now if row.replayed is None else row.replayed.behaviour_logprobs
-        for row, now in zip(batch.flat_rows(), log_probs, strict=True)
-    ]
-    for experience in experiences_of(args, batch, rows, old):
+    log_probs, entropies = zip(*ours.measure(rows), strict=True)
+    for experience in experiences_of(args, batch, rows, log_probs):
         experience.base_action_log_probs = experience.action_log_probs - 0.1  # as a reference would say
         ours.append(experience)
     status = ours.fit(args.algo.kl.init_coef)
@@ -101,7 +98,7 @@ def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
 
 def planted(model: Path) -> dict[str, str]:
     """What is said where a tensor was left on the CPU."""
-    stats, loss = actor.token_stats, actor.MixedLoss.forward
+    stats, loss = shared.token_stats, actor.MixedLoss.forward
 
     def other_stats(hidden: Any, weight: Any, targets: Any, **more: Any) -> Any:
         return stats(hidden, weight, targets.cpu(), **more)
@@ -109,7 +106,7 @@ def planted(model: Path) -> dict[str, str]:
     def other_loss(self: Any, log_probs: Any, old: Any, *rest: Any, **more: Any) -> Any:
         return loss(self, log_probs, old.cpu(), *rest, **more)
 
-    faults = {"forward": (actor, "token_stats", other_stats), "loss": (actor.MixedLoss, "forward", other_loss)}
+    faults = {"forward": (shared, "token_stats", other_stats), "loss": (actor.MixedLoss, "forward", other_loss)}
     said = {}
     for name, (owner, function, wrong) in faults.items():
         with pytest.MonkeyPatch.context() as patch:

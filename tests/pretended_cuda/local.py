@@ -15,6 +15,7 @@ import torch
 from device import Pretended, install, waits
 from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
 
+from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
@@ -175,9 +176,9 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
 
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """What is said where a tensor was left on the CPU."""
-    stats, sample, tokens = forward.token_stats, generation.sample, update.TokenBatch
+    stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
     faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
-        "score": (forward, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
+        "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
         "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
         "update": (
             update,

@@ -1,4 +1,4 @@
-"""The key-value cache of a generation: in the dtype of the computation, with room for the tokens to come."""
+"""The key-value cache of a generation, in the dtype of the computation and with room for the tokens to come."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ BLOCK = 256  # positions reserved at a time
 
 
 def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
-    """Let the layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
+    """Makes layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
 
     transformers' dynamic layers copy all their keys and values at every token. Its static layers do not, but have their
-    final length from the first token on, and attention runs over the empty positions too. Layers of other kinds and
-    cache classes of a model's own stay as they are.
+    final length from the first token on, and attention runs over the empty positions too. Other kinds of layers, and a
+    model's own cache classes, stay as they are.
 
-    positions: that will be appended at most
-    dtype: of keys and values, None: as they are. Under autocast a rotary embedding makes float32 of bfloat16 keys, and
-        attention casts them back: what is kept in bfloat16 gives the same result in half the memory
+    positions: the most that will be appended
+    dtype: of keys and values; None: unchanged. Under autocast a rotary embedding turns bfloat16 keys into float32, and
+        attention casts them back: keeping them in bfloat16 gives the same result with half the memory.
     """
     if type(cache) is not DynamicCache:
         return
+    kinds: dict[type, type[ReservedLayer]]
     kinds = {DynamicLayer: ReservedLayer, DynamicSlidingWindowLayer: ReservedSlidingLayer}
     for i, layer in enumerate(cache.layers):
-        if type(layer) in kinds and layer.is_initialized:
+        if isinstance(layer, DynamicLayer) and type(layer) in kinds and layer.is_initialized:
             cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
 
 
 class _Reserved:
-    """A tensor (R, H, T, D) of rows, heads, positions and features that grows along T within a larger buffer."""
+    """A tensor (R, H, T, D) of rows, heads, positions and features, which grows along T within a larger buffer."""
 
     def __init__(self, tensor: Tensor, positions: int, dtype: torch.dtype | None) -> None:
         self._buffer, self._begin, self._end = tensor.to(dtype=dtype), 0, tensor.shape[2]
@@ -43,7 +44,7 @@ class _Reserved:
         return self._buffer[:, :, self._begin : self._end]
 
     def append(self, new: Tensor) -> Tensor:
-        """new: (R, H, N, D), of any dtype; returns the whole (R, H, T + N, D)"""
+        """new: (R, H, N, D), of any dtype. Returns the whole tensor (R, H, T + N, D)."""
         count = new.shape[2]
         if self._end + count > self._buffer.shape[2]:
             held = self.held
@@ -57,7 +58,7 @@ class _Reserved:
         return self.held
 
     def forget(self, keep: int) -> Tensor:
-        """All but the last `keep` positions."""
+        """Drops all but the last `keep` positions."""
         self._begin = max(self._begin, self._end - keep)
         return self.held
 
@@ -67,12 +68,14 @@ class _Reserved:
 
 
 class ReservedLayer(DynamicLayer):
-    """Keys and values are the filled part of buffers; new ones are written behind them."""
+    """Its keys and values are the filled part of buffers. New ones are written behind them."""
 
     def __init__(self, layer: DynamicLayer, positions: int, dtype: torch.dtype | None) -> None:
-        """layer: filled; its place is taken"""
+        """layer: the filled layer that this one replaces"""
         CacheLayerMixin.__init__(self)
         vars(self).update(vars(layer))
+        assert layer.keys is not None
+        assert layer.values is not None
         self._keys, self._values = (_Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
         self.keys, self.values = self._keys.held, self._values.held
         self.dtype = self.keys.dtype
@@ -86,7 +89,7 @@ class ReservedLayer(DynamicLayer):
 
 
 class ReservedSlidingLayer(ReservedLayer, DynamicSlidingWindowLayer):
-    """The same with a window of attention: what the next token will not see is given up."""
+    """The same with a window of attention: positions that the next token will not see are dropped."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.cumulative_length += key_states.shape[2]

@@ -1,28 +1,30 @@
-"""The local engine: one process, one CPU or one GPU; generate, score, update, save."""
+"""The local engine, in one process on one CPU or one GPU: it generates, scores, updates and saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ...checkpoints import name_end_tokens
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
-from ...records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ...records import MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, Optimizer, Sampling
-from ..engine import UpdateStats
-from .forward import ForwardRow, PolicyForward, measure
+from ..engine import Engine, UpdateStats
+from ..model import too_few_positions
+from ..rows import ForwardRow, Measured
+from .forward import PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
 from .update import PolicyUpdate
 
 
-class TorchEngine:
+class TorchEngine(Engine):
+    """The engine with transformers and torch, in this process."""
+
     whole_batches = False
 
     def __init__(
@@ -37,9 +39,13 @@ class TorchEngine:
         seed: int = 0,
         reference: bool = False,
     ) -> None:
-        """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from.
+        """
+        Args:
+            model_path: a Hugging Face causal LM with its tokenizer
+            weights_path: a checkpoint of it to continue from
+            reference: whether to keep a frozen copy of the model at `model_path`, for a KL term
 
-        reference: keep a frozen copy of the model at `model_path`, for a KL term
+        Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
         torch.set_num_threads(settings.threads)
         name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,27 +71,26 @@ class TorchEngine:
             self.forward,
             None if frozen is None else PolicyForward(frozen, sampling.temperature, self.forward.compute_dtype),
             optimizer,
-            encode=self.prompts.encode,
             micro_batch_tokens=settings.micro_batch_tokens,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
 
-    def _load(self, path: str | Path) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-        return model.to(self.device).eval()  # eval: with dropout, behaviour log-probs would be another policy's
+    def _load(self, path: str | Path) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        model.to(self.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+        model.eval()  # with dropout, the behaviour log-probs would be those of another policy
+        return model
 
     def _check_model(self, path: str | Path, tokens: int) -> None:
-        """What would go wrong later is said now."""
+        """Raises ValueError now for what would fail later, in a generation or at a checkpoint."""
         try:
             self.model.generation_config.validate(strict=True)
         except ValueError as error:
             raise ValueError(f"{path}: its generation config could not be saved with a checkpoint: {error}") from error
-        positions = getattr(self.model.config, "max_position_embeddings", None)  # not every architecture has a limit
-        if positions is not None and tokens > positions:
-            raise ValueError(
-                f"Prompts.max_tokens + Sampling.max_response_tokens = {tokens} exceeds the {positions} positions of "
-                f"{path}; lower one of them, or extend the model's positions in its config.json"
-            )
+        if wrong := too_few_positions(self.model.config, tokens, path):
+            raise ValueError(wrong)
 
     # -- generate -----------------------------------------------------------------------------------------------------
 
@@ -103,14 +108,10 @@ class TorchEngine:
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 
-    def answer(
-        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
-    ) -> list[list[Rollout]]:
-        """For evaluation: a response to each question for each of its seeds, ungraded. temperature: 0 is greedy"""
-        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
-        flat = [seed for own in seeds for seed in own]
-        rollouts = iter(self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=flat))
-        return [[next(rollouts) for _ in own] for own in seeds]
+    def respond(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
 
     def _generate(
         self,
@@ -121,12 +122,13 @@ class TorchEngine:
         top_p: float = 1.0,
         seeds: Sequence[int] | None = None,
     ) -> list[Rollout]:
+        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`"""
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
         rows = self.settings.generation_rows
         for chunk, begin in enumerate(range(0, len(order), rows)):
             part = order[begin : begin + rows]
-            # Sampled from torch's global generator: seeded here, and put back as it was.
+            # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices), self.forward.autocast():
                 torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
@@ -143,38 +145,14 @@ class TorchEngine:
             rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]
 
-    def decode(self, token_ids: np.ndarray) -> str:
-        """The response as text, without special tokens; for verifiers and people, never encoded again."""
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+    # -- score and update ---------------------------------------------------------------------------------------------
 
-    # -- score --------------------------------------------------------------------------------------------------------
-
-    def score(
-        self,
-        plan: Plan,
-        to_score: Mapping[str, Sequence[Trajectory]],
-        score: Callable[[float, np.ndarray], float],
-    ) -> dict[str, list[float]]:
-        """What the current policy makes of each stored response, in the order given.
-
-        score: from mean token entropy (temperature 1, nats) and log-probs (T,) (sampling temperature) of the response
-            to what is selected by (`TrajectorySelector.score`)
-        """
-        questions = {question.id: question for question in plan.replayed}
-        rows = [
-            ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
-            for question_id, stored in to_score.items()
-            for trajectory in stored
-        ]
-        logprobs, entropies = measure(self.forward, rows, self.settings.micro_batch_tokens)
-        scores = iter([score(*row) for row in zip(entropies, logprobs, strict=True)])
-        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
-
-    # -- update -------------------------------------------------------------------------------------------------------
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        return measure(self.forward, rows, self.settings.micro_batch_tokens)
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """One or more optimiser steps on a batch (see PolicyUpdate)."""
-        return self._update(batch, loss)
+        return self._update(batch, self.forward_rows(batch), loss)
 
     # -- save ---------------------------------------------------------------------------------------------------------
 
@@ -187,5 +165,5 @@ class TorchEngine:
         self._update.save(folder / "trainer" / "optimizer.pt")
 
     def load(self, folder: Path) -> None:
-        """Optimiser and schedule as saved; the weights come with the constructor's `weights_path`."""
+        """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""
         self._update.load(folder / "trainer" / "optimizer.pt")

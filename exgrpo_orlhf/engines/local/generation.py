@@ -1,9 +1,9 @@
-"""Sampling responses: a loop over a transformers model and its cache.
+"""Samples responses in a loop over a transformers model and its cache.
 
-`model.generate` gives the same distribution, but computes a question's prompt once per rollout and goes on with every
-row until the last one has ended. Here each distinct prompt is computed once and its cache repeated, and a row leaves
-the batch with its end token. Both are one operation on the cache, the selection of its rows. Waiting with that until
-enough rows have ended gains little: a selection copies the cache once, and there are at most as many as rows.
+`model.generate` gives the same distribution, but computes a question's prompt once per rollout and continues every row
+until the last one has ended. Here each distinct prompt is computed once and its cache is repeated, and a row leaves the
+batch with its end token. Both are the same operation, the selection of rows of the cache. Delaying the selection until
+several rows have ended gains little: each copies the cache once, and there are at most as many selections as rows.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from transformers import Cache, PreTrainedModel
 from ...records import Rollout
 from .cache import reserve
 
-CHECK_EVERY = 64  # tokens: whether all logits so far were finite; each check waits for the device
+CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
 
 
 def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
-    """The seed of one generated chunk: a resumed run samples what an undisturbed one does.
+    """The seed of one generated chunk, so that a resumed run samples the same as an uninterrupted one.
 
-    round: of rollouts in the step, the first is 0
+    round: of rollouts in the step, from 0
     """
     entropy = [seed, step, chunk, *([round] if round else [])]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 def end_tokens(model: PreTrainedModel, tokenizer_eos: int | None) -> list[int]:
-    """All tokens that end a response: a model's generation config may name more of them than its tokenizer does."""
+    """All tokens that end a response. A model's generation config may name more of them than its tokenizer."""
     configured = model.generation_config.eos_token_id
     named = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*named, tokenizer_eos) if token is not None})
@@ -50,18 +50,21 @@ def generate(
     top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
 ) -> list[Rollout]:
-    """One ungraded response per prompt, sampled at `temperature`; None: greedy.
+    """One ungraded response per prompt.
 
-    seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits, which
-        change with the shape of the batch); None: from torch's global generator
-    top_p: for evaluation alone: the samples are not the policy's
+    The model's own generation config is not used: with its top-k, top-p or repetition penalty the samples would not
+    come from the policy, and every importance weight would be wrong. The end token stays in the response; a response
+    without one has finish 'length'. For each position one number is drawn per row, also for rows that have ended, so
+    the samples of a row do not depend on when the others end.
 
-    The model's own generation config has no say: with its top-k, top-p or repetition penalty the samples would not be
-    the policy's, and every importance weight would be wrong.
-    The end token stays in the response; a response without one has finish 'length'. Each token takes one number from
-    the generator, row by row and for all rows, ended ones included: what a row samples does not depend on when the
-    others end. Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response
-    is returned, and ValueError if the model's cache has no rows to select.
+    Args:
+        temperature: None: greedy
+        top_p: below 1 for evaluation only, because the samples are then not the policy's
+        seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits,
+            which change with the shape of the batch); None: torch's global generator
+
+    Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
+    and ValueError if the model's cache has no rows to select.
     """
     n, device = len(prompts), model.device
     ends = torch.tensor(end, device=device)
@@ -108,7 +111,7 @@ def _check(finite: Tensor) -> None:
 
 
 class _Uniforms:
-    """The numbers that tokens are drawn with, one a row and position."""
+    """The random numbers for sampling tokens, one per row and position."""
 
     _AHEAD = 64  # positions drawn at a time from the generators of the rows
 
@@ -131,8 +134,9 @@ class _Uniforms:
 def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1.0) -> Tensor:
     """logits (R, V), uniform (R,) float64 in [0, 1) → tokens (R,): the first whose cumulative probability exceeds it.
 
-    One number a row instead of V: with a large vocabulary, drawing numbers for all rows costs nothing.
-    top_p: of each row only the most probable tokens that together reach it
+    This needs one number per row instead of V, so that drawing numbers for ended rows too costs nothing.
+
+    top_p: only the most probable tokens of each row, which together reach this, can be sampled
     """
     probabilities = (logits.float() / temperature).softmax(1)
     if top_p < 1:
@@ -160,8 +164,7 @@ class _Batch:
         # Without padding no mask is given: attention is faster.
         self.attention = None if bool(attention.all()) else attention.to(model.device)  # (R, W)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.cache: Cache | None = None  # the model makes its own
-        self._forward(ids.to(model.device))
+        self.logits, self.cache = self._forward(ids.to(model.device), None)
         kind = model.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if kind != "cpu" or dtype is not None:  # in float32 on a CPU a growing cache is as fast, and faster if small
@@ -171,26 +174,29 @@ class _Batch:
         """token: (R,)"""
         if self.attention is not None:
             self.attention = torch.nn.functional.pad(self.attention, (0, 1), value=1)
-        self._forward(token[:, None])
+        self.logits, self.cache = self._forward(token[:, None], self.cache)
 
     def select(self, indices: Tensor) -> None:
-        """Make these rows the batch, in this order; a row may come several times."""
-        self.cache.reorder_cache(indices)  # named for beam search: the one selection that every kind of layer has
+        """Makes these rows the batch, in this order. A row may come several times."""
+        # Named for beam search; the only selection of rows that every kind of layer has. indices: int64, as it asks for
+        self.cache.reorder_cache(indices)  # type: ignore[arg-type]
         self.logits = self.logits[indices]
         if self.attention is not None:
             self.attention = self.attention[indices]
 
-    def _forward(self, ids: Tensor) -> None:
+    def _forward(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """cache: None lets the model make one"""
         padding = {}
         if self.attention is not None:
             padding["attention_mask"] = self.attention
             if self.takes_positions:  # a row's positions begin with its prompt, not with its padding
                 positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
                 padding["position_ids"] = positions[:, -ids.shape[1] :]
-        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **padding)
-        self.logits, self.cache = output.logits[:, -1], output.get("past_key_values")
-        if not isinstance(self.cache, Cache):
+        output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding)
+        cache = output.get("past_key_values")
+        if not isinstance(cache, Cache):
             raise ValueError(
                 f"{type(self.model).__name__} keeps no cache whose rows can be selected: the local engine cannot "
                 "generate with such a model"
             )
+        return output.logits[:, -1], cache

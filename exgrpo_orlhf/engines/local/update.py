@@ -1,9 +1,9 @@
-"""One batch, one or more optimiser steps."""
+"""The update of the local engine: one or more optimiser steps on one batch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from transformers import PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective import MixedPolicyLoss, TokenBatch
-from ...records import MixedBatch, Question, Row
+from ...records import MixedBatch, Row
 from ...settings import Optimizer
-from ..engine import NonFiniteUpdate, UpdateStats
-from .forward import ForwardRow, PolicyForward, measure, micro_batches
+from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
+from ..rows import ForwardRow, Measured, behaviour_logprobs, micro_batches
+from .forward import PolicyForward, measure, per_row
 
 log = logging.getLogger(__name__)
 
 
 class PolicyUpdate:
-    """The optimiser and what it does to a batch."""
+    """The optimiser, its schedule, and the policy that they update."""
 
     def __init__(
         self,
@@ -30,14 +31,13 @@ class PolicyUpdate:
         reference: PolicyForward | None,
         settings: Optimizer,
         *,
-        encode: Callable[[Question], Sequence[int]],
         micro_batch_tokens: int,
         gradient_checkpointing: bool,
     ) -> None:
-        """reference: the frozen initial policy, for a KL term; encode: a question's prompt as token ids"""
+        """reference: the frozen initial policy, for a KL term; micro_batch_tokens: padded tokens of a forward pass"""
         self.forward, self.reference, self.settings = forward, reference, settings
         self.model: PreTrainedModel = forward.model
-        self.encode, self.micro_batch_tokens = encode, micro_batch_tokens
+        self.micro_batch_tokens = micro_batch_tokens
         self._checkpointed: list[GradientCheckpointingLayer] = []
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -62,24 +62,26 @@ class PolicyUpdate:
             num_training_steps=settings.decay_steps,
         )
 
-    def __call__(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+    def __call__(self, batch: MixedBatch, forward: Sequence[ForwardRow], loss: MixedPolicyLoss) -> UpdateStats:
         """One or more passes over a batch, each of one or more optimiser steps on an equal share of its groups.
 
-        Raises NonFiniteUpdate, with the weights as they were before that optimiser step.
+        forward: prompt and response of each row of the flattened batch
+        Raises NonFiniteUpdate. The weights are then as they were before that optimiser step.
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
-        rows = batch.flat_rows()
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(rows, [ForwardRow(self.encode(row.question), row.token_ids) for row in rows])
+        work = _Work(batch.flat_rows(), forward)
         steps = n * self.settings.passes_per_batch
-        if steps > 1:  # π_old is the policy that sampled the batch, also for rows whose turn comes after a step
-            self._measure_behaviour(work)
+        if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
+            fresh = [i for i, row in enumerate(work.rows) if row.replayed is None]
+            for i, measured in zip(fresh, self._measure(work, fresh), strict=True):
+                work.behaviour_logprobs[i] = measured.logprobs
         norms, losses, skipped, rate = [], [], 0, 0.0
         for step in range(steps):
             part = step % n
             if part == 0:
                 work.passes.append({})
-            # Groups are dealt like cards: fresh and replayed ones come in the batch's proportion to every step.
+            # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
             dealt = range(part, groups, n)
             members = [i for g in dealt for i in range(ends[g], ends[g + 1])]
             value, norm = self._backward(work, members, len(dealt) * batch.width, loss)
@@ -101,19 +103,16 @@ class PolicyUpdate:
             "policy/learning_rate": float(rate),
         }
         first, *later = work.passes
-        policy_logprobs = [first[i] for i in range(len(rows))]
+        policy_logprobs = [first[i] for i in range(len(work.rows))]
         return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics, later)
 
-    def _measure_behaviour(self, work: _Work) -> None:
-        fresh = [i for i, row in enumerate(work.rows) if row.replayed is None]
-        logprobs, _ = measure(self.forward, [work.forward[i] for i in fresh], self.micro_batch_tokens)
-        for i, row_logprobs in zip(fresh, logprobs, strict=True):
-            work.behaviour_logprobs[i] = row_logprobs
+    def _measure(self, work: _Work, members: list[int]) -> list[Measured]:
+        return measure(self.forward, [work.forward[i] for i in members], self.micro_batch_tokens)
 
     def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
-        """Accumulate the gradient of one optimiser step, clipped; returns loss and gradient norm before clipping.
+        """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
 
-        rows: K for each group, also for one with fewer around a stored trajectory
+        rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory
         """
         lengths = torch.tensor([len(work.rows[i].token_ids) for i in members])
         weights = dict(zip(members, loss.row_weights(lengths, rows=rows).tolist(), strict=True))
@@ -122,11 +121,10 @@ class PolicyUpdate:
         needs = dict(zip(members, loss.needs_gradient(advantages).tolist(), strict=True))
         # Rows without a gradient are measured too, once: their log-probs may be stored, their entropy is a metric.
         idle = [i for i in members if not needs[i] and i not in work.passes[0]]
-        measured = measure(self.forward, [work.forward[i] for i in idle], self.micro_batch_tokens)
-        for i, logprobs, entropy in zip(idle, *measured, strict=True):
-            work.record(i, logprobs, entropy)
+        for i, measured in zip(idle, self._measure(work, idle), strict=True):
+            work.record(i, measured)
         active = [i for i in members if needs[i]]
-        if not active:  # a gradient of 0 is a gradient: Adam goes on with its momentum
+        if not active:  # an optimiser step with a gradient of 0: Adam still moves by its momentum
             for parameter in self.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
@@ -137,7 +135,7 @@ class PolicyUpdate:
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {total}, gradient norm {norm}): no weight was changed",
-                [work.describe(i) for i in members],
+                [work.dumped(i) for i in members],
             )
         return total, norm
 
@@ -147,16 +145,15 @@ class PolicyUpdate:
         forward = [work.forward[i] for i in part]
         rows = [work.rows[i] for i in part]
         lengths = [len(row.token_ids) for row in rows]
-        # transformers checkpoints only what is in training mode. The layers alone are, and only here: their dropout
-        # stays off, and generation keeps its cache.
+        # transformers checkpoints only modules in training mode. Only the layers are, and only here: their submodules
+        # stay in evaluation mode, so that dropout stays off and generation keeps its cache.
         for layer in self._checkpointed:
             layer.training = True
         logprobs, entropies = self.forward(forward)  # (T,), (T,)
         for layer in self._checkpointed:
             layer.training = False
-        measured = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))
-        for i, row_logprobs, row_entropy in zip(part, *measured, strict=True):
-            work.record(i, row_logprobs.numpy().copy(), float(row_entropy.mean()))
+        for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):
+            work.record(i, measured)
 
         def spread(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
             return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(lengths)).to(self.forward.device)
@@ -165,13 +162,12 @@ class PolicyUpdate:
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self.reference(forward)
+        behaviour = np.concatenate([work.behaviour_logprobs[i] for i in part])
         value = loss(
             TokenBatch(
                 logprobs=logprobs,
                 entropies=entropies,
-                behaviour_logprobs=torch.from_numpy(np.concatenate([work.behaviour_logprobs[i] for i in part])).to(
-                    self.forward.device
-                ),
+                behaviour_logprobs=torch.from_numpy(behaviour).to(self.forward.device),
                 advantages=spread([row.advantage for row in rows], torch.float32),
                 replayed=spread([row.replayed is not None for row in rows], torch.bool),
                 in_loss=spread([row.in_loss for row in rows], torch.bool),
@@ -189,7 +185,7 @@ class PolicyUpdate:
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         for group in state["optimizer"]["param_groups"]:
-            # This device's, whatever wrote the checkpoint. If fused, Adam's step counters go to the device too.
+            # As this device needs it, whatever wrote the checkpoint. A fused Adam keeps its step counters there too.
             group["fused"] = self._fused
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -198,30 +194,21 @@ class PolicyUpdate:
 class _Work:
     """The rows of a batch and what has been measured of them so far."""
 
-    def __init__(self, rows: list[Row], forward: list[ForwardRow]) -> None:
+    def __init__(self, rows: list[Row], forward: Sequence[ForwardRow]) -> None:
         self.rows, self.forward = rows, forward
-        self.passes: list[dict[int, np.ndarray]] = []  # of each pass the log-probs of the rows it measured
-        self.behaviour_logprobs: list[Any] = [
-            None if row.replayed is None else row.replayed.behaviour_logprobs for row in rows
-        ]
+        self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
+        self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]
         self.entropies = [0.0] * len(rows)
 
-    def record(self, i: int, logprobs: np.ndarray, entropy: float) -> None:
-        """A row measured in its own optimiser step. The only step of a batch sees the policy that sampled it."""
-        self.passes[-1][i] = logprobs
+    def record(self, i: int, measured: Measured) -> None:
+        """What the forward pass of a row's own optimiser step measured. Where a batch has one step, that is also the
+        behaviour policy of a fresh row."""
+        self.passes[-1][i] = measured.logprobs
         if len(self.passes) == 1:
-            self.entropies[i] = entropy
+            self.entropies[i] = measured.entropy
         if self.behaviour_logprobs[i] is None:
-            self.behaviour_logprobs[i] = logprobs
+            self.behaviour_logprobs[i] = measured.logprobs
 
-    def describe(self, i: int) -> dict[str, Any]:
-        row = self.rows[i]
-        return {
-            "question_id": row.question.id,
-            "token_ids": row.token_ids.tolist(),
-            "advantage": row.advantage,
-            "in_loss": row.in_loss,
-            "replayed_from_step": None if row.replayed is None else row.replayed.step,
-            "policy_logprobs": next(part[i] for part in reversed(self.passes) if i in part).tolist(),
-            "behaviour_logprobs": self.behaviour_logprobs[i].tolist(),
-        }
+    def dumped(self, i: int) -> dict[str, Any]:
+        policy = next(part[i] for part in reversed(self.passes) if i in part)
+        return dumped(self.rows[i], policy, self.behaviour_logprobs[i])

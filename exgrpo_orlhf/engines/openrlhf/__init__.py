@@ -1,1 +1,1 @@
-"""OpenRLHF on Ray, DeepSpeed and vLLM."""
+"""The OpenRLHF engine: Ray, DeepSpeed and vLLM."""

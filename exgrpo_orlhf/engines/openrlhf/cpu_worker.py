@@ -1,21 +1,23 @@
-"""What vLLM's own process needs on a machine without CUDA: plain linear layers, weights that arrive over gloo.
+"""What vLLM's worker needs on a machine without CUDA: plain linear layers, and weights that arrive over gloo.
 
-vLLM imports this module in that process, by the name of the worker extension class, before it builds the model: that
-import is what puts the plain linear layers in place.
+vLLM imports this module by the name of the worker extension class before it builds the model. The import replaces the
+linear layers.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.model_executor.layers import utils as vllm_layers
 
 
-def _keep_plain_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _keep_plain_weight(layer: Any, remove_weight: bool) -> None:
     """A linear layer that reads its weight at each call.
 
-    vLLM's CPU backend computes from a repacked copy and drops the weight. A synchronization then either raises or, for
-    an output head tied to the embedding, leaves the copy as it was: rollouts come from an old policy in silence.
+    vLLM's CPU backend computes from a repacked copy and drops the weight. A weight sync then either raises or, for an
+    output head tied to the embedding, leaves the copy as it was: rollouts would come from an old policy without notice.
     """
     layer.cpu_linear = torch.nn.functional.linear
 
@@ -24,20 +26,22 @@ vllm_layers.dispatch_cpu_unquantized_gemm = _keep_plain_weight
 
 
 class GlooGroup:
-    """The actor's rank 0 and all vLLM workers, with the one method of PyNccl's communicator that OpenRLHF calls."""
+    """A group of the actor's rank 0 and all vLLM workers, with the one method of PyNccl's communicator that OpenRLHF
+    calls."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, device: object) -> None:
-        self._group = stateless_init_torch_distributed_process_group(host, port, rank, world_size, backend="gloo")
+        self._group: Any = stateless_init_torch_distributed_process_group(host, port, rank, world_size, backend="gloo")
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
         self._group.broadcast(tensor, src).wait()
 
 
 class CpuWorkerWrap:
-    """Methods that vLLM adds to its worker: OpenRLHF's two for the synchronization of weights, and one to read them.
+    """Methods that vLLM adds to its worker: OpenRLHF's two for the weight sync, and one that reads the weights."""
 
-    `device`, `model_config` and `model_runner` are the worker's.
-    """
+    device: Any  # these three are the worker's
+    model_config: Any
+    model_runner: Any
 
     def init_process_group(
         self,
@@ -55,13 +59,13 @@ class CpuWorkerWrap:
         self._weights_from_actor = GlooGroup(master_address, master_port, rank, world_size, self.device)
 
     def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool) -> None:
-        """Receive one parameter from the actor's rank 0. Raises ValueError where its dtype is not this model's."""
+        """Receives one parameter from the actor's rank 0. Raises ValueError if its dtype is not this model's."""
         if dtype != self.model_config.dtype:
             raise ValueError(f"{name} comes as {dtype}, this vLLM model holds {self.model_config.dtype}")
         weight = torch.empty(shape, dtype=dtype)
         self._weights_from_actor.broadcast(weight, src=0)
         self.model_runner.model.load_weights([(name, weight)])
 
-    def model_weights(self) -> dict[str, torch.Tensor]:
-        """A copy of each parameter, for tests that compare them with the actor's."""
-        return {name: weight.detach().clone() for name, weight in self.model_runner.model.named_parameters()}
+    def model_weights(self) -> dict[str, Any]:
+        """Each parameter as a float32 array, for the doctor, which compares them with the actor's."""
+        return {name: weight.detach().float().numpy() for name, weight in self.model_runner.model.named_parameters()}

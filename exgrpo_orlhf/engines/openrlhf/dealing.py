@@ -1,4 +1,4 @@
-"""Forward passes dealt to ranks, which wait for the slowest among them."""
+"""Distributes forward passes over ranks. All ranks wait for the slowest one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from ..rows import ForwardRow, micro_batches
 
 
 def deal_passes(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
-    """Positions of rows for each rank, cut into passes. At least one row.
+    """For each rank its forward passes, each a list of positions of rows. There must be at least one row.
 
-    packed: a pass costs the tokens of its rows; otherwise rows × the longest of them, for the others are padded to it
+    Under ZeRO-3 the ranks wait for one another in each pass. So all ranks make the same number of passes, the n-th
+    passes of all ranks cost about the same, and so do the sums over a rank's passes. A pass costs at most the budget; a
+    longer row gets a pass of its own. Every row comes once, except where each row has a pass of its own and a rank is
+    still without one: then the shortest row is repeated.
 
-    Under ZeRO-3 the ranks wait for one another in each pass: all make equally many, the n-th passes of all ranks cost
-    about the same, and so do the sums over a rank's passes. A pass costs at most the budget; a longer row has one of
-    its own. Every row comes once; only where each has a pass of its own and a rank lacks one is the shortest repeated.
+    packed: whether a pass costs the tokens of its rows. Otherwise it costs rows × the longest of them, because the
+        other rows are padded to that length.
     """
     lengths = [len(row) for row in rows]
 
@@ -43,7 +45,7 @@ def deal_passes(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packe
 
 
 def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[int]]:
-    """As few passes a rank as the budget allows, filled evenly: the longest row first, each into the emptiest pass."""
+    """As few passes per rank as the budget allows, filled evenly: longest row first, each into the emptiest pass."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     passes = math.ceil(sum(lengths) / (ranks * token_budget))
     while True:
@@ -60,7 +62,8 @@ def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[
 
 
 def _padded(rows: Sequence[ForwardRow], token_budget: int, ranks: int) -> list[list[int]]:
-    """As few passes a rank as the budget and little padding allow, cut by the smallest budget that needs no more."""
+    """As few passes per rank as the budget and the limit on padding allow, cut with the smallest budget that gives no
+    more of them."""
     parts = list(micro_batches(rows, token_budget))
     passes, too_small = math.ceil(len(parts) / ranks), 0
     while token_budget - too_small > 1:

@@ -1,4 +1,4 @@
-"""The driver process: Ray, OpenRLHF's program with our classes in it, and a watch over both."""
+"""The driver process: it starts or reaches Ray, runs OpenRLHF's program with our classes, and watches both."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from ray.exceptions import RayError, RayTaskError
 from ...experiment import Experiment
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import Loop
+from ..engine import EngineLost, Loop
 from .actor import ActorSettings, MixedPolicyActor
 from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
 from .trainer import Job, MixedTrainer, StopFile
-from .waiting import EngineLost
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
 CLASSES: tuple[type, type] = (MixedPolicyActor, MixedTrainer)
-_PATIENCE = 30.0  # seconds for an end in good order
+_PATIENCE = 30.0  # seconds to wait for an orderly end
 
 
 def drive(
@@ -49,16 +48,16 @@ def drive(
     tracking_uri: str,
     tags: Mapping[str, str],
 ) -> None:
-    """Train. Raises EngineLost, or the error that ended the training loop.
+    """Trains. Raises EngineLost, or the error that ended the training loop.
 
-    gpus: how many the layout needs; classes: of the policy actors and of the trainer
+    gpus: number that the layout needs; classes: of the policy actors and of the trainer
     """
     StopFile(run).path.unlink(missing_ok=True)
     address = ray_address(settings.ray_address, os.environ)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
     args.exgrpo_job = Job(x, loop, run, tracking_uri, tags)
     with connected(settings, gpus):
-        stop.take_signals()  # Ray has a handler of its own for SIGTERM, which ends the program
+        stop.take_signals()  # Ray has set its own handler for SIGTERM, which ends the program
         watch = _Watch(stop, run, settings.timeout)
         try:
             with watch:
@@ -73,9 +72,11 @@ def drive(
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
             said = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
-            if dead := _dead_soon():  # what failed elsewhere, such as a broken connection, came of that
+            if dead := _dead_soon():  # then other failures, such as a broken connection, are consequences
                 raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}")) from error
-            if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):  # a full object store, say
+            if isinstance(cause, RayError | EngineLost) or not isinstance(
+                cause, Exception
+            ):  # such as a full object store
                 raise EngineLost(said) from error
             log.error("%s", error)
             raise cause from None
@@ -85,7 +86,8 @@ def drive(
 
 @contextlib.contextmanager
 def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
-    """Ray as OpenRLHF would start it, here or by address; shut down at the end, with all that was started in it."""
+    """Starts Ray as OpenRLHF would, or connects to it by its address. At the end it is shut down, with all that was
+    started in it. Raises EngineLost if that fails."""
     environment = forwarded(os.environ)
     if settings.cpu_bench:
         from . import cpu
@@ -98,12 +100,12 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
     started: dict[str, Any] = {"address": address}
     if address == "local":
         started |= {"include_dashboard": False}
-        # A vLLM engine's worker is a process of its own: it would outlive an engine that was killed, with its memory.
+        # A vLLM engine's worker is a process of its own, which would outlive an engine that was killed.
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
     host, _, port = address.rpartition(":")
-    if host and "/" not in address:  # Ray itself would try for twelve minutes
+    if host and "/" not in address:  # Ray itself would retry for twelve minutes
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
@@ -118,11 +120,11 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
     kept_back = not_forwarded(os.environ)
     if address != "local" and kept_back:
         names = ", ".join(name for name, _ in kept_back)
-        log.info("set here and not handed to Ray's workers, see docs/cluster.md: %s", names)
+        log.info("set here and not passed on to Ray's workers, see docs/cluster.md: %s", names)
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # of a head node that is gone: what went wrong first is what counts
+        with contextlib.suppress(Exception):  # the head node may be gone; the first error is the one to report
             _kill_actors()  # or Ray's shutdown would wait for their tasks, which may never end
         raise
     finally:
@@ -130,7 +132,7 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
 
 
 def _of_policy_actors(args: Any) -> dict[str, Any] | None:
-    """Their own runtime environment, which Ray lays over the run's."""
+    """Their own runtime environment, which Ray merges over the run's."""
     threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
     if threads:
         log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
@@ -138,7 +140,7 @@ def _of_policy_actors(args: Any) -> dict[str, Any] | None:
 
 
 def _await_gpus(gpus: int, patience: float) -> None:
-    """Nodes may still be joining. Raises EngineLost when the wait is over."""
+    """Waits while nodes are still joining, for at most `patience` seconds. Then raises EngineLost."""
     end = time.monotonic() + patience
     while (found := int(ray.available_resources().get("GPU", 0))) < gpus:
         if time.monotonic() > end:
@@ -151,7 +153,7 @@ def _await_gpus(gpus: int, patience: float) -> None:
 
 
 def _shut_down() -> None:
-    """Ray's shutdown can hang after a wait that was interrupted: it is not waited for."""
+    """Shuts Ray down. This can hang after an interrupted wait: then Ray's processes are killed."""
     shutdown = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     shutdown.start()
     shutdown.join(_PATIENCE)
@@ -166,10 +168,10 @@ def _kill_actors() -> None:
 
 
 class _Watch:
-    """Beside the program: hands a signal on to the trainer, and ends the wait for an actor that is dead.
+    """A thread beside the program: it passes a signal on to the trainer, and ends the wait for a dead actor.
 
-    OpenRLHF waits without limits, and an actor that waits for a dead one in a collective never says so. The watch then
-    kills all of them: whatever the program waits for fails, and `reason` says why.
+    OpenRLHF waits without time limits, and an actor that waits for a dead one in a collective never fails. The watch
+    then kills all actors, so that whatever the program waits for fails; `reason` holds the cause.
     """
 
     def __init__(self, stop: StopRequest, run: Path, timeout: float) -> None:
@@ -187,16 +189,16 @@ class _Watch:
             self._thread.join(_PATIENCE)
 
     def _watch(self) -> None:
-        told = False
+        passed_on = False
         begun, seen = time.time(), self.run / "metrics.jsonl"
         while not self._done.wait(_POLL_SECONDS):
-            if self.stop.signal and not told:
+            if self.stop.signal and not passed_on:
                 StopFile(self.run).path.write_text(self.stop.signal.name, encoding="ascii")
-                told = True
+                passed_on = True
             dead = _dead_actors()
             last = max(begun, seen.stat().st_mtime if seen.exists() else 0.0)
             reason = None
-            if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may be about to say it itself, and better
+            if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may fail with a better message
                 reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died")
             elif not dead and time.time() - last > 2 * self.timeout:
                 reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
@@ -205,18 +207,18 @@ class _Watch:
                 _kill_actors()
                 if not self._done.wait(_PATIENCE):
                     print(f"error: {reason}", file=sys.stderr, flush=True)
-                    os._exit(1)  # nothing can be lost any more, and nothing else would end the wait
+                    os._exit(1)  # checkpoints are complete, and nothing else would end the wait
                 return
 
 
 def _dead_actors() -> list[tuple[str, int]]:
-    """Names and process ids of this job's actors that died, the first to die first."""
+    """Names and process ids of this job's dead actors, in the order of their deaths."""
     dead = sorted((actor for actor in _actors() if actor["State"] == "DEAD"), key=lambda actor: actor["EndTime"])
     return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
 
 
 def _dead_soon() -> list[tuple[str, int]]:
-    """The same after a failure: Ray may hear of the death a moment later than those who talked to the dead one."""
+    """The same after a failure. Ray may learn of a death a moment later than the actors that used the dead one."""
     end = time.monotonic() + 3 * _POLL_SECONDS
     while not (dead := _dead_actors()) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS / 10)
@@ -224,13 +226,13 @@ def _dead_soon() -> list[tuple[str, int]]:
 
 
 def _actors() -> list[dict[str, Any]]:
-    """This job's actors, dead ones too."""
+    """This job's actors, including dead ones."""
     job = ray.get_runtime_context().get_job_id()
     return [actor for actor in ray_state.actors().values() if actor["JobID"] == job]
 
 
 def _with_logs(message: str) -> str:
-    """The message with the last log lines of the actors that died, as far as they ran on this machine."""
+    """The message with the last log lines of the dead actors that ran on this machine."""
     found = []
     folder = Path(ray_worker._global_node.get_logs_dir_path()) if ray_worker._global_node else None
     for name, pid in _dead_actors():

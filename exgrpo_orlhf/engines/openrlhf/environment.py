@@ -1,7 +1,7 @@
-"""Environment variables between the driver and Ray's workers.
+"""Which environment variables the driver passes on to Ray's workers.
 
-A worker has the variables with which its node joined Ray (`ray start`), and over them those that ray.init names. Where
-a run starts Ray itself, the node has the driver's. So this file decides what a driver hands on to a cluster.
+A worker has the variables with which its node joined Ray (`ray start`), overridden by those that ray.init names. Where
+a run starts Ray itself, the node has the driver's variables. So this file matters on a cluster.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # how a submitted job hands its runtime environment to its driver
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # a submitted job's runtime environment, for its driver
 
-# Handed on when set. Patterns are shell patterns.
+# Passed on when set. Patterns are shell patterns.
 _FORWARDED = (
     "CUBLAS_*",
     "CUDA_*",
@@ -48,8 +48,8 @@ _INTERFACE = "network devices may have other names on other nodes: set it before
 _PATH = "a path of this machine: set it before `ray start` on every node"
 _START = "Ray reads it when a node starts: set it before `ray start` on every node"
 
-# Not handed on, whatever the list above says: what is right on one machine may be wrong on the next, and a submitted
-# job's driver has the variables of the head node.
+# Not passed on, even if they match the list above: what is right on one machine may be wrong on another, and a
+# submitted job's driver has the variables of the head node.
 _OF_A_NODE = {
     "CUDA_VISIBLE_DEVICES": "Ray sets it for every actor: to use some of a node's GPUs only, set it before `ray start`",
     "*_IFNAME": _INTERFACE,  # of NCCL and Gloo
@@ -74,13 +74,14 @@ _DEFAULTS = {
     "NCCL_DEBUG": "WARN",
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "TOKENIZERS_PARALLELISM": "true",
-    "TQDM_DISABLE": "1",  # a bar for every pass of every actor; the training loop has a line of its own
+    "TQDM_DISABLE": "1",  # no bar for every pass of every actor; the training loop prints a line per step
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
 
 def ray_address(bound: str | None, environ: Mapping[str, str]) -> str:
-    """RAY_ADDRESS is how a submitted job learns its cluster. Without one never join somebody else's Ray by chance.
+    """The address of the Ray to use. A submitted job gets its cluster from RAY_ADDRESS. 'local' starts a new Ray, so
+    that a run does not join another Ray on this machine by chance.
 
     Args:
         bound: OpenRLHF.ray_address
@@ -94,24 +95,26 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         environ: the driver's variables
-    Returns: OpenRLHF's defaults and ours, and over them what is set and not a matter of one node.
+
+    Returns: OpenRLHF's defaults and ours, overridden by the variables that are set and do not belong to one node.
     """
-    handed_on = {
+    passed_on = {
         name: value
         for name, value in environ.items()
         if name in _DEFAULTS or (_matches(name, _FORWARDED) and not _matches(name, _OF_A_NODE))
     }
     if JOB_CONFIG in environ and environ.get("OMP_NUM_THREADS") == "1":
-        # Ray's own doing: it sets this in the actor that starts a job's driver, as in every actor of less than 2 CPUs.
-        del handed_on["OMP_NUM_THREADS"]
-    return {**_DEFAULTS, **handed_on}
+        # Ray itself sets this in the actor that starts a job's driver, as in every actor with fewer than 2 CPUs.
+        del passed_on["OMP_NUM_THREADS"]
+    return {**_DEFAULTS, **passed_on}
 
 
 def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What is set, matters to Ray, NCCL, DeepSpeed, vLLM or torch, and is not handed on: (name, what to do), by name.
+    """The variables that are set, matter to Ray, NCCL, DeepSpeed, vLLM or torch, and are not passed on, as (name, what
+    to do), sorted by name.
 
-    Where the run starts Ray itself, these reach the workers all the same. In the driver of a submitted job, Ray's own
-    settings are left out: Ray or the head node has set them. So is what the job's runtime environment gives to all.
+    Where the run starts Ray itself, its workers have them anyway. In the driver of a submitted job, Ray's own settings
+    are left out, because Ray or the head node has set them, and so are those of the job's runtime environment.
     """
     in_job = JOB_CONFIG in environ
     found = []
@@ -123,21 +126,23 @@ def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:
-    """Ray refuses a variable that a submitted job's own runtime environment has too, even with the same value."""
+    """`environment` without the variables of a submitted job's own runtime environment. Ray refuses those, even with
+    the same value."""
     given = _of_the_job(job_config)
     return {name: value for name, value in environment.items() if name not in given}
 
 
 def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """OMP_NUM_THREADS for actors whose optimiser works on the CPU, unless it is handed on anyway.
+    """OMP_NUM_THREADS for actors whose optimiser works on the CPU, unless it is passed on anyway.
 
-    Without it Ray gives one thread to an actor of less than two CPUs, as all of OpenRLHF's are.
+    Without it, Ray gives one thread to an actor with fewer than two CPUs, which all of OpenRLHF's are.
 
     Args:
         environ: the driver's variables
         nodes: ray.nodes()
+
     Returns: the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes; {} where the driver
-    hands on a number of its own, and where there is at most one CPU per GPU.
+    passes on its own number, and where there is at most one CPU per GPU.
     """
     if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ.get(JOB_CONFIG, "{}")):
         return {}

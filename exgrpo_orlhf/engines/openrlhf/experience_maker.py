@@ -1,4 +1,4 @@
-"""From an assembled batch to OpenRLHF's experience."""
+"""Turns an assembled batch into OpenRLHF's experience, and decides which row goes to which rank and step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from ...records import MixedBatch
-from ..rows import ForwardRow
+from ..engine import LogProbs
+from ..rows import ForwardRow, behaviour_logprobs
+
+_FILLER = ForwardRow([0, 0], np.zeros(0, np.int32))  # the fewest tokens of which one predicts another, no response
 
 
 def as_experience(
-    batch: MixedBatch, rows: Sequence[ForwardRow], measured: Sequence[np.ndarray | None]
+    batch: MixedBatch, rows: Sequence[ForwardRow], measured: Sequence[LogProbs | None]
 ) -> list[Experience]:
-    """One experience a row, complete: grades and advantages are known. A group of fewer than K rows is filled up to K.
+    """One complete experience per row: grades and advantages are known. Groups of fewer than K rows are filled up to K,
+    because OpenRLHF takes whole groups.
 
-    rows: of the flattened batch, prompt and response of each
-    measured: log-probs of each, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row whose
-        log-probs come from the training pass. A replayed row enters with the stored ones, to the bit
-    `labels` has the row's place in the flattened batch, by which `MixedActorTrainer.recorded` names it.
+    A row that fills up a group has no response, so neither the loss nor a normaliser counts its tokens. OpenRLHF's own
+    means over rows, in its loggers, count it as a row of reward and length 0. `labels` holds a row's position in the
+    flattened batch, by which `MixedActorTrainer.recorded` names it.
+
+    Args:
+        rows: prompt and response of each row of the flattened batch
+        measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
+            whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
+
     Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
     """
     sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *([None] * group.replayed))]
@@ -33,80 +42,87 @@ def as_experience(
             raise ValueError(f"question {row.question.id}: a rollout has no grade")
         grade = None if rollout is None else rollout.grade
         stored = 0.0 if row.replayed is None else row.replayed.reward
-        reward = stored if grade is None else (grade.reward or 0.0)
-        truncated = rollout is not None and rollout.finish == "length"
-        sampler = None if rollout is None else rollout.sampler_logprobs
-        behaviour = now if row.replayed is None else row.replayed.behaviour_logprobs
+        behaviour = behaviour_logprobs(row, now)
         logprobs = 0 if behaviour is None else behaviour
-        prompt, length = len(forward.prompt), len(forward)
-
-        def spread(values: Any, start: int = prompt - 1, width: int = length - 1) -> torch.Tensor:
-            """A number per response token at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
-            row_values = np.zeros((1, width), np.float32)
-            row_values[0, start:] = values
-            return torch.from_numpy(row_values)
-
+        sampler = None if rollout is None else rollout.sampler_logprobs
         experiences.append(
-            Experience(
-                sequences=torch.from_numpy(np.concatenate([forward.prompt, forward.response]).astype(np.int64))[None],
-                attention_mask=torch.ones(1, length, dtype=torch.long),
-                action_mask=spread(1).long(),
-                action_log_probs=spread(logprobs),
-                # A replayed row has none of its own: equal ones make a correction of 1, and it is not corrected anyway.
-                rollout_log_probs=spread(logprobs if sampler is None else sampler),
-                advantages=spread(row.advantage),
-                rewards=torch.tensor([reward]),
-                response_length=torch.tensor([float(len(forward.response))]),
-                truncated=torch.tensor([truncated]),
-                total_length=torch.tensor([float(length)]),
-                prompts=[row.question.id],
-                labels=[str(i)],
-                info={
-                    "reward": torch.tensor([reward]),
-                    "replayed": torch.tensor([float(row.replayed is not None)]),
-                    "in_loss": torch.tensor([float(row.in_loss)]),
-                },
+            _experience(
+                forward,
+                question=row.question.id,
+                label=str(i),
+                logprobs=logprobs,
+                # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
+                sampler_logprobs=logprobs if sampler is None else sampler,
+                advantage=row.advantage,
+                reward=stored if grade is None else (grade.reward or 0.0),
+                truncated=rollout is not None and rollout.finish == "length",
+                replayed=row.replayed is not None,
+                in_loss=row.in_loss,
             )
         )
     of_rows = iter(experiences)
     return [
         experience
         for members in batch.rows
-        for experience in (*itertools.islice(of_rows, len(members)), *_fillers(batch.width - len(members)))
-    ]
-
-
-def _fillers(n: int) -> list[Experience]:
-    """Rows that change nothing, for OpenRLHF takes whole groups of K: two tokens, the fewest of which one predicts
-    another, and no response. No loss and no normaliser by tokens sees them. OpenRLHF's own means over rows, in its
-    loggers, count them as rows of reward and length 0."""
-    return [
-        Experience(
-            sequences=torch.zeros(1, 2, dtype=torch.long),
-            attention_mask=torch.ones(1, 2, dtype=torch.long),
-            action_mask=torch.zeros(1, 1, dtype=torch.long),
-            action_log_probs=torch.zeros(1, 1),
-            rollout_log_probs=torch.zeros(1, 1),
-            advantages=torch.zeros(1, 1),
-            rewards=torch.zeros(1),
-            response_length=torch.zeros(1),
-            truncated=torch.tensor([False]),
-            total_length=torch.tensor([2.0]),
-            prompts=[""],
-            labels=[""],
-            info={name: torch.zeros(1) for name in ("reward", "replayed", "in_loss")},
+        for experience in (
+            *itertools.islice(of_rows, len(members)),
+            *(_experience(_FILLER) for _ in range(batch.width - len(members))),
         )
-        for _ in range(n)
     ]
+
+
+def _experience(
+    row: ForwardRow,
+    *,
+    question: str = "",
+    label: str = "",
+    logprobs: LogProbs | int = 0,
+    sampler_logprobs: LogProbs | int = 0,
+    advantage: float = 0.0,
+    reward: float = 0.0,
+    truncated: bool = False,
+    replayed: bool = False,
+    in_loss: bool = False,
+) -> Experience:
+    prompt, length = len(row.prompt), len(row)
+
+    def spread(values: Any) -> torch.Tensor:
+        """A number per response token at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
+        row_values = np.zeros((1, length - 1), np.float32)
+        row_values[0, prompt - 1 :] = values
+        return torch.from_numpy(row_values)
+
+    return Experience(
+        sequences=torch.from_numpy(np.concatenate([row.prompt, row.response]).astype(np.int64))[None],
+        attention_mask=torch.ones(1, length, dtype=torch.long),
+        action_mask=spread(1).long(),
+        action_log_probs=spread(logprobs),
+        rollout_log_probs=spread(sampler_logprobs),
+        advantages=spread(advantage),
+        rewards=torch.tensor([reward]),
+        response_length=torch.tensor([float(len(row.response))]),
+        truncated=torch.tensor([truncated]),
+        total_length=torch.tensor([float(length)]),
+        prompts=[question],
+        labels=[label],
+        info={
+            "reward": torch.tensor([reward]),
+            "replayed": torch.tensor([float(replayed)]),
+            "in_loss": torch.tensor([float(in_loss)]),
+        },
+    )
 
 
 def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int]:
     """The order in which OpenRLHF must get the rows: a part for each rank, and in it a part for each optimiser step.
 
-    lengths: of the rows, prompt included; width: K, rows of a group
-    Groups are dealt to the steps like cards, as on the local engine: a step has whole groups, whose advantages sum to
-    0, and fresh and replayed ones in the batch's proportion. Inside a step the rows go to the ranks by length, there
-    and back, so that all have the same work; on which rank a row is changes nothing.
+    Every n-th group goes to the same step, as on the local engine: a step has whole groups, whose advantages sum to 0,
+    and fresh and replayed groups in the batch's proportion. Within a step the rows go to the ranks by length, forwards
+    and backwards, so that all ranks have the same amount of work. The rank of a row does not change the result.
+
+    Args:
+        lengths: of the rows, prompt included
+        width: K, rows of a group
     """
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
     for step in range(steps):
@@ -119,9 +135,9 @@ def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int
 
 
 def keep_order(experiences: list[Experience], args: Any) -> list[Experience]:
-    """In the place of OpenRLHF's balance_experiences, which sorts a batch by length, and so its optimiser steps too.
+    """Replaces OpenRLHF's balance_experiences, which sorts a batch by length and so changes its optimiser steps.
 
-    Returns one experience a rank, with its rows in the order in which they were handed in.
+    Returns one experience per rank, with its rows in the order in which they were given.
     """
     rows = [pair for e in experiences for pair in zip(list(e.index), split_experience_batch(e), strict=True)]
     rows.sort(key=lambda pair: pair[0])
@@ -129,11 +145,11 @@ def keep_order(experiences: list[Experience], args: Any) -> list[Experience]:
     return [make_experience_batch([row for _, row in rows[i : i + size]]) for i in range(0, len(rows), size)]
 
 
-class MixedExperienceMaker(RemoteExperienceMaker):
-    """Everything is in the experience already but the reference model's log-probs, for a KL term.
+class MixedExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
+    """Adds the reference model's log-probs, for a KL term. Everything else is in the experience already.
 
-    OpenRLHF's own would overwrite behaviour log-probs with the current policy's, and compute advantages from rewards
-    that a stored success does not have.
+    OpenRLHF's own experience maker would overwrite behaviour log-probs with the current policy's, and compute
+    advantages from rewards that a stored success does not have.
     """
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:

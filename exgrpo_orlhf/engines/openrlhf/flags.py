@@ -1,6 +1,6 @@
 """OpenRLHF's flags under this engine: which of them a gin binding decides, which are honoured, which are refused.
 
-docs/cluster.md shows this table; a test holds both against OpenRLHF's own parser.
+docs/cluster.md shows these tables. Tests compare both with OpenRLHF's own parser.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ UNTESTED = {
     "use_ms": "",
 }
 
-# How a run is executed, not what it computes: it may differ when the run is resumed, after running out of memory say.
+# How a run is executed, not what it computes. These may change when a run is resumed, such as after running out of
+# memory.
 EXECUTION = (
     "train.micro_batch_size",
     "train.max_tokens_per_gpu",
@@ -203,9 +204,12 @@ def check(flags: Mapping[str, Any]) -> None:
 
 
 def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool) -> dict[str, Any]:
-    """All flags of a run by name: `flags` and what the experiment says.
+    """All flags of a run by name: `flags`, and those that the experiment decides.
 
-    state: the folder in which OpenRLHF looks for its `_actor` state; resume: whether it is there
+    Args:
+        state: the folder in which OpenRLHF looks for its `_actor` state
+        resume: whether that state is there
+
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
@@ -237,7 +241,7 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "algo.kl.init_coef": x.loss.kl_coef,
         "algo.kl.use_loss": x.loss.kl_coef > 0,
         "algo.kl.estimator": "k3",
-        # Not a place: the rewards are the Verifier's. Without any, OpenRLHF would start a reward model.
+        # Not an address: rewards come from the Verifier. Without a value OpenRLHF would start a reward model.
         "reward.remote_url": "verifier",
         "ckpt.path": str(state),
         "ckpt.load_enable": resume,
@@ -245,12 +249,13 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
 
 
 def scheduler_steps(x: Experiment) -> int:
-    """What OpenRLHF takes for the number of optimiser steps: it ends the decay, and the warm-up is a share of it."""
+    """OpenRLHF's number of optimiser steps, at which the decay ends and of which the warm-up is a share."""
     return x.optimizer.decay_steps or max(x.optimizer.warmup_steps, 1)
 
 
 def _warmup_ratio(x: Experiment) -> float:
-    """The share that OpenRLHF rounds up to Optimizer.warmup_steps: half a step less, out of reach of float errors."""
+    """The share that OpenRLHF rounds up to Optimizer.warmup_steps. Half a step less, so that float errors do not
+    matter."""
     return max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x)
 
 

@@ -1,4 +1,4 @@
-"""Updates whose gradient is not finite, or too large, are left out by DeepSpeed's own way of skipping a step."""
+"""Skips updates whose gradient is not finite or too large, with DeepSpeed's own mechanism for skipping a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 
 
 class GradientGuard:
-    """Looks at the gradient norm of every optimiser step before the step is made.
+    """Checks the gradient norm of every optimiser step before the step is made.
 
-    DeepSpeed skips a step whose gradients overflowed, but looks for that in float16 only; here its check is replaced by
-    one that also skips a norm above `limit`. A skipped step does not move the learning rate's schedule.
-    norms: of every step since `begin`, before clipping; skipped: how many steps were left out; rate: the learning
-        rate of the last one
+    DeepSpeed skips a step whose gradients overflowed, but checks for that in float16 only. Its check is replaced here
+    by one that also skips a norm above `limit`. A skipped step does not advance the learning rate's schedule.
+
+    norms: of every step since `begin`, before clipping; skipped: number of steps that were skipped; rate: the learning
+        rate of the last step
     """
 
     def __init__(self, optimizer: Any, zero_stage: int, limit: float | None) -> None:
@@ -42,7 +43,7 @@ class GradientGuard:
         return bool(self.optimizer.overflow)
 
     def _skip(self, scaled_norm: Any) -> bool:
-        # In its norms DeepSpeed puts −1 in the place of what is not finite: that is asked for apart.
+        # DeepSpeed reports a norm that is not finite as −1, so `has_overflow` is asked too.
         norm = math.nan if self.optimizer.has_overflow() else float(scaled_norm) / float(self.optimizer.loss_scale)
         self.rate = float(self.optimizer.param_groups[0]["lr"])
         self.norms.append(norm)

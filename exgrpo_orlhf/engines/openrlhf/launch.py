@@ -1,8 +1,8 @@
-"""Runs OpenRLHF's own program with our classes in their places.
+"""Runs OpenRLHF's own program with our policy actor and our trainer in the place of its own.
 
-In order: flags are put together and go through OpenRLHF's parser and checks; the questions are looked at; Ray is
-started, or reached; the program runs, watched for actors that die and steps that never end. Whatever happens, a Ray
-that was started here is shut down, and the checkpoints are whole.
+In order: the flags are put together and go through OpenRLHF's parser and checks; the model and the questions are
+checked; Ray is started or reached; the program runs, and is watched for actors that die and steps that do not end. A
+Ray that was started here is shut down in any case, and checkpoints are always complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ..engine import Loop
-from ..local.forward import LOGIT_SETTINGS
+from ..model import changed_logits, too_few_positions
 from . import flags as openrlhf_flags
 from . import node
 
@@ -39,7 +39,7 @@ _OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of heads that a causal
 
 
 class LaunchError(ValueError):
-    """What OpenRLHF's parser or its checks say of the flags, or what is missing to run it."""
+    """OpenRLHF's parser or its checks refuse the flags, or something that it needs is missing."""
 
 
 def launch(
@@ -53,11 +53,12 @@ def launch(
     tags: Mapping[str, str],
     classes: Callable[[Any], tuple[type, type]] | None = None,
 ) -> Outcome:
-    """Train on OpenRLHF. Raises LaunchError, EngineLost, and what the loop raises.
+    """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
-    loop: training.TrainingRun; this engine lies below it and is handed it
-    classes: from OpenRLHF's arguments to the classes of the policy actors and of the trainer, called when OpenRLHF can
-        be imported; None: MixedPolicyActor and MixedTrainer
+    Args:
+        loop: training.TrainingRun, which this engine cannot import because it lies below it
+        classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
+            when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
     """
     settings = x.openrlhf
     assert settings is not None
@@ -66,14 +67,14 @@ def launch(
         newest = max(checkpoints.find(run), default=None)
         checkpoint = None if newest is None else run / f"checkpoint-{newest}"
         if checkpoint is not None:
-            checkpoints.read_state(checkpoint, dict(x.identity))  # another configuration is said now, not after minutes
+            checkpoints.read_state(checkpoint, dict(x.identity))  # fails at once if it is of another configuration
         prepare(settings)
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
-        _check_questions(x, model_path, begins=checkpoint is None)
+        _check_work(x, model_path, begins=checkpoint is None)
         _check_node(args, model_path)
-        # Only here, when all that can be known is known: seconds of imports, and processes.
+        # Imported only after all checks: this takes seconds and starts processes.
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
@@ -83,15 +84,18 @@ def launch(
 
 
 def prepare(settings: OpenRLHF) -> None:
-    """Raises LaunchError for a Python that OpenRLHF has no build for, for a package that is missing, and where there is
-    no CUDA and no test bench was asked for."""
-    if wrong := node.wrong_python(tuple(sys.version_info)):
+    """Prepares this process for importing OpenRLHF.
+
+    Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and where there is no CUDA
+    and OpenRLHF.cpu_bench is False.
+    """
+    if wrong := node.wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
         if importlib.util.find_spec(package) is None:
             raise LaunchError(
                 f"train.engine = 'openrlhf' needs the package {package}, which is not installed: "
-                "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the test bench"
+                "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the CPU test layout"
             )
     if settings.cpu_bench:
         from . import cpu
@@ -112,7 +116,7 @@ def _has_cuda() -> bool:
 
 
 class _Parsed(Exception):
-    """Carries OpenRLHF's validated arguments out of its program, which has no other way to give them."""
+    """Carries OpenRLHF's validated arguments out of its program, which does not return them."""
 
 
 def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
@@ -124,8 +128,11 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
         from . import cpu
 
         given |= cpu.FLAGS
-    if given.get("vllm.num_engines") is None:  # its default, which OpenRLHF's check of packing cannot compare with 0
-        raise LaunchError("OpenRLHF.flags: vllm.num_engines must be given: responses come from vLLM engines")
+    engines = given.get("vllm.num_engines")
+    if engines is None or (isinstance(engines, int) and engines < 1):
+        raise LaunchError(
+            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines"
+        )
     wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
     said = io.StringIO()
     try:
@@ -139,7 +146,7 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     except (AssertionError, ValueError) as error:
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {error}") from None
     else:
-        raise LaunchError(f"{_PROGRAM} ended without saying its arguments: is this OpenRLHF 0.11.2?")
+        raise LaunchError(f"{_PROGRAM} ended before its arguments were read: is this OpenRLHF 0.11.2?")
     for line in said.getvalue().splitlines():
         if line.startswith("[Warning]"):
             log.warning("OpenRLHF: %s", line.removeprefix("[Warning] "))
@@ -152,7 +159,8 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
 
 @contextlib.contextmanager
 def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """OpenRLHF parses under `if __name__ == "__main__"` and then trains: it is stopped at the first thing it calls."""
+    """OpenRLHF parses its arguments under `if __name__ == "__main__"` and then trains. Within this context the first
+    function that it calls raises _Parsed instead."""
     import openrlhf.utils
     import ray
 
@@ -162,7 +170,7 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
     parse_args = argparse.ArgumentParser.parse_args
 
     def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
-        # Its own prefixes ("--actor.num") would be taken for the flag they begin: only whole names are.
+        # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
         known = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
         unknown = [flag for flag in wanted if flag not in known]
         if unknown:
@@ -181,17 +189,12 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 
 def needed_gpus(args: Any) -> int:
-    """How many GPUs OpenRLHF will ask Ray for. With fewer it would wait for ever, in silence.
+    """The number of GPUs that OpenRLHF will ask Ray for. With fewer it would wait for ever without a message.
 
-    Raises LaunchError for layouts that contradict themselves.
+    Raises LaunchError for flags that contradict each other.
     """
-    actor = args.actor.num_nodes * args.actor.num_gpus_per_node
-    if not args.vllm.num_engines or args.vllm.num_engines < 1:
-        raise LaunchError(
-            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {args.vllm.num_engines!r}: responses come from "
-            "vLLM engines"
-        )
-    engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
+    actor: int = args.actor.num_nodes * args.actor.num_gpus_per_node
+    engines: int = args.vllm.num_engines * args.vllm.tensor_parallel_size
     shared = args.train.colocate_all or args.train.colocate_actor_ref
     layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]
     if args.algo.kl.init_coef > 0 and shared and layouts[0] != layouts[1]:
@@ -209,12 +212,15 @@ def needed_gpus(args: Any) -> int:
         return actor
     if args.algo.kl.init_coef <= 0:
         return actor + engines
-    reference = args.ref.num_nodes * args.ref.num_gpus_per_node
+    reference: int = args.ref.num_nodes * args.ref.num_gpus_per_node
     return actor + engines + (0 if args.train.colocate_actor_ref else reference)
 
 
 def _check_shapes(x: Experiment, args: Any) -> None:
-    """Every rank must have the same work, or OpenRLHF drops rows or carries half a step into the next batch."""
+    """Every rank must have the same number of rows, or OpenRLHF drops rows or carries half a step into the next batch.
+
+    Raises LaunchError for this and for other flags that would fail, or train wrongly, later.
+    """
     given = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
         if given.get(flag) and not args.train.colocate_all:
@@ -236,7 +242,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {args.ds.zero_stage}")
     if given.get("ds.param_dtype", "bf16") != "bf16":
         raise LaunchError(f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {given['ds.param_dtype']!r}")
-    from openrlhf.models import PolicyLoss  # says which of the correction's flags go together
+    from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     advantage = args.algo.advantage
     try:
@@ -256,7 +262,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
 
 
 def _check_node(args: Any, model_path: str) -> None:
-    """Raises LaunchError for what would fail after minutes of loading; says where memory will not suffice."""
+    """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
     if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
         raise LaunchError(wrong)
     if total := node.gpu_bytes():
@@ -267,29 +273,27 @@ def _check_node(args: Any, model_path: str) -> None:
             log.warning("%s", short)
 
 
-def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:
-    """What would stop the run after minutes of loading is said now: missing model or tokenizer, prompts, limits, and
-    where it begins the experience that it begins with."""
+def _check_work(x: Experiment, model_path: str, *, begins: bool) -> None:
+    """Raises what would otherwise stop the run after minutes of loading, for model, tokenizer, prompts and limits.
+
+    begins: whether the run begins here, so that the experience that it begins with is checked too
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path)
-        config = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
+        config = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
         raise LaunchError(f"Work.model: {model_path} cannot be loaded: {str(error).splitlines()[0]}") from None
-    named = [name for name in LOGIT_SETTINGS if config.get(name) not in (None, 1, 1.0)]
-    if named:
+    if named := changed_logits(config):
         raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
-    random = [name for name in config if ("drop" in name or "jitter" in name) and config[name]]
+    settings = config.get_text_config().to_dict()
+    random = [name for name in settings if ("drop" in name or "jitter" in name) and settings[name]]
     if random := [name for name in random if not name.startswith(_OF_OTHER_HEADS)]:
         raise LaunchError(
             f"{model_path} has dropout or router noise ({', '.join(random)}); set it to 0 in its config.json"
         )
-    tokens, positions = x.prompts.max_tokens + x.sampling.max_response_tokens, config.get("max_position_embeddings")
-    if positions is not None and tokens > positions:
-        raise LaunchError(
-            f"Prompts.max_tokens + Sampling.max_response_tokens = {tokens} exceeds the {positions} positions of "
-            f"{model_path}; lower one of them, or extend the model's positions in its config.json"
-        )
+    if wrong := too_few_positions(config, x.prompts.max_tokens + x.sampling.max_response_tokens, model_path):
+        raise LaunchError(wrong)
     questions = x.questions.load()
     if len(questions) < x.settings.questions_per_step:
         raise LaunchError(
@@ -300,4 +304,4 @@ def _check_questions(x: Experiment, model_path: str, *, begins: bool) -> None:
     prompts.check([*questions, *(x.validation.load() if x.validation else [])])
     if begins and x.experience:
         experience.load(x, questions, prompts)
-        close_pools()  # experts were graded; the workers are not to stay beside Ray's
+        close_pools()  # the workers that graded the experts must not run beside Ray's

@@ -1,4 +1,4 @@
-"""What a machine with GPUs must have for a layout, looked at before Ray starts.
+"""What a machine with GPUs must have for a layout. Checked before Ray starts.
 
 Each function returns what is wrong and what to do, or None. None of this was tried on a GPU: it follows from the
 sources of torch 2.13, DeepSpeed 0.19.6, vLLM 0.29 and OpenRLHF 0.11.2.
@@ -10,7 +10,10 @@ import contextlib
 import io
 import subprocess
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _GB = 1e9
 # Bytes of a GPU beside weights and vLLM's share: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments.
@@ -18,7 +21,7 @@ _RESERVE = 5 * _GB
 
 
 def wrong_python(version: tuple[int, ...]) -> str | None:
-    """version: sys.version_info"""
+    """version: major, minor"""
     if version[:2] < (3, 13):
         return None
     return (
@@ -28,11 +31,12 @@ def wrong_python(version: tuple[int, ...]) -> str | None:
 
 
 def wrong_nvcc(args: Any) -> str | None:
-    """DeepSpeed's own check of the CUDA compiler, which it makes when it compiles Adam for the CPU, minutes into a run.
+    """DeepSpeed's own check of the CUDA compiler, which it would make minutes into a run, when it compiles Adam for the
+    CPU.
 
-    It has no tolerance for minor versions of CUDA 13. The fused Adam of the GPU goes through torch's check instead,
-    which asks for the same major version only. Nothing is checked where torch sees no GPU: the driver may be on a head
-    node without any.
+    With CUDA 13 it requires the same minor version. The fused Adam of the GPU goes through torch's check instead, which
+    requires the same major version only. Nothing is checked where torch sees no GPU, because the driver may be on a
+    head node without one.
 
     Args:
         args: OpenRLHF's
@@ -68,7 +72,7 @@ def wrong_nvcc(args: Any) -> str | None:
 
 
 def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
-    """torch's expandable segments, where weights go from process to process on one GPU.
+    """Refuses torch's expandable segments where weights go from process to process on one GPU.
 
     Args:
         args: OpenRLHF's
@@ -86,7 +90,7 @@ def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
 
 
 def too_little_memory(args: Any, parameters: int, total: float) -> str | None:
-    """What is on a GPU while vLLM generates, where it shares the GPU with the trainer.
+    """Estimates what is on a GPU while vLLM generates, where vLLM shares the GPU with the trainer.
 
     Args:
         args: OpenRLHF's
@@ -116,10 +120,10 @@ def too_little_memory(args: Any, parameters: int, total: float) -> str | None:
     )
 
 
-def parameters_of(config: Any) -> int | None:
-    """Of the causal language model with this configuration of transformers; tied weights count once.
+def parameters_of(config: PretrainedConfig) -> int | None:
+    """Number of parameters of the causal language model with this configuration; tied weights count once.
 
-    None where transformers makes no causal language model of it, such as a model with images.
+    None where transformers has no causal language model for it, such as for a model with images.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -129,11 +133,12 @@ def parameters_of(config: Any) -> int | None:
             model = AutoModelForCausalLM.from_config(config)
         except ValueError:
             return None
-    return sum(weight.numel() for weight in model.parameters())
+    count: int = sum(weight.numel() for weight in model.parameters())
+    return count
 
 
 def gpu_bytes() -> float | None:
-    """Of the smallest GPU here, or None. By nvidia-smi: torch would make a CUDA context to answer, and keep it."""
+    """Memory of the smallest GPU here, or None. By nvidia-smi: torch would create a CUDA context and keep it."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

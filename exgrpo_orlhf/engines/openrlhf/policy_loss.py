@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from ...objective import MixedPolicyLoss, TokenBatch
 
-LARGEST_LOG_RATIO = 20.0  # a metric has to stay a finite number
+LARGEST_LOG_RATIO = 20.0  # of the metrics, which must stay finite
 
 
 @dataclass(frozen=True)
 class RolloutCorrection:
     """OpenRLHF's train/rollout correction (its flags algo.advantage.is_correction_*), token by token.
 
-    The trainer's π_old and the vLLM engine's π_rollout are the same weights and yet not quite the same policy. The gate
-    looks at their ratio, or at a divergence of the sampled token, per token or in the mean of the sequence.
+    The trainer's π_old and the vLLM engine's π_rollout have the same weights but differ by rounding. The gate compares
+    their ratio, or a divergence at the sampled token, per token or in the mean of the sequence, with the threshold.
     """
 
     level: str = "off"
@@ -48,13 +48,13 @@ class RolloutCorrection:
 
 
 class MixedLoss(nn.Module):
-    """Called as OpenRLHF's PolicyLoss is, and normalised over the whole optimiser step.
+    """Takes the arguments of OpenRLHF's PolicyLoss, and normalises over the whole optimiser step.
 
     OpenRLHF's totals (`batch_num_tokens`) are those of the step over all ranks, divided by the number of micro-batches
-    that DeepSpeed accumulates (gas), because DeepSpeed divides every micro-batch's loss by it; and the loss is
-    multiplied by the number of ranks (dp_size), because gradients are averaged over them. Ours follow: `rows` are all
-    rows of the step, those that could not be graded and what fills up a group to K too (OpenRLHF's own count leaves out
-    empty ones).
+    that DeepSpeed accumulates (gas), because DeepSpeed divides every micro-batch's loss by it. The loss is multiplied
+    by the number of ranks (dp_size), because gradients are averaged over them. Our normaliser follows this: `rows`
+    counts all rows of the step, also those that could not be graded and those that fill up a group to K (OpenRLHF's own
+    count leaves out empty rows).
 
     The entropy term stays OpenRLHF's (`aggregate_loss` over all response tokens), as on the local engine. OpenRLHF's KL
     term is a mean over tokens whatever the normaliser, so the KL term is computed here.
@@ -63,11 +63,13 @@ class MixedLoss(nn.Module):
     def __init__(
         self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, correction: RolloutCorrection
     ) -> None:
-        """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
-
-        single_step: a batch has one optimiser step, so its policy is the one that sampled: π_θ/π_old is 1 by
-            definition. Between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1.
-            `old_log_probs` are then those of replayed rows alone.
+        """
+        Args:
+            rows: of an optimiser step on all ranks
+            gas: micro-batches that DeepSpeed accumulates by itself
+            single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and
+                π_θ/π_old is 1 by definition; between two forward passes of differently padded rows bfloat16 would make
+                it 1 ± 0.1. Of `old_log_probs` only those of replayed rows are then used.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
@@ -78,7 +80,7 @@ class MixedLoss(nn.Module):
         self.begin()
 
     def begin(self) -> None:
-        """A new batch: `totals` counts from here, on this rank."""
+        """Begins a new batch: resets `totals`, which this rank sums over its micro-batches."""
         self.totals = dict.fromkeys(("loss", "fresh_tokens", "clipped", "kl", "corrected", "gap"), 0.0)
 
     def forward(
@@ -92,7 +94,7 @@ class MixedLoss(nn.Module):
         batch_num_tokens: Any = None,
         global_batch_size: Any = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """(R, A) each. Returns what PolicyLoss returns: loss, clip ratio, KL, and of the correction KL and share."""
+        """Tensors are (R, A). Returns what PolicyLoss does: loss, clip ratio, KL, and the correction's KL and share."""
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
         tokens = float(batch_num_tokens) / dp_size
@@ -107,7 +109,7 @@ class MixedLoss(nn.Module):
             if rollout_log_probs is None:
                 raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
             correction = self.correction.weights(old, rollout_log_probs, mask)
-            scaled = torch.where(fresh, advantages * correction, advantages)  # the policy's terms alone, never negative
+            scaled = torch.where(fresh, advantages * correction, advantages)  # of fresh rows only; it is never negative
         selected = log_probs[mask]
         loss = self.loss(
             TokenBatch(
@@ -134,9 +136,9 @@ class MixedLoss(nn.Module):
         gap: Tensor | None,
         correction: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Sums over fresh tokens: what the clip takes away, and how far the policy is from the one that sampled.
+        """Adds to `totals`, over fresh tokens: whose gradient the clip removes, and the distance from π_old.
 
-        gap: the vLLM engine's log-probs less the trainer's, where a correction asked for them
+        gap: the vLLM engine's log-probs minus the trainer's, if there is a correction
         """
         tokens = int(fresh.sum())
         log_w = log_ratio[fresh].double()
@@ -163,10 +165,13 @@ class MixedLoss(nn.Module):
 
 
 def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: bool) -> dict[str, float]:
-    """From `MixedLoss.totals` summed over all ranks to the metrics of an update.
+    """The metrics of an update.
 
-    corrected: with a train/rollout correction also the mean distance of the engines' log-probs from the trainer's,
-        which shows weights that did not arrive, and the share of tokens that it filtered out
+    Args:
+        totals: `MixedLoss.totals`, summed over all ranks
+        corrected: whether there is a train/rollout correction. If so, the metrics include the mean distance of the
+            engines' log-probs from the trainer's (a weight sync that failed shows there) and the share of tokens that
+            the correction filtered out
     """
     tokens = max(totals["fresh_tokens"], 1)
     filtered = totals["corrected"] / tokens

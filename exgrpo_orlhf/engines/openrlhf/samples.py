@@ -1,9 +1,9 @@
-"""Responses from OpenRLHF's vLLM engines: to all questions of a step, as many as each needs, in one dispatch."""
+"""Responses from OpenRLHF's vLLM engines. The requests for all questions of a step are sent at once."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,26 +13,33 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from ...records import Rollout
-from .waiting import EngineLost, answer
+from ..engine import EngineLost
+from .waiting import answer
 
 
 @dataclass(frozen=True)
 class Request:
-    """n responses to one prompt. seed: None lets the engine draw; temperature 0 is greedy; top_p: not for training"""
+    """n responses to one prompt.
+
+    A request has its own seed, so that the random numbers of a response do not depend on which other requests the
+    engine works on.
+
+    temperature: 0 is greedy; top_p: below 1 in evaluation only
+    """
 
     prompt: Sequence[int]
     n: int
     temperature: float
-    seed: int | None
+    seed: int
     top_p: float = 1.0
 
 
 class Sampler:
-    """Sends each request to the engine that has least to do, and hands on what is complete.
+    """Sends each request to the engine with the fewest responses to generate, and yields what is complete.
 
-    The prompt goes as token ids, so that what is generated from is what is trained on; the engine's own stop tokens are
-    the model's, `stop` adds the one that closes the assistant's turn. No filter (top-p, top-k) on rollouts and no
-    detokenising: the verifier's text is decoded here, once.
+    Prompts are sent as token ids, so that generation and training see the same tokens. The engine stops at the model's
+    own end tokens; `stop` adds the one that closes the assistant's turn. Rollouts are not filtered (top-p, top-k), and
+    vLLM does not detokenise them: the trainer decodes the text for the verifier, once.
     """
 
     def __init__(
@@ -43,14 +50,20 @@ class Sampler:
         timeout: float,
         stop: Sequence[int],
     ) -> None:
-        """with_logprobs: ask for the engine's own log-probs, for a train/rollout correction; stop: more end tokens"""
+        """
+        Args:
+            with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
+            timeout: seconds without any response after which an engine counts as lost
+            stop: more end tokens
+        """
         self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
         self.with_logprobs, self.timeout = with_logprobs, timeout
 
-    def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
-        """Position and ungraded rollouts of each request, as it is complete. Closing it cancels the others.
+    def __call__(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
+        """Yields position and ungraded rollouts of each request when it is complete. Closing the generator cancels the
+        remaining requests.
 
-        Raises EngineLost for an engine that died or is silent.
+        Raises EngineLost for an engine that died or does not answer.
         """
         load = [(0, i) for i in range(len(self.engines))]
         pending = {}
@@ -82,13 +95,13 @@ class Sampler:
         return SamplingParams(
             n=request.n,
             temperature=request.temperature,
-            seed=request.seed,
+            seed=request.seed if request.temperature else None,  # greedy decoding draws no numbers
             top_p=request.top_p,
             max_tokens=self.max_response_tokens,
             stop_token_ids=self.stop,  # they stay in the response, as the model's own do
             logprobs=1 if self.with_logprobs else None,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,  # with n > 1 anything else comes in pieces
+            output_kind=RequestOutputKind.FINAL_ONLY,  # other kinds return n > 1 responses in pieces
         )
 
     def _rollout(self, output: Any, engine: int) -> Rollout:

@@ -1,4 +1,4 @@
-"""OpenRLHF's trainer with our training loop: the controller of actors and engines, and the buffer's only owner."""
+"""OpenRLHF's trainer with our training loop. It controls actors and engines, and holds the replay buffer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,15 @@ from ...checkpoints import CheckpointError, name_end_tokens
 from ...experiment import Experiment
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
-from ...records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ...records import MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, Loop, NonFiniteUpdate, UpdateStats
-from ..rows import ForwardRow
+from ..engine import Engine, Going, Loop, NonFiniteUpdate, UpdateStats, dumped
+from ..rows import ForwardRow, Measured, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .samples import Request, Sampler
 from .waiting import answer
-
-Measured = tuple[np.ndarray, float]  # log-probs (T,) of a response, and its mean entropy
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
@@ -43,7 +41,7 @@ _TIMES = {"timing/make_experience": "reference", "timing/ppo_train": "train", "t
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """What the trainer needs beside OpenRLHF's arguments; travels as `args.exgrpo_job`."""
+    """What the trainer needs besides OpenRLHF's arguments. It reaches the trainer as `args.exgrpo_job`."""
 
     experiment: Experiment
     loop: Loop
@@ -53,7 +51,8 @@ class Job:
 
 
 class StopFile:
-    """A signal to the driver, on another machine perhaps, reaches the trainer as a file in the run's folder."""
+    """`Stop` by a file in the run's folder, which the driver writes when it gets a signal. The driver may be on another
+    machine than the trainer."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / ".stop"
@@ -62,18 +61,20 @@ class StopFile:
     def signal(self) -> signal.Signals | None:
         try:
             return signal.Signals[self.path.read_text(encoding="ascii").strip()]
-        except (FileNotFoundError, KeyError):  # none, or not written to its end yet
+        except (FileNotFoundError, KeyError):  # there is none, or it is only half written
             return None
 
 
-class MixedTrainer(BasePPOTrainer):
-    """Both things at once: the trainer that OpenRLHF's program starts, and the engine that the training loop drives.
+class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
+    """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
 
-    Of OpenRLHF's trainer it keeps the model groups, the experience maker's splitting and balancing, the update
-    (`train_step`: append, ppo_train, broadcast) and the loggers; its loop over prompts is replaced by `Job.loop`.
+    It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
+    (`train_step`: append, ppo_train, broadcast) and the loggers. OpenRLHF's loop over prompts is replaced by
+    `Job.loop`.
     """
 
-    whole_batches = True  # DeepSpeed accumulates a fixed number of micro-batches; a rest would go into the next step
+    # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
+    whole_batches = True
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class MixedTrainer(BasePPOTrainer):
         vllm_engines: Any,
         **generate_kwargs: Any,
     ) -> None:
-        """Called by OpenRLHF's program with what its PPOTrainer takes."""
+        """OpenRLHF's program calls this with the arguments of its PPOTrainer."""
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         args = strategy.args
         tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
@@ -99,7 +100,7 @@ class MixedTrainer(BasePPOTrainer):
             vllm_engines,
             tokenizer,
         )
-        ppo_trainer.balance_experiences = keep_order  # a global, looked up by train_step
+        ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(
             actor_model_group, None, None, reference_model_group, self.kl_ctl, strategy, tokenizer
         )
@@ -116,7 +117,7 @@ class MixedTrainer(BasePPOTrainer):
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
-        self.step = 0  # of the batch in work; what is done is the training loop's
+        self.step = 0  # of the current batch; the training loop counts the steps that are done
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
 
@@ -124,14 +125,14 @@ class MixedTrainer(BasePPOTrainer):
         return scheduler_steps(self.x)
 
     def fit(self) -> None:
-        job = self.job
-
-        def engine(checkpoint: Path | None) -> Engine:
-            return self
-
-        job.loop(self.x, engine, job.run, job.tracking_uri, job.tags).go(StopFile(job.run))
+        self.loop().go(StopFile(self.job.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
+
+    def loop(self) -> Going:
+        """The training loop with this trainer as its engine, from the newest checkpoint."""
+        job = self.job
+        return job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
@@ -142,105 +143,83 @@ class MixedTrainer(BasePPOTrainer):
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
         ]
-        with closing(self._sample(requests)) as sampled:  # whoever stops early cancels the other requests
+        with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
             for i, rollouts in sampled:
                 yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
 
-    def answer(
-        self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
-    ) -> list[list[Rollout]]:
-        requests = [
-            Request(self.prompts.encode(question), 1, temperature, seed if temperature else None, top_p)
-            for question, own in zip(questions, seeds, strict=True)
-            for seed in own
-        ]
-        rollouts = (rollout for _, (rollout,) in sorted(self._sample(requests), key=lambda sampled: sampled[0]))
-        return [[next(rollouts) for _ in own] for own in seeds]
+    def respond(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        asked = zip(prompts, seeds, strict=True)
+        found = dict(self._sample([Request(prompt, 1, temperature, seed, top_p) for prompt, seed in asked]))
+        return [found[i][0] for i in range(len(prompts))]
 
-    def _seed(self, plan: Plan, position: int) -> int | None:
-        if not self.settings.seed_requests:
-            return None
-        # Responses of one request get consecutive seeds from vLLM: far apart, no two requests meet.
+    def _seed(self, plan: Plan, position: int) -> int:
+        # vLLM gives the responses of one request consecutive seeds, so the seeds of requests must be far apart.
         entropy = [self.x.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
-    def _sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Rollout]]]:
+    def _sample(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
+        with self.engines_awake(), closing(self.sampler(requests)) as sampled:
+            yield from sampled
+
+    @contextmanager
+    def engines_awake(self) -> Iterator[None]:
+        """Wakes the vLLM engines up, and after success lets them sleep again, if the layout lets them sleep."""
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        with closing(self.sampler(requests)) as sampled:
-            yield from sampled
+        yield
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
 
-    def decode(self, token_ids: np.ndarray) -> str:
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
-
-    def score(
-        self,
-        plan: Plan,
-        to_score: Mapping[str, Sequence[Trajectory]],
-        score: Callable[[float, np.ndarray], float],
-    ) -> dict[str, list[float]]:
-        questions = {question.id: question for question in plan.replayed}
-        rows = [
-            ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
-            for question_id, stored in to_score.items()
-            for trajectory in stored
-        ]
-        scores = iter([score(entropy, logprobs) for logprobs, entropy in self._measure(rows)])
-        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
-
-    def _measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, in passes spread over all ranks."""
         if not rows:
             return []
         dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
-        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, equally many of each
+        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
             method_name="measure", rows=[[rows[i] for i in part] for part in parts]
         )
-        results = list(itertools.chain.from_iterable(self._answer(references)))
-        if self.args.train.colocate_all:  # vLLM wants the memory that torch keeps for later
-            self._answer(self.actor_model_group.async_run_method("empty_cache"))
+        results = itertools.chain.from_iterable(self._answer(references))
         found: dict[int, Measured] = {}
         for part, measured in zip(parts, results, strict=True):
-            found.update(zip(part, zip(*measured, strict=True), strict=True))
+            found.update(zip(part, measured, strict=True))
+        if self.args.train.colocate_all:  # torch keeps memory for later use, which vLLM needs
+            self._answer(self.actor_model_group.async_run_method("empty_cache"))
         return [found[i] for i in range(len(rows))]
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """OpenRLHF's train_step. π_old of fresh rows is the policy as it is when the batch begins.
+        """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch.
 
-        With several optimiser steps all rows are measured before them. With one, their log-probs come from its own
-        pass; only the rows that it leaves out, because they could not be graded, are measured before.
+        With several optimiser steps all rows are measured before them. With a single step their log-probs come from its
+        own forward pass; only rows that could not be graded, which that pass leaves out, are measured before it.
         """
-        flat = batch.flat_rows()
-        rows = [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in flat]
+        flat, rows = batch.flat_rows(), self.forward_rows(batch)
         steps, passes = self.x.optimizer.steps_per_batch, self.x.optimizer.passes_per_batch
         begin = time.perf_counter()
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
-        known = dict(zip(before, self._measure([rows[i] for i in before]), strict=True))
-        measured = time.perf_counter() - begin
-        experience = as_experience(batch, rows, [known[i][0] if i in known else None for i in range(len(rows))])
+        known = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
+        seconds = time.perf_counter() - begin
+        experience = as_experience(batch, rows, [known[i].logprobs if i in known else None for i in range(len(rows))])
         order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for recorded in self._answer(self.actor_model_group.async_run_method("recorded")):
             known |= recorded
-        policy, entropies = [known[i][0] for i in range(len(rows))], [known[i][1] for i in range(len(rows))]
-        behaviour = [
-            now if row.replayed is None else row.replayed.behaviour_logprobs
-            for row, now in zip(flat, policy, strict=True)
-        ]
+        policy = [known[i].logprobs for i in range(len(rows))]
+        behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)
         metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}
         if not all(map(math.isfinite, metrics.values())):
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {metrics['policy/loss']}, gradient norm "
-                f"{metrics['policy/grad_norm']}): that optimiser step was not made",
-                [_describe(*row) for row in zip(flat, policy, behaviour, strict=True)],
+                f"{metrics['policy/grad_norm']}): that optimiser step was skipped",
+                [dumped(*row) for row in zip(flat, policy, behaviour, strict=True)],
             )
         times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
-        return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": measured})
+        entropies = [known[i].entropy for i in range(len(rows))]
+        return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": seconds})
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -249,7 +228,8 @@ class MixedTrainer(BasePPOTrainer):
         name_end_tokens(folder, self.prompts.turn_ends())
 
     def load(self, folder: Path) -> None:
-        """The actors loaded the checkpoint when they started (launch.py says which); the engines get its weights."""
+        """Checks that the actors loaded this checkpoint when they started (launch.py names it to them), and sends its
+        weights to the engines."""
         for states in self._answer(self.actor_model_group.async_run_method("get_checkpoint_states")):
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
@@ -257,15 +237,3 @@ class MixedTrainer(BasePPOTrainer):
 
     def _answer(self, references: list[Any]) -> Any:
         return answer(references, "a policy actor", self.settings.timeout)
-
-
-def _describe(row: Any, policy: np.ndarray, behaviour: np.ndarray) -> dict[str, Any]:
-    return {
-        "question_id": row.question.id,
-        "token_ids": row.token_ids.tolist(),
-        "advantage": row.advantage,
-        "in_loss": row.in_loss,
-        "replayed_from_step": None if row.replayed is None else row.replayed.step,
-        "policy_logprobs": policy.tolist(),
-        "behaviour_logprobs": behaviour.tolist(),
-    }

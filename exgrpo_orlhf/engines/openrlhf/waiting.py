@@ -1,4 +1,4 @@
-"""Waiting for Ray, with an end to it."""
+"""Waiting for results of Ray with a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from ..engine import EngineLost
 
 
 def answer(references: Any, who: str, timeout: float) -> Any:
-    """ray.get with a limit in seconds. Raises EngineLost that names who was asked; an error of its own is raised."""
+    """The results of these references.
+
+    Args:
+        who: names the actor in error messages
+        timeout: seconds
+
+    Raises EngineLost if the actor does not answer in time, died or failed.
+    """
     try:
         return ray.get(references, timeout=timeout)
     except GetTimeoutError:
@@ -19,5 +26,5 @@ def answer(references: Any, who: str, timeout: float) -> Any:
     except RayActorError as error:
         raise EngineLost(f"{who} died: {str(error).strip()}") from error
     except RayTaskError as error:
-        # As text: Ray makes it one of its cause's class too where it can, and then it has no `traceback_str`.
+        # str(error), because Ray may give the error its cause's class too, and then it has no `traceback_str`.
         raise EngineLost(f"{who} failed: {error.cause}\n{str(error).strip()[-2000:]}") from error

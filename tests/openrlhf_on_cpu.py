@@ -1,4 +1,5 @@
-"""What the tests of the OpenRLHF engine share: skip where its stack is absent, and one actor without Ray."""
+"""Import this first in tests of the OpenRLHF engine: it skips them where the OpenRLHF stack is not installed, and makes
+OpenRLHF importable without CUDA."""
 
 from __future__ import annotations
 
