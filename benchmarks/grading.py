@@ -26,7 +26,7 @@ from command_line import DATA, finish, make_parser
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, close_pools, verifier
-from exgrpo_orlhf.rewards.math import gold_texts
+from exgrpo_orlhf.rewards.text.math import gold_texts
 
 SPEED_GOAL, HARM_LIMIT = 1.8, 0.10
 PATHOLOGICAL = (

@@ -13,7 +13,7 @@ from .experiment import Experiment
 from .files import write
 from .questions.files import place_of, read_rows
 from .questions.prompts import PromptEncoder
-from .questions.records import read_prompt
+from .questions.reading import read_prompt
 from .records import Question, Trajectory
 from .replay import ReplayBuffer, snapshot
 from .rewards import Verifier

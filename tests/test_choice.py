@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_orlhf.rewards import choice
 from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.text import choice
 
 FOUR = ["Paris", "London", "The city of Rome", "12"]
 

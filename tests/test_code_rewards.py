@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, sandbox
-from exgrpo_orlhf.rewards.code import last_program, read_tests
+from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+from exgrpo_orlhf.rewards.sandbox import sandbox
+from exgrpo_orlhf.rewards.sandbox.code import last_program, read_tests
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
@@ -35,7 +36,7 @@ def verdict(program: str, tests=SUMS, **settings) -> str:
 
 def sandboxes() -> list[str]:
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.split("\n")
-    return [line for line in found if "sandbox_inside.py" in line or "marked-by-the-test" in line]
+    return [line for line in found if "sandbox/inside.py" in line or "marked-by-the-test" in line]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,9 @@ def test_without_a_sandbox_nothing_is_run():
         ["unshare", "--user", "--map-root-user", "sh", "-c", script, code], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: no sandbox can be had" in done.stderr
+    assert (
+        "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox" in done.stderr
+    )
     assert GradingError.__name__ in done.stderr
 
 

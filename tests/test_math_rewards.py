@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_orlhf.rewards import math
 from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.extraction import last_box, visible
-from exgrpo_orlhf.rewards.latex import number, same_number
-from exgrpo_orlhf.rewards.symbolic import computable
+from exgrpo_orlhf.rewards.text import math
+from exgrpo_orlhf.rewards.text.extraction import last_box, visible
+from exgrpo_orlhf.rewards.text.latex import number, same_number
+from exgrpo_orlhf.rewards.text.symbolic import computable
 
 
 def read(path: Path) -> list[dict]:

@@ -21,9 +21,10 @@ from conftest import ROOT
 
 from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
-from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools, pool
+from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
 from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.pool import Pool
+from exgrpo_orlhf.rewards.pool import pool
+from exgrpo_orlhf.rewards.pool.pool import Pool
 
 FUNCTION = """
 import os, subprocess, sys, time

@@ -19,7 +19,6 @@ import pytest
 from conftest import ROOT
 
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.questions import prepare as preparation
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.conversions import last_boxed
 from exgrpo_orlhf.questions.prepare import PrepareError, convert, prepare, read_manifest
@@ -59,15 +58,52 @@ def script(*arguments, **environment) -> subprocess.CompletedProcess:
 # -- conversions ------------------------------------------------------------------------------------------------------
 
 
-def test_openr1_gives_the_users_question_without_the_system_prompt():
-    messages = [{"role": "system", "content": "Think in two sections."}, {"role": "user", "content": "1+1?"}]
-    row = {"data_source": "openr1", "prompt": messages, "reward_model": {"style": "rule", "ground_truth": "2"}}
-    assert pairs("openr1", row) == [("1+1?", "2")]
+OPENR1 = [{"role": "system", "content": "Think in two sections."}, {"role": "user", "content": "1+1?"}]
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\nFind $x$.\n\nRemember to put your "
+    'answer on its own line after "Answer:".'
+)
+TEN = [f"o{i}" for i in range(10)]
 
 
-def test_gsm8k_gives_the_number_after_the_hashes_without_commas():
-    row = {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"}
-    assert pairs("gsm8k_train", row) == [("How much?", "1200")]
+@pytest.mark.parametrize(
+    ("name", "row", "question", "answer"),
+    [
+        ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
+        (
+            "gsm8k_train",
+            {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"},
+            "How much?",
+            "1200",
+        ),
+        ("dapo", {"prompt": DAPO, "solution": "34"}, "Find $x$.", "34"),
+        ("dapo", {"prompt": "求 $y$。", "solution": "2"}, "求 $y$。", "2"),
+        ("amc", {"problem": "a", "answer": 142.0}, "a", "142"),
+        ("amc", {"problem": "b", "answer": 0.5}, "b", "0.5"),
+        ("olympiad", {"context": None, "question": "Find n.", "final_answer": ["$2$"]}, "Find n.", "$2$"),
+        (
+            "olympiad",
+            {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]},
+            "Let $p$ be prime.\nFind all n.",
+            "1, p",
+        ),
+        (
+            "arc_c",
+            {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"},
+            "Why?\n\n1) so\n2) thus",
+            "2",
+        ),
+        (
+            "mmlu_pro",
+            {"question": "Which?", "options": TEN, "answer": "J"},
+            "Which?\n\n" + "\n".join(f"{label}) {text}" for label, text in zip("ABCDEFGHIJ", TEN, strict=True)),
+            "J",
+        ),
+    ],
+)
+def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, answer):
+    assert pairs(name, row) == [(question, answer)]
 
 
 @pytest.mark.parametrize(
@@ -83,42 +119,6 @@ def test_gsm8k_gives_the_number_after_the_hashes_without_commas():
 )
 def test_math_gives_what_is_boxed_last(text, answer):
     assert last_boxed(text) == answer
-
-
-def test_dapo_gives_the_question_without_its_instructions():
-    wrapped = (
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nFind $x$.\n\nRemember to put your "
-        'answer on its own line after "Answer:".'
-    )
-    assert pairs("dapo", {"prompt": wrapped, "solution": "34"}, {"prompt": "求 $y$。", "solution": "2"}) == [
-        ("Find $x$.", "34"),
-        ("求 $y$。", "2"),
-    ]
-
-
-def test_amc_answers_stored_as_decimals_are_whole_numbers():
-    assert pairs("amc", {"problem": "a", "answer": 142.0}, {"problem": "b", "answer": 0.5}) == [
-        ("a", "142"),
-        ("b", "0.5"),
-    ]
-
-
-def test_olympiad_questions_keep_their_context_and_all_answers():
-    rows = [
-        {"context": None, "question": "Find n.", "final_answer": ["$2$"]},
-        {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]},
-    ]
-    assert pairs("olympiad", *rows) == [("Find n.", "$2$"), ("Let $p$ be prime.\nFind all n.", "1, p")]
-
-
-def test_choices_stand_below_the_question_with_their_own_labels():
-    arc = {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"}
-    assert pairs("arc_c", arc) == [("Why?\n\n1) so\n2) thus", "2")]
-    options = [f"o{i}" for i in range(10)]
-    ((question, answer),) = pairs("mmlu_pro", {"question": "Which?", "options": options, "answer": "J"})
-    assert question.endswith("I) o8\nJ) o9")
-    assert answer == "J"
 
 
 def test_gpqa_options_are_in_an_order_of_their_own_that_stays():
@@ -152,7 +152,7 @@ def test_rows_without_an_answer_or_in_contradiction_are_left_out_and_counted():
 
 def test_a_column_that_holds_something_else_is_an_error_that_names_it():
     rows = [{"problem": f"p{i}", "solution": "see the book"} for i in range(400)]
-    with pytest.raises(PrepareError, match=r"MATH-lighteval: of 400 rows 400 without question or answer; are problem"):
+    with pytest.raises(PrepareError, match=r"MATH-lighteval: of 400 rows 400 without question or answer; do problem"):
         convert(PUBLIC_SETS["math_train"], rows)
     with pytest.raises(PrepareError, match=r"openai/gsm8k, row 0: not of the form expected of question, answer"):
         convert(PUBLIC_SETS["gsm8k_test"], [{"question": "a", "answer": 7}])
@@ -208,7 +208,7 @@ def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_agai
             raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(preparation.os, "replace", interrupted)
+    monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(PUBLIC_SETS["aime25"], out, copies)
     assert read_manifest(out) == {}

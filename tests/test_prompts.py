@@ -121,24 +121,18 @@ def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(te
         assert "system" not in none
 
 
-def test_a_system_message_has_no_place_in_a_plain_prompt():
-    with pytest.raises(ValueError, match=r"Prompts\.system has no place with Prompts\.template = 'plain'; got 'x'"):
-        Prompts("plain", system="x")
-
-
-def test_an_unknown_template_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'plain', 'chat', 'qwen_math', 'simplerl', 'think_answer', got 'qwen'"):
-        Prompts("qwen")
-
-
-def test_a_chat_template_that_is_not_there_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"Prompts\.template = 'chat'.* has no chat template"):
-        PromptEncoder(Prompts("chat", 32), tokenizer)
-
-
-def test_special_tokens_that_are_not_there_are_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"'qwen_math'.* does not have <\|im_start\|> and <\|im_end\|>; use"):
-        PromptEncoder(Prompts("qwen_math"), tokenizer)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"template": "plain", "system": "x"}, r"Prompts\.system cannot be used with .* = 'plain'; got 'x'"),
+        ({"template": "qwen"}, r"'plain', 'chat', 'qwen_math', 'simplerl', 'think_answer', got 'qwen'"),
+        ({"template": "chat"}, r"Prompts\.template = 'chat'.* has no chat template"),
+        ({"template": "qwen_math"}, r"'qwen_math'.* does not have <\|im_start\|> and <\|im_end\|>; use"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(settings, message, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        PromptEncoder(Prompts(**settings), tokenizer)
 
 
 def test_a_role_that_a_template_cannot_write_is_named(letters):

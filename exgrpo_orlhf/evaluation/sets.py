@@ -15,7 +15,7 @@ from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
 from ..questions.files import column_paths, read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
-from ..questions.records import field_value, fingerprint, missing_in
+from ..questions.reading import field_value, fingerprint, missing_in
 from ..records import Question
 from ..tasks.modular_chains import ModularChains
 from .benchmarks import Benchmark, BenchmarkError, SetFile

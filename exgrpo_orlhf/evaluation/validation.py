@@ -13,7 +13,7 @@ import numpy as np
 from ..files import write_json
 from ..questions.overlap import same_questions
 from ..questions.prompts import PromptEncoder
-from ..questions.records import fingerprint
+from ..questions.reading import fingerprint
 from ..questions.text import plain_text
 from ..records import Question, Rollout
 from ..rewards import Verifier

@@ -1,8 +1,8 @@
-"""How a row of a public set becomes question and gold answer: one function for each way such sets are written.
+"""Conversions of public sets: from a row to the question and its gold answer, one for each layout of such sets.
 
-A conversion returns (question, answer); the answer is '' where the row has none. Questions stay as they are, without
-instructions: how to answer is the template's to say (prompts.py). Choices stand below the question as `A) …` lines,
-the answer is the label of the right one.
+A conversion returns (question, answer); the answer is '' where the row has none. Questions get no instructions on how
+to answer: the template adds them (prompts.py). Choices follow the question as `A) …` lines, and the answer is the label
+of the right one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,32 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Row = Mapping[str, Any]
-Conversion = Callable[[Row], tuple[str, str]]
+Convert = Callable[[Row], tuple[str, str]]
 
-# What DAPO's questions are wrapped in.
+
+@dataclass(frozen=True)
+class Conversion:
+    """columns: the columns of a row that `convert` reads; convert: row → (question, answer)"""
+
+    columns: tuple[str, ...]
+    convert: Convert
+
+    def __call__(self, row: Row) -> tuple[str, str]:
+        return self.convert(row)
+
+
+def _reads(*columns: str) -> Callable[[Convert], Conversion]:
+    return lambda convert: Conversion(columns, convert)
+
+
+# The instructions around DAPO's questions.
 _DAPO = re.compile(
     r"\ASolve the following math problem step by step\..*?is the answer to the problem\.\s*|"
     r'\s*Remember to put your answer on its own line after "Answer:"\.?\s*\Z',
@@ -27,21 +44,18 @@ _DAPO = re.compile(
 
 
 def columns(question: str, answer: str) -> Conversion:
-    """Two plain columns. A whole number that is stored as a decimal one is written as a whole one."""
-
-    def convert(row: Row) -> tuple[str, str]:
-        return row[question], _text(row[answer])
-
-    return convert
+    """Two plain columns. 142.0 is written as 142."""
+    return Conversion((question, answer), lambda row: (row[question], _text(row[answer])))
 
 
 def choice(question: str, options: str, answer: str) -> Conversion:
     """Multiple choice with a list of the options' texts in a column.
 
     The answer is a number, which counts from 0; or text: a label, an option's text, or digits for a number. Raises
-    ValueError where it is none of these, or where it names one option in one way and another in another.
+    ValueError where it is none of these, or where these readings name different options.
     """
 
+    @_reads(question, options, answer)
     def convert(row: Row) -> tuple[str, str]:
         if not isinstance(row[options], list):
             raise ValueError(f"{options!r} is no list of texts but {row[options]!r:.60}")
@@ -63,30 +77,30 @@ def choice(question: str, options: str, answer: str) -> Conversion:
 
 
 def boxed(question: str, solution: str) -> Conversion:
-    """The answer is what the solution boxes last."""
-
-    def convert(row: Row) -> tuple[str, str]:
-        return row[question], last_boxed(row[solution])
-
-    return convert
+    """The answer is the content of the solution's last box."""
+    return Conversion((question, solution), lambda row: (row[question], last_boxed(row[solution])))
 
 
+@_reads("question", "answer")
 def after_hashes(row: Row) -> tuple[str, str]:
     """GSM8K: the answer follows ####, thousands separated by commas."""
     return row["question"], row["answer"].rpartition("####")[2].strip().replace(",", "")
 
 
+@_reads("prompt", "reward_model")
 def verl_messages(row: Row) -> tuple[str, str]:
-    """verl's layout: the last user message; the system's, which says how to answer, stays behind."""
+    """verl's layout: the last user message, without the system message."""
     asked = [message["content"] for message in row["prompt"] if message["role"] == "user"]
     return asked[-1] if asked else "", _text(row["reward_model"]["ground_truth"])
 
 
+@_reads("prompt", "solution")
 def dapo(row: Row) -> tuple[str, str]:
-    """The question without the instructions around it, where they are."""
+    """DAPO: the question without the instructions around it, if there are any."""
     return _DAPO.sub("", row["prompt"]), _text(row["solution"])
 
 
+@_reads("context", "question", "final_answer")
 def olympiad(row: Row) -> tuple[str, str]:
     """OlympiadBench: some questions have a text before them, and several answers."""
     context = (row["context"] or "").strip()
@@ -94,19 +108,22 @@ def olympiad(row: Row) -> tuple[str, str]:
     return question, ", ".join(answer.strip() for answer in row["final_answer"] or [])
 
 
+@_reads("question", "choices", "answerKey")
 def arc(row: Row) -> tuple[str, str]:
     """ARC: the choices carry their labels, letters or digits."""
     choices = row["choices"]
     return _with_choices(row["question"], choices["label"], choices["text"]), row["answerKey"]
 
 
+@_reads("question", "options", "answer")
 def mmlu_pro(row: Row) -> tuple[str, str]:
-    """MMLU-Pro: up to ten options. The letter is the answer (in one row the index says another one)."""
+    """MMLU-Pro: up to ten options. The answer is the letter (in one row the index names another option)."""
     return _with_choices(row["question"], string.ascii_uppercase, row["options"]), row["answer"]
 
 
+@_reads("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 def gpqa(row: Row) -> tuple[str, str]:
-    """GPQA names the right answer first: options in an order of their own for each question, the same every time."""
+    """GPQA lists the right answer first: the options are shuffled by a hash of the question, the same every time."""
     question = row["Question"].strip()
     options = [row["Correct Answer"], *(row[f"Incorrect Answer {n}"] for n in (1, 2, 3))]
     seed = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big")
@@ -115,7 +132,7 @@ def gpqa(row: Row) -> tuple[str, str]:
 
 
 def last_boxed(text: str) -> str:
-    """What the last \\boxed{…} of a text holds, braces balanced; '' if there is none or it is empty."""
+    """The content of a text's last \\boxed{…}, braces balanced; '' if there is none or it is empty."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return ""
@@ -130,7 +147,7 @@ def last_boxed(text: str) -> str:
     return ""
 
 
-def _with_choices(question: str, labels: Any, options: list[str]) -> str:
+def _with_choices(question: str, labels: Iterable[str], options: Iterable[str]) -> str:
     lines = "\n".join(f"{label}) {option}" for label, option in zip(labels, options, strict=False))
     return f"{question}\n\n{lines}"
 

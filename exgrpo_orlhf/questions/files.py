@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..records import Question
-from .records import Fields, Place, distinct_questions, require_limit
+from .reading import Fields, Place, distinct_questions, require_limit
 
 Rows = Iterator[Mapping[str, Any]]
+ColumnCheck = Callable[[list[str]], None]
 
 
 class _Number(str):
@@ -29,8 +30,8 @@ class QuestionFile:
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
     source: field of the data set's name; None, or a JSONL row without that field: the file's name without its suffix
-    limit: load the first so many distinct questions; what comes after is not looked at
-    meta: further fields that a verifier wants, such as ('options',) for 'choice' or ('tests',) for 'code'
+    limit: load only this many distinct questions, the first ones; None: all
+    meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'
 
     A field is a name or a dotted path into nested records ("reward_model.ground_truth").
     """
@@ -48,7 +49,7 @@ class QuestionFile:
     def load(self) -> list[Question]:
         """The distinct questions in the file's order; meta["row"] is the first row (from 0) that asks each.
 
-        FileNotFoundError, or ValueError that names the file, the row or line, and the field.
+        Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
         fields = Fields("QuestionFile", self.prompt, self.answer, self.source, tuple(self.meta))
@@ -57,14 +58,14 @@ class QuestionFile:
 
 
 def place_of(path: Path) -> Place:
-    """Lines of a JSONL file are counted from 1, as editors do; rows of a table from 0."""
+    """The place of a file's records. Lines of JSONL are counted from 1, as editors do; rows of a table from 0."""
     return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
 
 
-def read_rows(path: Path, check: Any, columns: Sequence[str]) -> Rows:
-    """The rows of a file, of a parquet file only the columns asked for.
+def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
+    """The rows of a file; of a parquet file only the given columns are read.
 
-    check: called with the columns of a parquet or CSV file; raises what is wrong with them
+    check: called with the columns of a parquet or CSV file, and raises if one is missing
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()}: no such file of questions (QuestionFile.path)")
@@ -85,7 +86,7 @@ def column_paths(fields: Iterable[Any]) -> Iterator[str]:
             yield from (f"{field.name}.{path}" for path in column_paths(field.type))
 
 
-def _parquet_rows(path: Path, check: Any, columns: Sequence[str]) -> Rows:
+def _parquet_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -101,7 +102,7 @@ def _parquet_rows(path: Path, check: Any, columns: Sequence[str]) -> Rows:
 
 
 def _jsonl_rows(path: Path) -> Rows:
-    with path.open("rb") as file:  # bytes: lines end at "\n" alone, not at the U+2028 inside a question
+    with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a question
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(
@@ -115,7 +116,7 @@ def _jsonl_rows(path: Path) -> Rows:
             yield record
 
 
-def _csv_rows(path: Path, check: Any) -> Rows:
+def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
     """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
     csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
     with path.open(encoding="utf-8-sig", newline="") as file:

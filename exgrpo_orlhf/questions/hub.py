@@ -10,13 +10,13 @@ from typing import Any
 
 from ..records import Question
 from .files import column_paths
-from .records import Fields, Place, distinct_questions, require_limit
+from .reading import Fields, Place, distinct_questions, require_limit
 
 logger = logging.getLogger(__name__)
 
 
 class HubError(ValueError):
-    """A set that cannot be had: says why and what to do."""
+    """A set cannot be loaded from the hub. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class QuestionHub:
     id: owner/name, or a folder
     subset: one of the set's configurations ('main', 'ARC-Challenge', …); None where it has only one
     split: 'train', 'test', …, or a part of one ('train[:1000]')
-    revision: commit, tag or branch; None: the newest. Pin it: a set that changes is another experiment
+    revision: commit, tag or branch; None: the newest. Pin it: a set that has changed makes a different experiment
     prompt, answer, source, limit, meta: as in QuestionFile; the source is by default the id's name
     """
 
@@ -46,7 +46,7 @@ class QuestionHub:
     def load(self) -> list[Question]:
         """The distinct questions in the set's order; meta["row"] is the first row (from 0) that asks each.
 
-        HubError if the set cannot be had, ValueError that names the row and the field.
+        Raises HubError if the set cannot be loaded, or ValueError that names the row and the field.
         """
         place = Place(f"{self.id}, split {self.split!r}", "row", 0)
         fields = Fields("QuestionHub", self.prompt, self.answer, self.source, tuple(self.meta))
@@ -58,7 +58,7 @@ class QuestionHub:
 
 def load_table(set_id: str, subset: str | None, split: str, revision: str | None, binding: str) -> Any:
     """A `datasets.Dataset`. binding: what the user sets to mend an error, such as QuestionHub. Raises HubError."""
-    import datasets  # half a second, and only where a set comes from the hub
+    import datasets  # takes half a second, and only sets of the hub need it
     from huggingface_hub import errors
 
     try:
@@ -75,8 +75,9 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
 
 
 def commit(set_id: str, wanted: str | None, binding: str) -> str:
-    """The full commit of a revision, or of the newest. One short question to the hub, so that what is wrong is said at
-    once. binding: what the user sets to mend it. Raises HubError.
+    """The full commit of a revision, or of the newest one. One short request to the hub, so that errors come at once.
+
+    binding: what the user sets to mend an error. Raises HubError.
     """
     import httpx
     from huggingface_hub import HfApi, errors
@@ -95,7 +96,7 @@ def table_rows(table: Any, needed: tuple[str, ...]) -> Iterator[Mapping[str, Any
 
 
 def explain(error: Exception, set_id: str, binding: str) -> str:
-    """Why a set of the hub cannot be had, and what to do about it."""
+    """Why a set of the hub cannot be loaded, and what to do about it."""
     said = " ".join(str(error).split())[:300]
     lower = f"{type(error).__name__} {said}".lower()
     if lower.startswith("gated") or "is a gated" in lower:  # an unknown set's error mentions gated ones too

@@ -1,4 +1,4 @@
-"""A question set without the prompts that are too long."""
+"""Leaves questions with too long prompts out of a set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..records import Question
+from ..settings import require
 
 logger = logging.getLogger(__name__)
 
@@ -17,8 +18,8 @@ _NO_LIMIT = 1 << 40  # tokens
 class LengthFilter:
     """Leaves out questions whose prompt, written by the template, is longer than Prompts.max_tokens.
 
-    Without it such a question stops the run before it starts. The tokenizer is the model's, so the filter is told
-    which model and which prompts:
+    Without this filter such a question stops the run before it starts. The filter counts with the model's tokenizer, so
+    it needs the model and the prompts:
 
         Work.questions = @LengthFilter()
         LengthFilter.questions = @QuestionFile()
@@ -35,11 +36,11 @@ class LengthFilter:
     def __post_init__(self) -> None:
         given = {"questions": "@QuestionFile()", "model": "@PretrainedModel()", "prompts": "@Prompts()"}
         for name, example in given.items():
-            if getattr(self, name) is None:
-                raise ValueError(f"LengthFilter.{name} must be a reference such as {example}, got None")
+            bound = getattr(self, name) is not None
+            require(bound, f"LengthFilter.{name} must be a reference such as {example}, got None")
 
     def load(self) -> list[Question]:
-        """The questions that fit, in their order. ValueError if none does, or where a prompt cannot be written."""
+        """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""
         from transformers import AutoTokenizer  # seconds; only where prompts are counted
 
         from .prompts import PromptEncoder

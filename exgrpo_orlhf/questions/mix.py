@@ -1,4 +1,4 @@
-"""Several question sets as one, by weight."""
+"""Mixes several question sets by weight."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..records import Question
+from ..settings import require
 from .text import normalised, normalised_answer
 
 logger = logging.getLogger(__name__)
@@ -19,14 +20,15 @@ logger = logging.getLogger(__name__)
 class QuestionMix:
     """A set drawn once from several sources; training then goes through it epoch by epoch like any other set.
 
-    So an epoch sees each of the mix's questions once, its shares are the weights' to the question, and a batch has
-    them on average. Nothing is drawn twice: a source gives at most what it has. A question that an earlier source has
-    too (in the same words, text.py) is left out of the later one.
+    An epoch has each of the mix's questions once. Its shares equal the weights to within one question, and a batch has
+    these shares on average. No question is drawn twice: a source gives at most what it has, and a question that an
+    earlier source has too (in the same words, text.py) is left out of the later one.
 
     sources: references such as (@a/QuestionFile(), @b/QuestionHub())
     weights: one number for each source, its share of the mix; None: every question of every source
     size: questions in the mix; None: as many as the weights allow before a source runs out
-    seed: which questions of a source are drawn; its own, so that a repetition of a run (train.seed) keeps the set
+    seed: decides which questions of a source are drawn; separate from train.seed, so that runs with different seeds
+        have the same set
     """
 
     sources: tuple[Any, ...]
@@ -35,23 +37,23 @@ class QuestionMix:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise ValueError("QuestionMix.sources is empty; bind it to references such as (@a/QuestionFile(),)")
+        n = len(self.sources)
+        require(n > 0, "QuestionMix.sources is empty; bind it to references such as (@a/QuestionFile(),)")
         if self.weights is None:
-            if self.size is not None:
-                raise ValueError(f"QuestionMix.size = {self.size} needs QuestionMix.weights")
+            require(self.size is None, f"QuestionMix.size = {self.size} needs QuestionMix.weights")
             return
-        if len(self.weights) != len(self.sources):
-            raise ValueError(
-                f"QuestionMix.weights has {len(self.weights)} numbers for {len(self.sources)} QuestionMix.sources"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise ValueError(f"QuestionMix.weights must be positive numbers, got {self.weights!r}")
-        if self.size is not None and self.size < len(self.sources):
-            raise ValueError(f"QuestionMix.size must be at least 1 for each source, got {self.size!r}")
+        given = len(self.weights)
+        require(given == n, f"QuestionMix.weights has {given} numbers for {n} QuestionMix.sources")
+        positive = all(0 < weight < float("inf") for weight in self.weights)
+        require(positive, f"QuestionMix.weights must be positive numbers, got {self.weights!r}")
+        enough = self.size is None or self.size >= n
+        require(enough, f"QuestionMix.size must be at least 1 for each source, got {self.size!r}")
 
     def load(self) -> list[Question]:
-        """Source by source, each in its own order. ValueError if a source has fewer questions than its share."""
+        """The questions source by source, each in its own order.
+
+        Raises ValueError if a source has fewer questions than its share.
+        """
         sets = _without_repetitions([source.load() for source in self.sources])
         counts = [len(questions) for questions in sets]
         if self.weights is not None:
@@ -93,7 +95,7 @@ def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]
 
 
 def _shares(weights: tuple[float, ...], available: list[int], size: int | None) -> list[int]:
-    """How many questions of each source: the weights' shares of the size, rounded by largest remainder."""
+    """The number of questions of each source: the weights' shares of the size, rounded by largest remainder."""
     total = sum(weights)
     most = min(int(n * total / weight + 1e-9) for n, weight in zip(available, weights, strict=True))
     exact = [weight / total * (most if size is None else size) for weight in weights]

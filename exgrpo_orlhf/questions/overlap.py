@@ -1,12 +1,11 @@
-"""Which test questions a training set holds: the same text (text.py), or a run of 13 words in common.
+"""Finds test questions that a training set holds: the same text (text.py), or a run of 13 words in common.
 
 Texts are hashed, not compared pair by pair: every run of 13 words is one 64-bit number, computed for all questions at
-once, so that 46,000 questions against 15,000 take seconds. Two different runs share a number about once in 10^7 checks
-of that size.
+once, so that comparing 46,000 questions with 15,000 takes seconds. Two different runs share a number about once in 10^7
+checks of that size.
 
-A run of words that more than 10 training questions share is a phrase ("how many ways are there to choose …"), or the
-instruction of a template, and shows nothing: it does not count. A question of fewer than 13 words is compared by its
-whole text alone.
+A run of words that more than 10 training questions share is a common phrase ("how many ways are there to choose …") or
+a template's instruction, and does not count. A question of fewer than 13 words is compared only by its whole text.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..records import Message, Question
-from .text import normalised, words
+from ..records import Question
+from .text import Prompt, normalised, words
 
-Prompt = str | tuple[Message, ...]
 WORDS = 13
 COMMON = 10  # training questions
 
@@ -29,7 +27,7 @@ COMMON = 10  # training questions
 class Hit:
     """A test question that the training set has too. Rows count from 0.
 
-    share: of its runs of 13 words, those that the training set has; 1 for the same text
+    share: the share of its runs of 13 words that the training set has; 1 for the same text
     """
 
     test_row: int
@@ -42,8 +40,8 @@ class Hit:
 class Overlap:
     """What a training set and one test set have in common.
 
-    short: test questions of fewer than 13 words, compared by their whole text alone
-    train_rows: the training rows that touch this test set, by either comparison
+    short: number of test questions with fewer than 13 words, which are compared only by their whole text
+    train_rows: the training rows that overlap with this test set, by either comparison
     """
 
     questions: int
@@ -59,14 +57,14 @@ class TrainingTexts:
     """The training set, indexed once for any number of test sets."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._rng = np.random.default_rng(13)  # of the numbers that stand for words: any will do
+        self._rng = np.random.default_rng(13)  # draws the numbers that stand for words; any seed will do
         self._factors = self._numbers(WORDS) | np.uint64(1)
         self._vocabulary: dict[str, int] = {}
         self._table = np.empty(0, np.uint64)
         self._rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
             self._rows.setdefault(normalised(prompt), []).append(row)
-        # A text counts once however often it is repeated, or a repeated question would be a phrase.
+        # A repeated text counts once; otherwise a repeated question would be taken for a common phrase.
         self._same = list(self._rows.values())
         runs, owners, _ = self._runs([prompts[rows[0]] for rows in self._same])  # owners: positions in _same
         order = np.lexsort((owners, runs))
@@ -79,6 +77,7 @@ class TrainingTexts:
         self.common = int((count > COMMON).sum())
 
     def overlap(self, prompts: Sequence[Prompt]) -> Overlap:
+        """Compare a test set's prompts with the training set."""
         runs, owners, lengths = self._runs(prompts)
         position = np.minimum(np.searchsorted(self._known, runs), max(len(self._known) - 1, 0))
         found = np.zeros(len(runs), bool)
@@ -119,7 +118,7 @@ class TrainingTexts:
             runs += values[k : k + count] * factor  # modulo 2^64
         owners = np.repeat(np.arange(len(texts)), lengths)[:count]
         ends = np.repeat(np.cumsum(lengths), lengths)[:count]
-        whole = np.arange(count) + WORDS <= ends  # runs that do not reach into the next question
+        whole = np.arange(count) + WORDS <= ends  # runs that end within their question
         return runs[whole], owners[whole], lengths
 
     def _numbers(self, count: int) -> npt.NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""A training file against test files: the table, the JSON, and the training file without what they share."""
+"""Compares a training file with test files: the table, the JSON, and the training file without what they share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..files import replacing
 from .files import place_of, read_rows
-from .overlap import COMMON, WORDS, Overlap, Prompt, TrainingTexts
-from .records import read_prompt
-from .text import plain_text
+from .overlap import COMMON, WORDS, Overlap, TrainingTexts
+from .reading import read_prompt
+from .text import Prompt, plain_text
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PromptColumn:
 
 @dataclass(frozen=True)
 class Report:
-    """What a training file shares with each test file. train_rows: of the training file, by any of them."""
+    """What a training file shares with each test file. train_rows: the training rows that overlap with any of them."""
 
     train: PromptColumn
     rows: int
@@ -53,6 +53,7 @@ class Report:
     seconds: float
 
     def table(self) -> str:
+        """The report as text."""
         names = [str(column.path) for column, _, _ in self.tests]
         width = max(len("test set"), *map(len, names))
         lines = [
@@ -71,11 +72,12 @@ class Report:
         lines += [
             "",
             f"{len(self.train_rows):,} of {self.rows:,} training rows overlap, {self.rows - len(self.train_rows):,} "
-            f"are clean ({self.common:,} runs left aside as phrases, {self.seconds:.1f} s)",
+            f"are clean ({self.common:,} runs ignored as common phrases, {self.seconds:.1f} s)",
         ]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
+        """The report with every hit, for a JSON file."""
         return {
             "train": str(self.train.path),
             "train_rows": self.rows,
@@ -102,7 +104,7 @@ class Report:
 
 
 def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
-    """seconds: reading included."""
+    """Compare a training file with test files. The report's seconds include reading."""
     began = time.monotonic()
     prompts = train.read()
     index = TrainingTexts(prompts)
@@ -115,7 +117,7 @@ def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
 
 
 def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:
-    """Raises ValueError for a file that cannot be written to: the clean subset and the report overwrite no set."""
+    """Raises ValueError if the clean subset or the report would overwrite a compared set or each other."""
     if clean and clean.suffix != train.suffix:
         raise ValueError(f"{clean}: the clean subset keeps the form of {train}; its name ends in {train.suffix}")
     taken = {path.resolve(): "a test set that is compared" for path in tests}
@@ -127,7 +129,7 @@ def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report
 
 
 def write_without(train: Path, rows: Collection[int], clean: Path) -> None:
-    """The training file without these rows, all its columns kept; it appears whole or not at all."""
+    """Write the training file without these rows, with all its columns, whole or not at all."""
     with replacing(clean) as partial:
         if train.suffix == ".parquet":
             import pyarrow.parquet as pq

@@ -1,7 +1,7 @@
-"""Public sets from the hub into one folder: verl's parquet layout, and a manifest that says what each file is.
+"""Writes public sets from the hub into one folder: in verl's parquet layout, with a manifest that describes each file.
 
-A file appears whole or not at all, and its manifest entry after it: an interrupted preparation is simply done again. A
-set whose file is as the manifest says is left alone, without asking the hub.
+A file is written whole or not at all, and its manifest entry after it, so an interrupted preparation is done again. A
+set whose file matches its manifest entry is left as it is, without a request to the hub.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from ..files import replacing, sha256, write
 from .catalogue import PublicSet
 from .files import QuestionFile
 from .hub import commit, load_table
-from .records import fingerprint
+from .reading import fingerprint
 
 MANIFEST = "manifest.json"
 LAYOUT = 1  # raise it when the same rows would be written differently
-_DROPPED_AT_MOST = 0.01  # of the rows: more than that is no blemish of the set, but a wrong column
+_DROPPED_AT_MOST = 0.01  # of the rows; if more must be dropped, a column is probably wrong
+_CATALOGUE = "exgrpo_orlhf/questions/catalogue.py"
 
 
 class PrepareError(ValueError):
-    """A set that cannot be prepared: says which, why, and how to mend it."""
+    """A set cannot be prepared. The message says which, why, and how to mend it."""
 
 
 def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: bool = False) -> tuple[str, bool]:
-    """Make <out>/<name>.parquet, unless it is there as the manifest says. Returns a line for the user, and if made.
+    """Make <out>/<name>.parquet, unless it is there and matches the manifest.
 
     copies: a folder that holds the sets as <owner>/<name>, in place of the hub
-    any_rows: take the set also with another number of rows than the catalogue says
-    Raises PrepareError, HubError.
+    any_rows: accept a number of rows other than the catalogue's
+    Returns a line for the user, and whether the file was made. Raises PrepareError, HubError.
     """
     manifest = read_manifest(out)
     known = manifest.get(public.name)
@@ -49,22 +50,20 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
                 f"--local-dir {folder}" + (f" --revision {wanted}" if wanted else "")
             )
         where, revision = str(folder), None
-        table = load_table(where, public.subset, public.split, None, "the entry in exgrpo_orlhf/questions/catalogue.py")
     else:
-        where, revision = public.id, commit(public.id, wanted, "exgrpo_orlhf/questions/catalogue.py")
-        table = load_table(public.id, public.subset, public.split, revision, "exgrpo_orlhf/questions/catalogue.py")
+        where, revision = public.id, commit(public.id, wanted, _CATALOGUE)
+    table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
     _check_columns(public, list(table.column_names))
     low, high = public.rows
     if not low <= len(table) <= high and not any_rows:
         raise PrepareError(
             f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
-            f"set has changed, or the copy is not whole; look at it, then take it as it is with --any-rows"
+            f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
         )
     rows, dropped = convert(public, table.select_columns(list(public.columns)))
     with replacing(path) as partial:
         _write_parquet(rows, partial)
-        questions = QuestionFile(str(partial)).load()  # raises unless what was written is a question set
-    digest = sha256(path)
+        questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
     entry = {
         "file": path.name,
         "role": public.role,
@@ -78,18 +77,19 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
         "distinct_questions": len(questions),
         "licence": public.licence,
         "layout": LAYOUT,
-        "sha256": digest,
+        "sha256": sha256(path),
         "fingerprint": fingerprint(questions),
     }
-    _write_manifest(out, {**read_manifest(out), public.name: entry})
+    manifest = {**read_manifest(out), public.name: entry}
+    write(out / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n")
     lost = "".join(f", {count} {why}" for why, count in dropped.items())
     return f"{len(table):,} rows, {len(questions):,} distinct questions{lost} → {path} ({public.licence})", True
 
 
 def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Rows in verl's layout, and how many were left out and why: without an answer, or contradicting another row.
+    """Rows in verl's layout, and how many rows were left out by reason: no answer, or contradicting another row.
 
-    Raises PrepareError where a row is not of the form the conversion expects, or where too many are left out.
+    Raises PrepareError if a row does not have the form that the conversion expects, or if too many are left out.
     """
     found: list[tuple[int, str, str]] = []
     answers: dict[str, set[str]] = {}
@@ -115,8 +115,8 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
     if sum(dropped.values()) > max(_DROPPED_AT_MOST * count, 1) or not kept:
         left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
         raise PrepareError(
-            f"{public.id}: of {count:,} rows {left_out or 'none is there'}; are {', '.join(public.columns)} still what "
-            "they were? See exgrpo_orlhf/questions/catalogue.py"
+            f"{public.id}: of {count:,} rows {left_out or 'none is there'}; do {', '.join(public.columns)} still "
+            f"hold what they did? See {_CATALOGUE}"
         )
     rows = [
         {
@@ -132,7 +132,7 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
 
 
 def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
-    """name → what the file is. Raises PrepareError if it cannot be read."""
+    """The manifest's entry for each set, by name; {} without a manifest. Raises PrepareError if it is not JSON."""
     path = out / MANIFEST
     if not path.exists():
         return {}
@@ -143,10 +143,8 @@ def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool:
-    same = (known["source"], known["subset"], known["split"], known["layout"]) == (
-        *(public.id, public.subset, public.split),
-        LAYOUT,
-    )
+    expected = (public.id, public.subset, public.split, LAYOUT)
+    same = (known["source"], known["subset"], known["split"], known["layout"]) == expected
     same_revision = public.revision is None or known["revision"] in (None, public.revision)
     return same and same_revision and path.is_file() and sha256(path) == known["sha256"]
 
@@ -156,7 +154,7 @@ def _check_columns(public: PublicSet, present: list[str]) -> None:
     if missing:
         raise PrepareError(
             f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}: it has "
-            f"changed since its entry {public.name!r} in exgrpo_orlhf/questions/catalogue.py was written; mend the "
+            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; mend the "
             "entry, or pin an earlier revision there"
         )
 
@@ -177,7 +175,3 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
         ]
     )
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
-
-
-def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    write(out / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""From a question to the token ids the policy continues."""
+"""Turns a question into the token ids that the policy continues."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..settings import require
 class Template:
     """How a prompt is written.
 
-    turns: role → how its message is written, {} its content; None: by the tokenizer's chat template alone
-    between: what separates the turns, and the last of them from `answer`
+    turns: role → the format of its message, with {} for the content; None: only the tokenizer's chat template writes
+    between: separates the turns, and the last turn from `answer`
     answer: the text that the response continues
-    system: the system message of a question that has none; None: it gets none
-    chat: by the tokenizer's chat template where it has one
+    system: the system message for a question that has none; None: no system message
+    chat: use the tokenizer's chat template if it has one
     tokens: special tokens in the text, which the tokenizer must have
     """
 
@@ -64,13 +64,15 @@ TEMPLATES: dict[str, Template] = {
 
 @dataclass(frozen=True)
 class Prompts:
-    """template: 'plain', the prompt's text as it stands (messages joined by blank lines)
+    """How prompts are written.
+
+    template: 'plain', the prompt's text as it is (messages joined by blank lines)
         'chat', the tokenizer's own chat template (a plain text becomes one user message)
         'qwen_math', turns between <|im_start|> and <|im_end|>, asks for steps and a boxed answer
         'simplerl', Question: … Answer: … without special tokens, for base models
         'think_answer', asks for reasoning in <think></think>, then a boxed answer; by the tokenizer's chat template, or
         written as with 'simplerl' where it has none
-        With the turns of a template its closing token ends a response too, whatever the model's configuration names
+        If a template writes turns, the token that closes a turn ends a response too
     max_tokens: the longest prompt allowed
     system: the system message of every question, in place of its own, for all templates but 'plain'; '': none, where
         the tokenizer's chat template has no default either. None: the question's own, else the template's
@@ -86,7 +88,7 @@ class Prompts:
         require(self.max_tokens >= 1, f"Prompts.max_tokens must be at least 1, got {self.max_tokens!r}")
         require(
             self.system is None or self.template != "plain",
-            f"Prompts.system has no place with Prompts.template = 'plain'; got {self.system!r}",
+            f"Prompts.system cannot be used with Prompts.template = 'plain'; got {self.system!r}",
         )
 
 
@@ -111,7 +113,10 @@ class PromptEncoder:
         self._encoded: dict[str, list[int]] = {}
 
     def encode(self, question: Question) -> list[int]:
-        """Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write."""
+        """The prompt's token ids.
+
+        Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write.
+        """
         if question.id not in self._encoded:
             ids = self._encode(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
@@ -125,20 +130,20 @@ class PromptEncoder:
         return self._encoded[question.id]
 
     def check(self, questions: Iterable[Question]) -> None:
-        """Encode them all now, so that a prompt that is too long stops the run before it starts."""
+        """Encode all questions, so that a prompt that is too long stops the run before it starts."""
         for question in questions:
             self.encode(question)
 
     def turn_ends(self) -> tuple[int, ...]:
-        """The token that closes the assistant's turn in the template; () where none does.
+        """The token that closes the assistant's turn in the template; () if there is none.
 
-        A base model's generation config may not name it: its response would go on with a turn of the user's.
+        A base model's generation config may lack it, and then a response would go on with a turn of the user.
         """
         if self._chat:
             said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
             try:
                 _, found, after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition("answer")
-            except TemplateError:  # it writes no assistant's turns
+            except TemplateError:  # the template cannot write a turn of the assistant
                 return ()
             after = after.strip() if found else ""
         else:
@@ -148,7 +153,7 @@ class PromptEncoder:
         return (ids[0],) if ids and ids[0] in added else ()
 
     def fingerprint(self) -> str:
-        """What token ids mean here: changes with the tokenizer, its chat template or ours."""
+        """Hash of what gives token ids their meaning: the tokenizer, its chat template and ours."""
         ours = [self.settings.template, self.settings.system, asdict(self._template)]
         identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
@@ -162,12 +167,12 @@ class PromptEncoder:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def _encode(self, question: Question) -> list[int]:
-        # A text that has special tokens has all of them, the beginning-of-text token too: encoding must not add one.
+        # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
         complete = bool(self._chat or self._template.tokens)
         return list(self.tokenizer(self.render(question), add_special_tokens=not complete)["input_ids"])
 
     def turns(self, question: Question) -> list[Message]:
-        """The question's messages under the system message that the settings ask for."""
+        """The question's messages, with the system message that the settings ask for."""
         turns = [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
         own = turns[0][0] == "system"
         if self.settings.system is not None:
@@ -176,11 +181,12 @@ class PromptEncoder:
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
 
     def _write(self, turns: list[Message], question: Question) -> str:
-        template = self._template
-        if unknown := [role for role, _ in turns if role not in template.turns]:
+        template, formats = self._template, self._template.turns
+        assert formats is not None  # __init__ refuses such a template without a chat template
+        if unknown := [role for role, _ in turns if role not in formats]:
             raise ValueError(
                 f"question {question.id} of {question.source} has a message of role {unknown[0]!r}; "
-                f"Prompts.template = {self.settings.template!r} writes {', '.join(template.turns)}"
+                f"Prompts.template = {self.settings.template!r} writes {', '.join(formats)}"
             )
-        parts = [template.turns[role].format(content) for role, content in turns]
+        parts = [formats[role].format(content) for role, content in turns]
         return template.between.join([*parts, template.answer] if template.answer else parts)

@@ -1,7 +1,7 @@
-"""When two question texts are the same question: spelling, spacing and the dress of LaTeX do not count.
+"""When two question texts are the same question: spelling, spacing and the layout of LaTeX do not count.
 
-Nothing that carries meaning is dropped: signs, digits, brackets and operators stay. Left out are the system message,
-which is how a question is put and not what it asks, and what only sets it: spaces, $, \\left, bold, small and large.
+Everything that carries meaning stays: signs, digits, brackets and operators. Left out are the system message, which
+says how to answer and not what is asked, and typesetting: spaces, $, \\left, bold, small and capital letters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import unicodedata
 
 from ..records import Message
 
-# Commands that change how a formula looks and not what it says; longest first where one begins another.
-_DRESS = re.compile(
+Prompt = str | tuple[Message, ...]
+
+# Commands that change how a formula looks and not what it means; longest first where one begins another.
+_STYLE = re.compile(
     r"\\(?:displaystyle|textstyle|left|right|quad|qquad|limits|bigl|bigr|big)(?![a-z])|\\[,;:!> ()\[\]]"
 )
 _SAME = {
@@ -45,33 +47,33 @@ _LAYOUT = re.compile(
 _WORD = re.compile(r"[぀-ヿ一-鿿]|\d+|[^\W\d_぀-ヿ一-鿿]+")
 
 
-def plain_text(prompt: str | tuple[Message, ...]) -> str:
-    """What is asked: the text, or the messages without the system's."""
+def plain_text(prompt: Prompt) -> str:
+    """The question that is asked: the text, or the messages without the system message."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(content for role, content in prompt if role != "system")
 
 
-def normalised(prompt: str | tuple[Message, ...]) -> str:
-    """Equal for prompts that ask the same in the same words, however they are set."""
+def normalised(prompt: Prompt) -> str:
+    """A text that is equal for prompts that ask the same in the same words, however they are typeset."""
     text = plain_text(prompt)
-    same = re.sub(r"\s+", "", _undressed(text)).rstrip(".?:")
-    return same or text  # a text of nothing but dress is what it is
+    same = re.sub(r"\s+", "", _unstyled(text)).rstrip(".?:")
+    return same or text  # a text of style alone stays as it is
 
 
 def normalised_answer(answer: str) -> str:
-    """Equal for answers that differ in their setting alone: no judge of mathematics, that is the verifier's work."""
-    return re.sub(r"\s+", "", _undressed(answer, fold=False)).rstrip(".") or answer
+    """A text that is equal for answers that differ only in typesetting. It does no mathematics; a verifier does."""
+    return re.sub(r"\s+", "", _unstyled(answer, fold=False)).rstrip(".") or answer
 
 
-def words(prompt: str | tuple[Message, ...]) -> list[str]:
+def words(prompt: Prompt) -> list[str]:
     """The words and numbers of a prompt in their order, in small letters; a Chinese character is a word."""
-    return _WORD.findall(_LAYOUT.sub(" ", _undressed(plain_text(prompt))))
+    return _WORD.findall(_LAYOUT.sub(" ", _unstyled(plain_text(prompt))))
 
 
-def _undressed(text: str, fold: bool = True) -> str:
-    """fold: small and large letters alike, as befits a sentence and not an answer"""
+def _unstyled(text: str, fold: bool = True) -> str:
+    """The text without typesetting. fold: treat small and capital letters alike"""
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS))
     text = text.casefold() if fold else text
-    text = _SYNONYM.sub(lambda match: _SAME[match[0]], _DRESS.sub(" ", _MARKUP.sub(" ", _BOLD.sub(r"\1", text))))
+    text = _SYNONYM.sub(lambda match: _SAME[match[0]], _STYLE.sub(" ", _MARKUP.sub(" ", _BOLD.sub(r"\1", text))))
     return _LONE.sub(r"\1\2 ", text)

@@ -1,13 +1,15 @@
-"""What a grader is given and what it says."""
+"""The input and the result of a grader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..records import Verdict
+
 
 class Answer(NamedTuple):
-    """What is graded. meta: the question's own fields a kind looks at (options, tests)."""
+    """An answer to grade. meta: the question's fields that some kinds need (options, tests)."""
 
     gold: Any
     response: str
@@ -16,9 +18,9 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What a grader says. reason: why it could not be graded (verdict 'error')."""
+    """A grader's result. reason: why the answer could not be graded (verdict 'error' or 'timeout')."""
 
-    verdict: str
+    verdict: Verdict
     reward: float | None
     extracted: str | None = None
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""Grades the fresh rollouts of a step."""
+"""Grades responses: a single one, a list, or the fresh rollouts of a step as they are generated."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ import numpy as np
 from ..records import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains
-from . import exact, shape
 from .answer import Answer
-from .pool import Grading, GradingError, Pool, pool
+from .pool.pool import Grading, GradingError, Pool, pool
+from .text.format import FORMATS, exact
 
 log = logging.getLogger(__name__)
 
-_HERE: dict[str, Callable[[Question, str], Grade]] = {
-    "exact": exact.grade,
+_HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
+    "exact": exact,
     "modular_chain": modular_chains.grade,
     "countdown": countdown.grade,
 }
 _IN_POOL = ("math", "math_verify", "choice", "function", "code")
-_CACHED = ("math", "math_verify", "choice")  # a function may look at anything, a program at the clock
+_CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
+    """How responses are graded.
+
+    kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
         tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer), 'modular_chain' or
         'countdown' (which also check the reasoning)
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
-    format: the shape a response must have or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>) or
-        'boxed'; None: any
+    format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
+        or 'boxed'; None: any
     timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program
     memory: MiB for each answer, beyond what the grader itself takes
     workers: grading processes; 0: as many as cores
@@ -63,12 +65,12 @@ class Verifier:
         require(self.kind in kinds, f"Verifier.kind must be one of {', '.join(map(repr, kinds))}, got {self.kind!r}")
         require(
             (self.function is not None) == (self.kind == "function"),
-            f"Verifier.function ('file.py:name') belongs to the kind 'function' and to no other; got {self.function!r} "
-            f"with Verifier.kind = {self.kind!r}",
+            f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
+            f"{self.function!r} with Verifier.kind = {self.kind!r}",
         )
         require(
-            self.format is None or self.format in shape.SHAPES,
-            f"Verifier.format must be {' or '.join(map(repr, shape.SHAPES))}, or None; got {self.format!r}",
+            self.format is None or self.format in FORMATS,
+            f"Verifier.format must be {' or '.join(map(repr, FORMATS))}, or None; got {self.format!r}",
         )
         require(self.timeout > 0, f"Verifier.timeout must be positive (seconds), got {self.timeout!r}")
         require(self.memory >= 64, f"Verifier.memory must be at least 64 (MiB), got {self.memory!r}")
@@ -79,14 +81,14 @@ class Verifier:
         )
 
     def grade(self, question: Question, response: str) -> Grade:
-        """Blocks for at most the limit and a moment.
+        """Grade one response. Blocks for little more than `timeout` at most.
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
         return self._graded([(question, response)])[0]
 
     def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        """Many at once, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
+        """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
         grades = self._graded(pairs)
         self._check(grades)
         return grades
@@ -102,7 +104,7 @@ class Verifier:
             raise GradingError(
                 f"{failed.total()} of {len(grades)} answers could not be graded ({failed['timeout']} timeouts, "
                 f"{failed['error']} errors): more than Verifier.max_failed_share = {self.max_failed_share:g}; the log "
-                f"says why"
+                f"has the reasons"
             )
 
     def grade_groups(
@@ -111,13 +113,13 @@ class Verifier:
         decode: Callable[[np.ndarray], str],
         earlier: Sequence[RolloutGroup] = (),
     ) -> list[RolloutGroup]:
-        """The same groups with every rollout graded. Stored trajectories are not in them: a success stays one.
+        """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
-        groups: may come one by one, while others are still being generated. What is graded in other processes is
-            graded from then on; everything else ('exact', 'modular_chain', 'countdown') when all groups are there
-        earlier: graded groups of the same step, over which and these together max_failed_share is taken: a late round
-            of few groups is no sample of its own
-        Raises as `grade_all`, and what `groups` raises; answers that still wait for a grader are then given up.
+        groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
+            are graded on arrival; the others ('exact', 'modular_chain', 'countdown') when all groups have arrived
+        earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
+            round may have few groups
+        Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
         answers, arrived = _Answers(self), []
         try:
@@ -138,14 +140,14 @@ class Verifier:
 
     @property
     def checks_reasoning(self) -> bool:
-        """Whether a grade says if the reasoning of a correct response holds (`Grade.sound`)."""
+        """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
         return self.kind in ("modular_chain", "countdown")
 
     def _pool(self) -> Pool:
         return pool(self._settings(), self.timeout + (_CODE_GRACE if self.kind == "code" else 0), self.workers)
 
     def _settings(self) -> dict[str, Any]:
-        """What the verdict depends on besides the answer, as the workers get it."""
+        """The settings on which a verdict depends, as the workers get them."""
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
             settings["function"] = self.function
@@ -156,20 +158,20 @@ class Verifier:
     def _key(self, answer: Answer, index: int) -> bytes:
         if self.kind not in _CACHED:
             return index.to_bytes(8, "big")
-        # The prompt plays no part in these kinds, and of the meta only what they look at.
+        # These kinds ignore the prompt, and read nothing but the options from the meta.
         relevant = [self.kind, answer.gold, answer.response, answer.meta.get("options")]
         return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
 
-    def _shaped(self, response: str, grade: Grade) -> Grade:
-        """A reward needs the shape that is asked for."""
-        if self.format is None or grade.reward is None or shape.SHAPES[self.format](response):
+    def _formatted(self, response: str, grade: Grade) -> Grade:
+        """The grade, with reward 0 if the response lacks the required format."""
+        if self.format is None or grade.reward is None or FORMATS[self.format](response):
             return grade
         return replace(grade, verdict="wrong" if grade.verdict == "correct" else grade.verdict, reward=0.0)
 
 
 class _Answers:
-    """Answers that are graded together, handed over as they come. Through the cache and the pool; the same answer to
-    the same question goes there once."""
+    """Answers that are graded together, added in one call or in several. They go through the cache and the pool; the
+    same answer to the same question is graded once."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
@@ -177,7 +179,7 @@ class _Answers:
         self.keys: list[bytes] = []  # of each pair
         self.known: dict[bytes, Grade] = {}
         self.sent: dict[bytes, Answer] = {}
-        self.grading: Grading | None = None  # of what was sent
+        self.grading: Grading | None = None  # of the answers sent
 
     def add(self, pairs: Sequence[tuple[Question, str]]) -> None:
         """Raises GradingError if grading has failed already."""
@@ -201,27 +203,24 @@ class _Answers:
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         verifier = self.verifier
-        if verifier.kind in _HERE:
-            return [
-                verifier._shaped(response, _HERE[verifier.kind](question, response))
-                for question, response in self.pairs
-            ]
+        if grade := _HERE.get(verifier.kind):
+            return [verifier._formatted(response, grade(question, response)) for question, response in self.pairs]
         graded = self.grading.wait() if self.grading else []
         for (key, answer), (verdict, reward, extracted, reason) in zip(self.sent.items(), graded, strict=True):
-            self.known[key] = Grade(verdict, reward, extracted=extracted)  # type: ignore[arg-type]
+            self.known[key] = Grade(verdict, reward, extracted=extracted)
             if reward is None:
                 log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
             elif verifier.kind in _CACHED:
                 _cache.put(key, self.known[key])
         return [
-            verifier._shaped(response, self.known[key])
+            verifier._formatted(response, self.known[key])
             for key, (_, response) in zip(self.keys, self.pairs, strict=True)
         ]
 
     def give_up(self) -> None:
-        """What no grader has begun with is not graded any more."""
+        """Drop the answers that no worker has taken yet."""
         if self.grading:
-            self.grading.fail(GradingError("the answers are not wanted any more"))
+            self.grading.fail(GradingError("these answers were given up"))
 
 
 class _Cache:
@@ -249,5 +248,5 @@ _cache = _Cache(_CACHE_SIZE)
 
 
 def _text(prompt: str | tuple[tuple[str, str], ...]) -> str:
-    """A prompt as a reward function gets it."""
+    """A prompt as one text, as a reward function gets it."""
     return prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)

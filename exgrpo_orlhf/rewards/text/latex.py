@@ -1,4 +1,4 @@
-"""An answer's notation, made plain: what different writers write for the same thing becomes the same text."""
+"""Normalises the notation of an answer: different ways to write the same thing become the same text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ _TEXT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\*?\s*\{([^{}]*)\}")
 
 
 class Number(NamedTuple):
-    """value: exact; percent: as written, not divided by 100
+    """A number as it was written.
+
+    value: exact; percent: whether it has a percent sign (the value is not divided by 100)
     digits: significant digits of a decimal or of e-notation, 0 for integers and fractions
     scientific: e-notation or a power of ten
     """
@@ -64,7 +66,7 @@ class Number(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """The same mathematics in one notation: no delimiters, sizes, spacing commands; one name for each command."""
+    """The same mathematics without delimiters, sizes and spacing commands, and with one name for each command."""
     text = text.strip()
     if not re.search(r"\\begin", text):
         text = re.sub(r"\\\\(?=[A-Za-z%$])", r"\\", text)  # escaped once too often
@@ -93,7 +95,7 @@ def clean(text: str) -> str:
 
 
 def with_commands(text: str) -> str:
-    r"""sin(x), 2pi, sqrt(3), ln 2, infinity as \sin(x), 2\pi, \sqrt{3}, \ln 2, \infty."""
+    r"""Writes sin(x), 2pi, sqrt(3), ln 2, infinity as \sin(x), 2\pi, \sqrt{3}, \ln 2, \infty."""
     if match := re.fullmatch(_INFINITY, text, re.IGNORECASE):
         return ("-" if match[1] or match[2] == "-" else "") + r"\infty"
     text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=\{))", _root, text)
@@ -106,7 +108,7 @@ def _root(match: re.Match[str]) -> str:
 
 
 def _undelimited(text: str) -> str:
-    """Without the marks around it, however many, and without what ends a sentence."""
+    """Without the delimiters around it, however many, and without punctuation at the end."""
     while True:
         before = text
         text = text.strip().rstrip(".,;:!?" if not re.search(r"\d!$|[)}A-Za-z]!$", text) else ".,;:?").strip()
@@ -120,7 +122,7 @@ def _undelimited(text: str) -> str:
 
 
 def _fractions(text: str) -> str:
-    r"""\frac12, \frac1{72}, \frac{1}2, \frac ab as \frac{1}{2}, …; arguments with braces of their own stay."""
+    r"""Writes \frac12, \frac1{72}, \frac{1}2, \frac ab as \frac{1}{2}, …; arguments with inner braces stay."""
 
     def braced(match: re.Match[str]) -> str:
         above, below = (match[i] if match[i] is not None else match[i + 1] for i in (1, 3))
@@ -132,7 +134,7 @@ def _fractions(text: str) -> str:
 
 
 def _subscript(match: re.Match[str]) -> str:
-    """A word at the foot of a symbol is part of its name."""
+    """A word in a symbol's subscript is part of its name."""
     return f"_{{{(match[1] or match[2] or '').strip()}}}"
 
 
@@ -154,7 +156,7 @@ def words(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""\text{…} and its like replaced by what they hold."""
+    r"""The text with \text{…} and similar commands replaced by their content."""
     return _TEXT.sub(lambda match: f" {match[1]} ", text)
 
 
@@ -237,8 +239,8 @@ def _signed(sign: str, value: Fraction) -> Fraction:
 def same_number(gold: Number, given: Number) -> bool:
     """Exact where both are; otherwise to 6 significant digits, or to as many as a rounded gold has.
 
-    A gold in e-notation, or of at least four digits beside an exact answer, is a rounded value: what rounds to it is
-    right. A percent sign may be missing on one side, and then the value may be the hundredth.
+    A gold in e-notation, or of at least four digits where the answer is exact, is a rounded value: an answer that
+    rounds to it is right. Where only one side has a percent sign, the other may also be that value divided by 100.
     """
     if gold.percent != given.percent:
         other = gold if given.percent else given
@@ -267,7 +269,7 @@ def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
 
 
 def _rounded(value: Fraction, digits: int) -> str:
-    """To so many significant digits, halves up."""
+    """Rounded to this many significant digits, halves up."""
     sign, value = ("-", -value) if value < 0 else ("", value)
     power = len(str(value.numerator)) - len(str(value.denominator))
     if value < Fraction(10) ** power:

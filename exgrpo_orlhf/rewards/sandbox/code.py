@@ -1,14 +1,14 @@
 """Programs: the response's last Python code block, run in a sandbox against the question's tests. All must pass.
 
-That is the last one tagged python, python3 or py, else the last one without a tag.
+It is the last block tagged python, python3 or py, else the last block without a tag.
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
     "assert f(1) == 2\\nassert …", or a list of such lines: after the program, in its process
 
-What a program does to itself (a crash, an endless loop, too much memory) is a wrong answer. Output is compared line by
-line, white space at line ends and empty lines at the end aside. A program that leaves before the last assertion has
-passed has not passed: only the harness writes the token that says so.
+A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line, white
+space at line ends and empty lines at the end aside. A program that exits before the last assertion has not passed: the
+harness writes a secret token after it, and the token must be there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..answer import Answer, Graded, Grader
+from ..text.extraction import _CHAT_TOKEN, _THINK
 from . import sandbox
-from .answer import Answer, Graded, Grader
-from .extraction import _CHAT_TOKEN, _THINK
 
 _MARK = re.compile(
-    # A fence may follow a tag or a chat token, and what stands behind it ends where one begins.
+    # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
     r"(?:^|(?<=</think>)|(?<=</thinking>)|(?<=<answer>)|(?<=[|｜]>))"
     rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{_THINK.pattern})",
     re.MULTILINE | re.IGNORECASE,
@@ -50,7 +50,7 @@ _go()
 
 
 def grader(timeout: float, memory: int) -> Grader:
-    """timeout: seconds for all tests of a program; memory: MiB. Raises NoSandbox where there is none."""
+    """timeout: seconds for all tests of a program; memory: MiB. Raises NoSandbox if this machine has no sandbox."""
     sandbox.check()
 
     def grade(answer: Answer) -> Graded:
@@ -64,8 +64,10 @@ def grader(timeout: float, memory: int) -> Grader:
             return Graded("no_answer", 0.0)
         if len(program.encode()) > _LONGEST or "\0" in program:
             return Graded("wrong", 0.0, program)
-        passes = _stdin_tests if isinstance(tests, dict) else _assertions
-        correct = passes(program, tests, timeout, memory)
+        if isinstance(tests, dict):
+            correct = _stdin_tests(program, tests, timeout, memory)
+        else:
+            correct = _assertions(program, tests, timeout, memory)
         return Graded("correct", 1.0, program) if correct else Graded("wrong", 0.0, program)
 
     return grade
@@ -74,12 +76,12 @@ def grader(timeout: float, memory: int) -> Grader:
 def last_program(response: str) -> str | None:
     """The last block in Python that is not empty, closed or not; else the last without a tag; None if there is none.
 
-    What is thought (outside a block: up to the last </think>, and behind a <think> that is never closed) counts for
-    nothing. Inside a block nothing is taken away but the indentation that all its lines have.
+    Thoughts (outside a block: up to the last </think>, and after a <think> that is never closed) are ignored. Inside a
+    block nothing is removed but the indentation that all its lines share.
     """
     text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
     blocks: list[tuple[str, str]] = []  # tag and content
-    earlier: list[tuple[str, str]] = []  # of before a thought, for when no block follows it
+    earlier: list[tuple[str, str]] = []  # before a thought; they count if no block follows it
     thinking = False
     opened: re.Match[str] | None = None
     marks = [*_MARK.finditer(text)]
@@ -93,7 +95,7 @@ def last_program(response: str) -> str | None:
                 earlier, blocks = (earlier if ends else blocks or earlier), []
             thinking = not ends
         elif opened is None:
-            if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` is a line, and opens nothing
+            if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` opens no block
                 opened = mark
         elif _closes(mark, opened):
             blocks.append((_tag(opened), text[opened.end() : mark.start()]))
@@ -119,14 +121,14 @@ def _width(fence: re.Match[str]) -> int:
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """A fence that is indented further is part of the program: an example in a docstring."""
+    """Whether this fence closes that one. A fence that is indented further is part of the program."""
     return fence["fence"].startswith(opened["fence"]) and not fence["info"].strip() and _width(fence) <= _width(opened)
 
 
 def _ends_draft(
     text: str, tag: re.Match[str], opened: re.Match[str], fences: list[re.Match[str]], thinking: bool
 ) -> bool:
-    """Whether a </think> inside a block ends a thought that left the block open, and is none of the program's text."""
+    """Whether a </think> inside a block ends a thought that left the block open, and is not part of the program."""
     if not tag["thought"].startswith("</"):
         return False
     if thinking and not text[text.rfind("\n", 0, tag.start()) + 1 : tag.start()].strip():
@@ -173,7 +175,7 @@ def read_tests(given: Any) -> dict[str, str] | list[str]:
 
 
 def _read_literal(given: str) -> Any:
-    """JSON, or the same in Python; what is a program instead stays text: "[x] = f(1); assert x == 2". ValueError."""
+    """The value of JSON or a Python literal. A program stays text: "[x] = f(1); assert x == 2". Raises ValueError."""
     try:
         return json.loads(given)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""Units at the end of an answer: taken off, and known by one name each."""
+"""Units at the end of an answer: removed, and given one name each."""
 
 from __future__ import annotations
 
 import re
 
-# Names of one unit, the first as it is compared. Words that merely say what is counted (apples) are units of no name.
+# Each line has the names of one unit; the first one is compared. A counted thing (apples) is a unit without a name.
 _NAMES = """
 cm centimeter centimeters centimetre centimetres
 mm millimeter millimeters millimetre millimetres
@@ -64,7 +64,7 @@ _DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?(
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """(the answer without its unit, the unit's name): '' if there is none, or one that nobody here knows."""
+    """(the answer without its unit, the unit's name); the name is '' without a unit, or for a unit not listed here."""
     text = text.strip()
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
@@ -104,7 +104,7 @@ def _is_unit(words: str, attached: bool) -> bool:
 
 
 def qualified(text: str) -> bool:
-    r"""Whether words in it change what is said: 2\text{ or more}, 5\text{ factorial}."""
+    r"""Whether words in it change its meaning: 2\text{ or more}, 5\text{ factorial}."""
     return "\\begin" not in text and any(_NO_UNIT.search(said) for said in re.findall(r"\\text\s*\{([^{}]*)\}", text))
 
 
@@ -113,7 +113,7 @@ def _known(word: str) -> str | None:
 
 
 def _name(unit: str) -> str:
-    """Units the same but for how they are written get the same name; '' for what is no known unit."""
+    """One name for all spellings of a unit; '' for a unit that is not listed here."""
     unit = re.sub(r"\\(?:text|mathrm|operatorname)|[{}\\~]", " ", unit).replace("per", "/")
     power = 1
     for word, number in (("square", 2), ("sq", 2), ("cubic", 3)):

@@ -1,8 +1,8 @@
-"""From records of any source to distinct questions. What is wrong is said at once, with the place and the gin binding.
+"""Reads distinct questions from records of any source. Errors name the place and the gin binding.
 
-A question that occurs again with the same answer is merged into the first, also where it is set differently
-(text.py). The very same prompt with another answer is an error, since one of the two is wrong and training on it
-would teach that. Prompts that only look alike and have different answers both stay: "reverse Ab" is not "reverse aB".
+A question that occurs again with the same answer is merged into the first, also where it is typeset differently
+(text.py). The very same prompt with another answer is an error, because one of the two answers is wrong. Prompts that
+only look alike and have different answers both stay: "reverse Ab" is not "reverse aB".
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..records import Message, Question
-from .text import normalised, normalised_answer
+from ..records import Question
+from ..settings import require
+from .text import Prompt, normalised, normalised_answer
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Place:
-    """Where records stand: of what, what one is called, the number of the first one."""
+    """Where records are: in what, how one is called ("row"), and the number of the first one."""
 
     name: str
     unit: str
@@ -65,7 +66,7 @@ class Place:
 
 
 class _Missing:
-    """What a field without a value gives, told from null. names: the fields that are there."""
+    """The value of a field that a record lacks, which differs from null. names: the fields that it has."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = ", ".join(names)
@@ -76,7 +77,7 @@ def distinct_questions(
 ) -> list[Question]:
     """The distinct questions in the records' order; meta["row"] is the first row (from 0) that asks each.
 
-    limit: the first so many; what comes after is not looked at
+    limit: read only until there are this many; None: read all
     Raises ValueError that names the place and the field.
     """
     questions: list[Question] = []
@@ -97,7 +98,7 @@ def distinct_questions(
     if not questions:
         raise ValueError(f"{place.name} holds no questions; was it written to the end?")
     if repeated:
-        told = f" ({respelled} of them set differently)" if respelled else ""
+        told = f" ({respelled} of them typeset differently)" if respelled else ""
         logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, told)
     return questions
 
@@ -108,8 +109,8 @@ def fingerprint(questions: Iterable[Question]) -> str:
 
 
 def require_limit(owner: str, limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"{owner}.limit = {limit}; allowed: at least 1, or None for all")
+    """Raises ValueError for a limit below 1."""
+    require(limit is None or limit >= 1, f"{owner}.limit must be at least 1, or None for all; got {limit!r}")
 
 
 def field_value(record: Mapping[str, Any], name: str) -> Any:
@@ -129,16 +130,21 @@ def missing_in(record: Mapping[str, Any], name: str) -> bool:
     return isinstance(field_value(record, name), _Missing)
 
 
-def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) -> str | tuple[Message, ...]:
+def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) -> Prompt:
     """The prompt as a question keeps it: its text, or (role, content) pairs.
 
     binding: what the user sets to name another field
     Raises ValueError that begins with `where`.
     """
+    return _prompt(_present(record, name, where, binding), f"{where}: field {name!r}")
+
+
+def _present(record: Mapping[str, Any], name: str, where: str, binding: str) -> Any:
+    """The field's value. Raises ValueError if the record lacks the field."""
     value = field_value(record, name)
     if isinstance(value, _Missing):
         raise ValueError(f"{where}: no field {name!r}, there are {value.names}; set {binding}")
-    return _prompt(value, f"{where}: field {name!r}")
+    return value
 
 
 def _known(question: Question, group: list[Question], place: Place) -> Question | None:
@@ -156,15 +162,13 @@ def _known(question: Question, group: list[Question], place: Place) -> Question 
 
 def _question(record: Mapping[str, Any], row: int, where: str, fields: Fields, default_source: str) -> Question:
     prompt = read_prompt(record, where, f"{fields.owner}.prompt", fields.prompt)
-    answer = field_value(record, fields.answer)
-    if isinstance(answer, _Missing):
-        raise ValueError(f"{where}: no field {fields.answer!r}, there are {answer.names}; set {fields.owner}.answer")
+    answer = _present(record, fields.answer, where, f"{fields.owner}.answer")
     if type(answer) is int:
         answer = str(answer)
     if not isinstance(answer, str) or not answer.strip():
         raise ValueError(
-            f"{where}: field {fields.answer!r} is {answer!r:.80}; a gold answer is text that is not empty (a decimal "
-            "number in parquet too: write it as text, as a grader should read it)"
+            f"{where}: field {fields.answer!r} is {answer!r:.80}; a gold answer is text that is not empty (write "
+            "a decimal number in parquet as text too, in the form that a grader should read)"
         )
     source = default_source if fields.source is None else field_value(record, fields.source)
     if isinstance(source, _Missing):
@@ -173,15 +177,12 @@ def _question(record: Mapping[str, Any], row: int, where: str, fields: Fields, d
         raise ValueError(f"{where}: field {fields.source!r} is {source!r:.80}; a source is the data set's name")
     meta: dict[str, Any] = {"row": row}
     for name in fields.meta:
-        value = field_value(record, name)
-        if isinstance(value, _Missing):
-            raise ValueError(f"{where}: no field {name!r}, there are {value.names}; set {fields.owner}.meta")
-        meta[name.rpartition(".")[2]] = value
+        meta[name.rpartition(".")[2]] = _present(record, name, where, f"{fields.owner}.meta")
     return Question.make(source, prompt, str(answer), meta)
 
 
-def _prompt(value: Any, where: str) -> str | tuple[Message, ...]:
-    if type(value) is str:  # and no number
+def _prompt(value: Any, where: str) -> Prompt:
+    if type(value) is str:  # not a JSON number, which is a subclass of str (files.py)
         if not value.strip():
             raise ValueError(f"{where} is empty; remove the row")
         return value

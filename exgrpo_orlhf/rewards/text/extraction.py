@@ -1,6 +1,6 @@
-"""Where in a response the answer stands: the last box, what an <answer> holds, a statement, or the bare response.
+"""Finds the answer in a response: the last box, the content of <answer>, a statement, or the bare response.
 
-Everything is one pass or a plain search: a response of 100,000 characters or 5,000 open brackets costs milliseconds.
+All of it is one pass or a plain search: a response of 100,000 characters or 5,000 open brackets takes milliseconds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-LONGEST = 5_000  # characters of an answer; what is longer was never one
+LONGEST = 5_000  # characters; a longer text is no answer
 
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
@@ -41,9 +41,11 @@ _SENTENCE_END = re.compile(r"(?<!\\)(?<!\bi\.e)(?<!\be\.g)[.!?。](?:\s|$)|\n")
 
 
 class Extracted(NamedTuple):
-    """text: what stands for the answer
-    marked: it was boxed, tagged or stated; otherwise it was found where an answer would be
-    prose: words may surround it
+    """A possible answer.
+
+    text: the answer
+    marked: whether it was boxed, tagged or stated; otherwise it was found in a place where answers usually are
+    prose: whether words may surround it
     """
 
     text: str
@@ -52,10 +54,10 @@ class Extracted(NamedTuple):
 
 
 def visible(response: str) -> str:
-    """The response without its thoughts, chat tokens and characters that nobody sees.
+    """The response without its thoughts, chat tokens and invisible characters.
 
-    What is thought ends with the last </think>, whether or not a <think> is there to open it (it may be part of the
-    prompt); a <think> that is never closed hides the rest. An answer given before a thought counts if none follows.
+    The thoughts end with the last </think>, with or without a <think> before it (which may be part of the prompt); a
+    <think> that is never closed hides the rest. The text before a thought counts if there is none after it.
     """
     text = _INVISIBLE.sub("", response)
     tags = list(_THINK.finditer(text))
@@ -71,7 +73,7 @@ def visible(response: str) -> str:
 
 
 def tagged(text: str) -> str | None:
-    """What the last <answer> holds, to its end tag or the end of the text; None without one."""
+    """The content of the last <answer>, to its end tag or the end of the text; None without one."""
     found = [*_ANSWER.finditer(text)]
     if not found:
         return None
@@ -91,7 +93,7 @@ def last_box(text: str) -> str | None:
             opened.append(match.start())
         elif match[0] == "}" and opened:
             start = opened.pop()
-            # A box that holds the one found before is only its frame, whose content counts where it is more.
+            # A box around the one found before counts only if it has more content than that box.
             if start in starts and text[start + 1 : match.start()].strip():
                 inner = found is not None and found[0] > start
                 frame = inner and _is_frame(text[start + 1 : match.start()])
@@ -110,7 +112,7 @@ def _is_frame(content: str) -> bool:
 
 
 def answer_in(response: str) -> list[Extracted]:
-    """What may be the answer, best first; more than one only where none is stated plainly. Empty: no answer."""
+    """Possible answers, best first; more than one only where none is boxed, tagged or stated. Empty: no answer."""
     text = visible(response)
     inside = tagged(text)
     if inside is not None:
@@ -134,7 +136,7 @@ def _before_thought(text: str) -> str:
 
 
 def _without_open_box(text: str) -> str:
-    """A box that was never closed is an answer cut off: half a number is not taken for one. An empty one is none."""
+    """Removes empty boxes, and cuts the text at a box that is never closed: its content was cut off too."""
     text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)
     for match in _BOX.finditer(text):
         if text[match.end() : match.end() + 1] == "{":
@@ -149,7 +151,7 @@ def _without_open_box(text: str) -> str:
 
 
 def last_statement(text: str) -> str | None:
-    """What follows the last "the answer is": mathematics if there is some, else the words up to the sentence's end."""
+    """What follows the last "the answer is": a formula if there is one, else the words up to the sentence's end."""
     matches = [each for each in _STATEMENT.finditer(text) if text[each.end() : each.end() + 500].strip(" \n.*")]
     if not matches:
         return None
@@ -172,7 +174,7 @@ def last_statement(text: str) -> str | None:
 
 
 def _joined_spans(text: str, span: re.Match[str]) -> str:
-    """Spans that an enumeration joins ("$3$ and $5$") are one answer."""
+    """Formulas joined by an enumeration ("$3$ and $5$") as one answer."""
     parts = [_content(span)]
     while join := _JOIN.match(text, span.end()):
         following = _SPAN.match(text, join.end())

@@ -1,4 +1,4 @@
-"""The mathematics of two expressions: math-verify's, behind a look at whether it could ever come to an end."""
+"""Whether two expressions are equal by math-verify, which is asked only where it is sure to finish quickly."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _ALLOWED = re.compile(r"[0-9A-Za-z\\{}()\[\]^_+\-*/=<>,.!|&:;'%\s]+")
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
+_EXPONENT = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)")
 _NUMERIC_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 
 
 def equal(gold: str, given: str) -> bool:
-    """Whether math-verify finds two cleaned expressions equal. What it cannot read, or what would be too large to
-    compute, is equal to nothing."""
+    """Whether math-verify finds two cleaned expressions equal. False for what it cannot parse, or what would be too
+    large to compute."""
     # math-verify sees no primes, and some capitals as small letters.
     if gold.count("'") != given.count("'") or _differ_in_case(gold, given):
         return False
@@ -61,12 +62,12 @@ def _surely_different(a: Any, b: Any) -> bool:
         return abs(x - y) > 1e-4 * max(1.0, abs(x), abs(y))
     except MemoryError:
         raise
-    except Exception:  # no number, or sympy at its end: math-verify shall say
+    except Exception:  # the value is no number, or sympy fails: math-verify decides
         return False
 
 
 def _number_against_variable(gold: str, given: str) -> bool:
-    """Whether one is a plain number and the other a rational expression in x: no need to read them."""
+    """Whether one is a plain number and the other a rational expression in a variable: they need no parsing."""
     if re.search(r"\\(?:sin|cos|tan|sec|csc|cot|log|ln|exp|sum|prod|int|lim|binom|math)", gold + given):
         return False
     variable = [
@@ -93,15 +94,15 @@ def _parsed(text: str) -> Any:
         )
     except MemoryError:
         raise
-    except Exception:  # it is a parser of anything: what it raises on nonsense is not documented
+    except Exception:  # what this parser raises on text that is no mathematics is not documented
         return None
     return parsed if isinstance(parsed, Basic | MatrixBase) else None
 
 
 def computable(text: str) -> bool:
-    """Whether evaluating it is sure to be small: no power towers, huge factorials, sums over millions, deep nesting.
+    """Whether evaluating it is sure to be cheap: no power towers, huge factorials, sums over millions, deep nesting.
 
-    What slips through is the pool's business, which kills it at the limit; that costs seconds, this microseconds.
+    This check takes microseconds. The pool kills what it misses when the limit is reached, which takes seconds.
     """
     if len(text) > _LONGEST or not _ALLOWED.fullmatch(text) or depth(text) > _DEEPEST or re.search(r"\d{400}", text):
         return False
@@ -116,7 +117,8 @@ def computable(text: str) -> bool:
         return False
     inner = outer = 1
     for sign in re.finditer(r"\^\s*", text):
-        match = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)").match(text, sign.end())
+        match = _EXPONENT.match(text, sign.end())
+        assert match is not None  # its last alternative is the end of the text
         if match[2]:  # a power in the exponent that is no plain number
             inside = _group(text, match.start(2))
             if "^" in inside and any(int(digits) > 20 for digits in re.findall(r"\d+", inside)):
@@ -146,8 +148,8 @@ def depth(text: str) -> int:
 
 
 def _collapsed(text: str) -> str:
-    """Powers of plain numbers in exponents and arguments written out, from the inside; a tower becomes a number no
-    limit allows."""
+    """Evaluate powers of plain numbers in exponents and arguments, innermost first; a power tower becomes a number
+    above every limit."""
     for _ in range(6):
         # From the right: 9^9^9 is 9^(9^9).
         matches = [m for m in _NUMERIC_POWER.finditer(text) if _is_argument(text, m.start())]

@@ -1,13 +1,13 @@
-"""What runs between a grading process and a program it must not trust. Standard library alone; started by `sandbox.py`
-as a plain file: `python -I -S sandbox_inside.py <pid of the parent>`, with the orders as JSON on standard input.
+"""Runs between a grading process and an untrusted program. Standard library alone; started by `sandbox.py` as a plain
+file: `python -I -S inside.py <pid of the parent>`, with the orders as JSON on standard input.
 
 Three processes. The first makes the namespaces (user, mount, process, network, IPC, host name) and waits. The second is
-process 1 of the new ones: it builds a root directory of read-only system folders and a small scratch folder, turns its
-back on everything else, and starts the third, the program, for each input: under another user where there is one,
-without capabilities, under limits and a system call filter. When process 1 ends, the kernel kills all that is left.
+process 1 of the new ones: it builds a root directory of read-only system folders and a small scratch folder, unmounts
+everything else, and starts the third, the program, for each input: under another user where there is one, without
+capabilities, under limits and a system call filter. When process 1 ends, the kernel kills all processes that are left.
 
-It works for root and for others. Root needs more care: limits on processes do not hold for user 0, so the program runs
-as the user `nobody` of the machine.
+It works for root and for other users. For root, limits on processes do not hold, so the program runs as the machine's
+user `nobody`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DETACH = 2
 _MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
 _PDEATHSIG, _DUMPABLE, _SECCOMP, _NO_NEW_PRIVS, _DROP_BOUNDING = 1, 4, 22, 38, 24
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Denied: sockets other than pairs, new namespaces, mounts, tracing, kernel keys and other doors nobody needs.
+# Denied: sockets other than pairs, new namespaces, mounts, tracing, kernel keys and other calls that no program needs.
 _DENIED = {
     "x86_64": (41, 101, 155, 161, 165, 166, 169, 175, 246, 248, 249, 250, 272, 298, 304, 308, 310, 311, 313, 321, 323,
                425, 428, 429, 430, 431, 432, 433, 442),
@@ -59,7 +59,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def _read_only(target: str) -> None:
-    """With all that is mounted below."""
+    """Make a mount, and all mounts below it, read-only."""
     attributes = struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
     result = libc.syscall(_MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, len(attributes))
     _check(result, f"make {target} read-only")
@@ -124,7 +124,7 @@ def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
 def _build_root(folders: list[str], scratch: int) -> None:
     """scratch: MiB"""
     _mount(None, "/", None, _REC | _PRIVATE)
-    # Twice: the first time so that no mount can hide what is still to be bound from.
+    # The root changes twice: the first time so that no mount can hide a folder that is still to be bound.
     _mount("tmpfs", "/tmp", "tmpfs", _NOSUID | _NODEV, "mode=755")
     os.chdir("/tmp")
     os.mkdir("new")
@@ -190,7 +190,7 @@ def _run(orders: dict[str, Any], text: str, root: bool, end: float) -> dict[str,
     os.set_blocking(given[1], False)
     how, output = _watch(child, given[1], taken[0], text.encode("utf-8", "replace"), orders, end)
     os.close(taken[0])
-    # All of its processes, whatever session they have fled to; process 1 itself is spared.
+    # All of its processes, in whatever session; process 1 itself is not signalled.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     while True:
@@ -204,7 +204,7 @@ def _run(orders: dict[str, Any], text: str, root: bool, end: float) -> dict[str,
 
 
 def _watch(child: int, given: int, taken: int, text: bytes, orders: dict[str, Any], end: float) -> tuple[str, bytes]:
-    """Feed and read until the program has ended or broken a limit."""
+    """Write the input and read the output until the program has ended or exceeded a limit."""
     output, sent, writing, reading, how = bytearray(), 0, [given], True, "timeout"
     while time.monotonic() < end:
         readable, writable, _ = select.select([taken] if reading else [], writing, [], 0.01)
@@ -274,7 +274,7 @@ def _give_up_rights(orders: dict[str, Any], root: bool) -> None:
 
 
 def _filter_calls() -> None:
-    """seccomp: what is denied fails with EPERM; another architecture's calls kill."""
+    """Install a seccomp filter: denied calls fail with EPERM; another architecture's calls kill the process."""
 
     def op(code: int, jump_true: int, jump_false: int, k: int) -> bytes:
         return struct.pack("HBBI", code, jump_true, jump_false, k)

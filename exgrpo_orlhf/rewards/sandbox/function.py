@@ -1,6 +1,6 @@
-"""A reward function of the user's, as OpenRLHF takes them: `reward_func(queries, prompts, labels)`.
+"""A user's own reward function, in OpenRLHF's form: `reward_func(queries, prompts, labels)`.
 
-It is called in the pool with lists of one: a response that it hangs on costs that response and no other.
+It is called in the pool with lists of one, so that a response on which it hangs affects no other response.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .answer import Answer, Graded, Grader
+from ..answer import Answer, Graded, Grader
 
-NAME = "reward_func"
+NAME = "reward_func"  # where the binding names no function
 
 
 def load(where: str) -> Callable[..., Any]:
@@ -29,16 +29,16 @@ def load(where: str) -> Callable[..., Any]:
     if spec is None or spec.loader is None:
         raise ValueError(f"Verifier.function = {where!r}: the file must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickle look a module up
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     return function
 
 
 def grader(where: str) -> Grader:
-    """Correct means a reward above 0; the reward itself is the function's. queries: prompt and response in one text."""
+    """The function's reward; a reward above 0 means correct. Its `queries` hold prompt and response in one text."""
     function = load(where)
 
     def grade(answer: Answer) -> Graded:

@@ -1,4 +1,4 @@
-"""Whether two answers are the same: letters first, then numbers, then parts, and mathematics last."""
+"""Whether two answers are the same: compared as text, then as numbers, then by their parts, and symbolically last."""
 
 from __future__ import annotations
 
@@ -18,34 +18,22 @@ _BASES = {
     "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "decimal": 10, "hex": 16,
 }  # fmt: skip
 _NOTHING = {
-    "nosolution",
-    "nosolutions",
-    "norealsolution",
-    "norealsolutions",
-    "none",
-    "\\emptyset",
-    "\\{\\}",
-    "emptyset",
-    "dne",
-    "doesnotexist",
-    "{}",
-}
+    "nosolution", "nosolutions", "norealsolution", "norealsolutions", "none", r"\emptyset", r"\{\}", "emptyset", "dne",
+    "doesnotexist", "{}",
+}  # fmt: skip
 _REALS = {
-    "\\mathbb{R}",
-    "allrealnumbers",
-    "(-\\infty,\\infty)",
-    "(-\\infty,+\\infty)",
-    "x\\in\\mathbb{R}",
-    "R",
-    "allreals",
-    "\\mathbbR",
-}
+    r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
+    r"x\in\mathbb{R}",
+}  # fmt: skip
 _MOST_PARTS = 40
 _DEEPEST = 40
 
 
 def same(gold: str, given: str) -> bool:
-    """Both as written. Not symmetric: "x = 5" asks for 5, but an equation that is asked for is not its right side."""
+    """Whether two answers, as written, are the same.
+
+    Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
+    """
     gold, given = clean(gold), clean(given)
     if not gold or not given:
         return False
@@ -87,7 +75,7 @@ def _same(gold: str, given: str, level: int) -> bool:
         return decided
     (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
     if unit_x or unit_y:
-        # A unit may be left out; another unit is another answer.
+        # A unit may be left out; a different unit is a different answer.
         if unit_x and unit_y and unit_x != unit_y:
             return False
         if x and y and (x, y) != (gold, given):
@@ -104,7 +92,7 @@ def _same_numbers(gold: str, given: str) -> bool | None:
         )
         if base_a and base_b:
             return digits_a == digits_b and base_a == base_b
-        return digits_a == digits_b  # the question has named the base
+        return digits_a == digits_b  # the question gives the base
     a, b = number(gold), number(given)
     if a and b:
         return same_number(a, b)
@@ -129,20 +117,19 @@ def _based(text: str) -> tuple[str, int] | None:
 
 
 def _same_structure(gold: str, given: str, level: int) -> bool | None:
-    """Enumerations, tuples, sets, intervals, unions, matrices. None where neither has parts."""
-    cells = matrix(gold), matrix(given)
-    if cells[0] and cells[1]:
-        a, b = cells
-        return len(a) == len(b) and all(_in_order(row_a, row_b, level) for row_a, row_b in zip(a, b, strict=True))
-    if cells[0] or cells[1]:
-        return _vector(cells[0] or cells[1] or [], given if cells[0] else gold, bool(cells[0]), level)
+    """Compare enumerations, tuples, sets, intervals, unions and matrices. None where neither has parts."""
+    rows, given_rows = matrix(gold), matrix(given)
+    if rows and given_rows:
+        same_shape = len(rows) == len(given_rows)
+        return same_shape and all(_in_order(a, b, level) for a, b in zip(rows, given_rows, strict=True))
+    if rows or given_rows:
+        return _vector(rows or given_rows or [], given if rows else gold, bool(rows), level)
     unions = [[part for _, part in split(text, ("\\cup",))] for text in (gold, given)]
     if len(unions[0]) > 1 or len(unions[1]) > 1:
         parts = [u if len(u) > 1 else items(_value(text)) for u, text in zip(unions, (gold, given), strict=True)]
         parts = [[re.sub(r"^\\?[A-Za-z]+ ?\\in ?", "", part) for part in side] for side in parts]
         return _any_order(parts[0], parts[1], level) or symbolic.equal(gold, given)
-    a, b = interval(gold), interval(given)
-    if a and b:
+    if (a := interval(gold)) and (b := interval(given)):
         kinds = a.left == b.left and a.right == b.right
         if kinds and _in_order([a.low, a.high], [b.low, b.high], level):
             return True
@@ -157,8 +144,8 @@ def _same_structure(gold: str, given: str, level: int) -> bool | None:
     found = enclosed(_value(single))
     if found is None:
         return False
-    parts = items(alternatives(found[1]))
-    gold_parts, given_parts = (several, parts) if len(lists[0]) > 1 else (parts, several)
+    inside = items(alternatives(found[1]))
+    gold_parts, given_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
     if found[0] == "{":
         return _any_order(gold_parts, given_parts, level)
     return _in_order([_value(p) for p in gold_parts], [_value(p) for p in given_parts], level)
@@ -201,7 +188,7 @@ def _in_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
 
 
 def _any_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
-    """As sets: each part has its counterpart."""
+    """Compare as sets: each part of one side equals one part of the other."""
     gold, given = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, given))
     if len(gold) != len(given) or len(gold) > _MOST_PARTS:
         return False
@@ -216,7 +203,7 @@ def _any_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
 
 
 def _named_values(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
-    """x = 1, y = 2 beside 1, 2."""
+    """Compare "x = 1, y = 2" with "1, 2"."""
     named = [[len(relation(part)) > 1 for part in side] for side in (gold, given)]
     if all(named[0]) == all(named[1]):
         return False
@@ -224,7 +211,7 @@ def _named_values(gold: Sequence[str], given: Sequence[str], level: int) -> bool
 
 
 def _value(text: str) -> str:
-    r"""The right side of "name = value" or "x \in value"; the text itself if it is none."""
+    r"""The right side of "name = value" or "x \in value"; any other text as it is."""
     sides = relation(text)
     if len(sides) > 1 and is_name(sides[0][1]) and all(sign in ("=", "\\in", "\\to") for sign, _ in sides[1:]):
         return sides[-1][1]
@@ -232,7 +219,7 @@ def _value(text: str) -> str:
 
 
 def _same_relation(gold: str, given: str, level: int) -> bool | None:
-    """Equations, assignments, approximations, inequalities. None where neither is one."""
+    """Compare equations, assignments, approximations and inequalities. None where neither is one."""
     a, b = relation(gold), relation(given)
     if len(a) == 1 and len(b) == 1:
         return None
@@ -270,7 +257,7 @@ def _is_equation(left: str) -> bool:
 
 
 def _same_approximation(gold: str, sides: list[tuple[str, str]], level: int) -> bool:
-    r"""Given "exact \approx rounded": either, if they are near each other: two answers are none."""
+    r"""Given "exact \approx rounded": either may be right if they are close; two different answers are no answer."""
     exact, rounded = sides[0][1], sides[-1][1]
     if len(sides) > 2:
         exact = next(sides[i - 1][1] for i, (sign, _) in enumerate(sides) if sign == "\\approx")

@@ -1,4 +1,7 @@
-"""Mathematical answers: what the response gives as its answer, against the gold answer."""
+"""Mathematical answers: the answer that a response gives, compared with the gold answer.
+
+Two graders: ours, and math-verify as it is commonly called (`grade_by_math_verify`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import math
 import re
 from typing import Any
 
+from math_verify import parse, verify
+from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+from ..answer import Answer, Graded, Grader
 from . import choice
-from .answer import Answer, Graded, Grader
 from .equality import is_words, same
 from .extraction import Extracted, answer_in, last_box, visible
 from .latex import clean
@@ -30,8 +36,8 @@ _WARM = (
 )
 
 
-def grader() -> Grader:
-    """Warms what the first answer would otherwise wait for: sympy makes much at its first use."""
+def warm_grader() -> Grader:
+    """`grade`, after grading a few answers: sympy builds much at its first use, which no answer should wait for."""
     for gold, given in _WARM:
         grade(Answer(gold, f"\\boxed{{{given}}}"))
     return grade
@@ -41,13 +47,39 @@ def grade(answer: Answer) -> Graded:
     """A gold that is a single option letter is graded as a choice. A list of golds: any of them."""
     golds = gold_texts(answer.gold)
     if not golds:
-        return Graded("error", None, reason=f"the gold answer {answer.gold!r} says nothing")
+        return _no_gold(answer)
     graded = [_grade(gold, answer) for gold in golds]
     return next((g for g in graded if g.verdict == "correct"), graded[0])
 
 
+def grade_by_math_verify(answer: Answer) -> Graded:
+    """math-verify as it is commonly called, by which most published scores were graded.
+
+    The gold is parsed as boxed LaTeX, the response as LaTeX or a plain expression; the answer is correct if math-verify
+    finds any pair equal. Its own timeouts do not work outside the main thread and are off: the pool has the limit.
+    """
+    golds = gold_texts(answer.gold)
+    if not golds:
+        return _no_gold(answer)
+    given = parse(
+        answer.response, extraction_config=[ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=None
+    )
+    if not given:
+        return Graded("no_answer", 0.0)
+    shown = str(given[-1])  # the text that was parsed, beside the expression
+    for gold in golds:
+        parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+        if verify(parsed, given, timeout_seconds=None):
+            return Graded("correct", 1.0, shown)
+    return Graded("wrong", 0.0, shown)
+
+
+def _no_gold(answer: Answer) -> Graded:
+    return Graded("error", None, reason=f"the gold answer {answer.gold!r} is empty or no text, number or list of these")
+
+
 def gold_texts(gold: Any) -> list[str]:
-    """What a gold says: text, a number, or a list of alternatives. Empty where it says nothing."""
+    """The texts of a gold answer: text, a number, or a list of alternatives. [] where it holds no answer."""
     if isinstance(gold, list | tuple):
         return [text for each in gold for text in gold_texts(each)]
     if isinstance(gold, bool):
@@ -85,7 +117,7 @@ def _grade(gold: str, answer: Answer) -> Graded:
 
 
 def _says_something(found: Extracted, gold: str) -> bool:
-    """A sentence is an answer to a question whose answer is words, or if there is a number or symbols in it."""
+    """Whether this may be an answer. A sentence is one if the gold is in words, or if it holds a number or symbols."""
     if not re.search(r"\w|\\[A-Za-z{]|∅|∞", found.text):
         return False
     if not found.prose or found.marked or is_words(clean(gold)):
@@ -94,7 +126,7 @@ def _says_something(found: Extracted, gold: str) -> bool:
 
 
 def _readings(found: Extracted, gold: str) -> list[str]:
-    """The text itself, and where a statement has words around its number, the number: "42 apples, by the way"."""
+    """The text itself and, where a statement has words around its number ("42 apples, by the way"), the number."""
     text = found.text
     if (
         not (found.prose and found.marked)
@@ -105,5 +137,5 @@ def _readings(found: Extracted, gold: str) -> list[str]:
         return [text]
     numbers = [match for match in _PROSE_NUMBER.finditer(text) if match[0].strip()]
     if not numbers or re.match(r"\s*(?:,|or\b|and\b|to\b|/)\s*[-\d]", text[numbers[0].end() :]):
-        return [text]  # several answers are none
+        return [text]  # several numbers are no answer
     return [text, numbers[0][0]]

@@ -1,8 +1,8 @@
-"""A grading process: `python -m exgrpo_orlhf.rewards.worker '<settings as JSON>' <pid of the parent>`.
+"""A grading process. `process.py` starts `main` with two arguments: settings as JSON, and its parent's process id.
 
 It loads the grader once (sympy and math-verify take a second) and then only forks: the fork grades, and when it passes
-the limit or dies, the next one is there in milliseconds. A process that has a lock, a thread or a half-grown heap left
-from a killed answer is never used again.
+the limit or dies, the next fork takes milliseconds. So no answer is graded in a process that a killed answer has left
+with a lock, a thread or a half-grown heap.
 
 Protocol, both ways: four bytes of length and a pickle. In: a chunk, a list of pickled `Answer`s. Out, of the fork:
 ("ready",), then for each chunk ("begun",) and one ("grade", verdict, reward, extracted, reason) for each answer, in
@@ -25,51 +25,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .answer import Graded, Grader
+from ..answer import Graded, Grader
 
 SHOWN = 200  # characters of an extracted answer or a reason
 _PR_SET_PDEATHSIG = 1
-KILLED = "killed by SIGKILL"  # how a fork died that was killed from outside, unless the pool asked for it
+KILLED = "killed by SIGKILL"  # the "how" of a fork that was killed by the pool's request or from outside
 _DONE, _OUT_OF_MEMORY = 100, 101  # exit statuses
 
 
 def load(settings: Mapping[str, Any]) -> Grader:
     """The grader of a kind. Imports happen here, outside every answer's limit. Raises whatever is wrong with it."""
-    kind = settings["kind"]
-    if kind == "math":
-        from . import math
+    match settings["kind"]:
+        case "math":
+            from ..text import math
 
-        return math.grader()
-    if kind == "math_verify":
-        from . import plain
+            return math.warm_grader()
+        case "math_verify":
+            from ..text import math
 
-        return plain.grade
-    if kind == "choice":
-        from . import choice
+            return math.grade_by_math_verify
+        case "choice":
+            from ..text import choice
 
-        return choice.grade
-    if kind == "function":
-        from . import function
+            return choice.grade
+        case "function":
+            from ..sandbox import function
 
-        return function.grader(settings["function"])
-    if kind == "code":
-        from . import code
+            return function.grader(settings["function"])
+        case "code":
+            from ..sandbox import code
 
-        return code.grader(settings["timeout"], settings["memory"])
-    raise ValueError(f"no grader of kind {kind!r} runs in a pool")
+            return code.grader(settings["timeout"], settings["memory"])
+    raise ValueError(f"no grader of kind {settings['kind']!r} runs in a pool")
 
 
 def end_with_parent(parent: int) -> None:
-    """This process is killed when its parent dies, also if that has happened already."""
+    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def main() -> None:
+    """Load the grader, then fork, wait for the fork's end, and fork again when the pool asks for it."""
     settings, parent = json.loads(sys.argv[1]), int(sys.argv[2])
     end_with_parent(parent)
-    # The pipes get numbers of their own: what a user's function prints must not end up between the replies.
+    # The pipes get other descriptors, so that what a user's function prints does not end up between the replies.
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -97,11 +98,11 @@ def main() -> None:
             return  # the parent has closed the pipe
         _send(replies, ("died", _describe(status)))
         while signal.sigwaitinfo(wanted).si_signo != signal.SIGUSR2:
-            pass  # a SIGUSR1 that came too late, and the SIGCHLD of the one that is gone
+            pass  # a SIGUSR1 that came too late, or the SIGCHLD of the dead fork
 
 
 def _wait(child: int) -> int:
-    """The fork's exit status; kills it and what it started when asked to."""
+    """Wait for the fork and return its exit status; kill it and what it has started on SIGUSR1."""
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -113,12 +114,12 @@ def _wait(child: int) -> int:
 
 
 def _kill_group(group: int) -> None:
-    for kill in (os.killpg, os.kill):  # by its id too, if it has not come to making its group
+    for kill in (os.killpg, os.kill):  # by its own id too: it may not have made its group yet
         try:
             kill(group, signal.SIGKILL)
         except ProcessLookupError:
             continue
-        except PermissionError:  # a sandboxed program under another user: it dies with its own parent
+        except PermissionError:  # a sandboxed program of another user, which dies with its own parent
             continue
 
 
@@ -139,7 +140,7 @@ def _serve(grader: Grader, requests: int, replies: int, memory: int) -> None:
             try:
                 graded = grader(pickle.loads(pickled))
             except MemoryError:
-                os._exit(_OUT_OF_MEMORY)  # its heap may be full of fragments: the next fork has a fresh one
+                os._exit(_OUT_OF_MEMORY)  # the heap may be fragmented: the next fork has a fresh one
             except Exception as error:
                 graded = Graded("error", None, reason=f"{type(error).__name__}: {error}")
             if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
@@ -184,13 +185,6 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def _drain(fd: int) -> None:
-    """Throw away what a killed fork has not read."""
+    """Discard what a killed fork has not read."""
     while select.select([fd], [], [], 0)[0] and os.read(fd, 1 << 20):
         pass
-
-
-if __name__ == "__main__":
-    # As a module of its package, not as __main__: the pickles name it so.
-    from exgrpo_orlhf.rewards import worker
-
-    worker.main()

@@ -1,7 +1,7 @@
-"""Runs a Python program that nobody has read: without network, without files but its own, within limits, with no trace.
+"""Runs untrusted Python programs: without network, with no files but their own, within limits, leaving nothing behind.
 
-Linux namespaces do it, for root and for others, without any program to be installed (`sandbox_inside.py`). Needs Linux
-5.14 on x86-64 or ARM64, and a machine that lets its users make user namespaces; containers often do not.
+It uses Linux namespaces (`inside.py`), for root and for other users, and needs no program to be installed. It needs
+Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-_INSIDE = Path(__file__).with_name("sandbox_inside.py")
+_INSIDE = Path(__file__).with_name("inside.py")
 _PROCESSES = 8  # of a program, threads included
 _SCRATCH = 64  # MiB of files
 _MOST_OUTPUT = 4 * 2**20  # bytes
@@ -25,11 +25,14 @@ _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
 
 class NoSandbox(RuntimeError):
-    """There is no sandbox on this machine, and so nothing is run."""
+    """This machine has no sandbox, so no program is run."""
 
 
 class Run(NamedTuple):
-    """how: 'exit 0', 'exit <status>', 'signal <number>', 'timeout', 'memory' or 'output' (too much of it)"""
+    """One run of a program.
+
+    how: 'exit 0', 'exit <status>', 'signal <number>', 'timeout', 'memory' or 'output' (too much of it)
+    """
 
     how: str
     output: str
@@ -68,9 +71,9 @@ def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: i
     answer = json.loads(out)
     if "unavailable" in answer:
         raise NoSandbox(
-            f"no sandbox can be had on this machine ({answer['unavailable']}): kind 'code' runs nothing without one. "
-            f"It needs Linux 5.14 or newer and user namespaces (sysctl user.max_user_namespaces; in a container, a "
-            f"seccomp and AppArmor profile that allows them)"
+            f"this machine allows no sandbox ({answer['unavailable']}), and kind 'code' runs nothing without one. It "
+            "needs Linux 5.14 or newer and user namespaces (sysctl user.max_user_namespaces; in a container, a seccomp "
+            "and AppArmor profile that allows them)"
         )
     return [Run(**each) for each in answer["results"]]
 
@@ -88,14 +91,14 @@ def check() -> None:
 
 @lru_cache(maxsize=1)
 def _interpreter() -> str:
-    """Outside any virtual environment, whose folder may lie beside what must not be seen."""
+    """The base interpreter: a virtual environment's folder may lie beside files that must stay hidden."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     found = Path(sys.base_prefix, "bin", version)
     return str(found if found.exists() else Path(sys.executable).resolve())
 
 
 def _folders(interpreter: str) -> list[str]:
-    """What is seen inside: the system's programs and libraries, and the interpreter's if that lives elsewhere."""
+    """The folders visible inside: the system's programs and libraries, and the interpreter's own folder."""
     folders = list(_SYSTEM)
     for folder in {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}:
         if not any(Path(folder).is_relative_to(system) for system in _SYSTEM):

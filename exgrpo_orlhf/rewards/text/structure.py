@@ -1,4 +1,4 @@
-"""How an answer is put together: lists, tuples, sets, intervals, matrices, equations, inequalities."""
+"""The structure of an answer: lists, tuples, sets, intervals, matrices, equations, inequalities."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import NamedTuple
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _RELATIONS = (
-    "\\le",
-    "\\ge",
-    "<",
-    ">",
-    "=",
-    "\\in",
-    "\\approx",
-    "\\ne",
-    "\\to",
-    "\\Leftrightarrow",
-    "\\Rightarrow",
-    "\\equiv",
-)
+    r"\le", r"\ge", "<", ">", "=", r"\in", r"\approx", r"\ne", r"\to", r"\Leftrightarrow", r"\Rightarrow", r"\equiv",
+)  # fmt: skip
 _MATRIX = re.compile(r"\\begin\s*\{([pbB]|small)?(matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*?)\\end\s*\{\1\2\}", re.DOTALL)
 _NAME = re.compile(
     r"\\?[A-Za-z]+'*(?:_(?:\{[^{}]*\}|\w))?(?:\s?\([^()]*\))?|\|\s?[A-Z]{1,3}\s?\||\\(?:angle|overline|triangle)\s?\{?[A-Z]{1,4}\}?"
@@ -59,7 +48,7 @@ def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def items(text: str) -> list[str]:
-    """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part if it is none."""
+    """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part for any other text."""
     text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(?:,|,?\s*(?:and|or))\s*\}", ",", text)
     text = re.sub(r"\\(?:lor|vee|wedge|land)\b", ",", text)
     text = re.sub(
@@ -111,12 +100,12 @@ def matrix(text: str) -> list[list[str]] | None:
 
 
 def relation(text: str) -> list[tuple[str, str]]:
-    """(relation before, side) of a chain of equations or inequalities; one pair if it is none."""
+    """(relation before, side) of a chain of equations or inequalities; one pair for any other text."""
     return split(text, _RELATIONS)
 
 
 def is_name(text: str) -> bool:
-    r"""What an answer may be given a name by: x, f(x), |AB|, \angle ABC, x_1, (x, y), Area."""
+    r"""Whether a text may name a quantity: x, f(x), |AB|, \angle ABC, x_1, (x, y), Area."""
     text = re.sub(r"\\(?:text|mathrm|operatorname)\s*\{([^{}]*)\}", r"\1", text).strip()
     return bool(text) and len(text) <= 40 and _NAME.fullmatch(text) is not None
 
@@ -129,10 +118,9 @@ def interval(text: str) -> Interval | None:
         return _both(*both)
     sides = relation(text)
     if len(sides) == 2 and re.fullmatch(r"\|\s?[a-z]\s?\|", sides[0][1]) and sides[1][0] in ("<", "\\le"):
-        ends, right = ("()" if sides[1][0] == "<" else "[]"), sides[1][1]
-        return Interval(
-            ends[0], f"-{right}" if re.fullmatch(r"[\d.]+|[a-z]|\\[a-z]+", right) else f"-({right})", right, ends[1]
-        )
+        brackets, right = ("()" if sides[1][0] == "<" else "[]"), sides[1][1]
+        left = f"-{right}" if re.fullmatch(r"[\d.]+|[a-z]|\\[a-z]+", right) else f"-({right})"
+        return Interval(brackets[0], left, right, brackets[1])
     if len(sides) == 2 and sides[1][0] == "\\in" and is_name(sides[0][1]):
         return interval(sides[1][1])
     if len(sides) == 1:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .answer import Answer, Graded
+from ..answer import Answer, Graded
 from .extraction import last_box, last_statement, tagged, visible
 from .latex import clean, plain_text, words
 
@@ -57,7 +57,7 @@ def gold_option(gold: str) -> tuple[str, str] | None:
 
 
 def grade(answer: Answer) -> Graded:
-    """An option outside the question's own counts only where it stands in the answer's place: then it is wrong."""
+    """A letter outside the question's options is wrong where it is given as the answer, and ignored elsewhere."""
     options = _options(answer.meta.get("options"))
     gold = str(answer.gold).strip()
     label, text = gold_option(gold) or (plain_text(clean(gold)).strip().upper(), "")
@@ -88,7 +88,7 @@ def _options(given: Any) -> dict[str, str]:
 
 
 def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """(the option that a response gives, or None; what stood in the answer's place, or None)."""
+    """(the option that a response gives, or None; the text that was given as the answer, or None)."""
     text = visible(response)
     inside = tagged(text)
     if inside is not None:
@@ -103,7 +103,7 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
         return found, found
     text = _NOT.sub(" ", text)
     said = _said(text, options)
-    if said:  # of several at once, none
+    if said:  # a statement of several options is no answer
         return said[-1] or None, said[-1] or text[-100:]
     if any(options.values()) and (found := _label(last_statement(text) or "", options)):
         return found, found
@@ -120,7 +120,7 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     bold = re.findall(r"\*\*([^*]+)\*\*", last)
     if bold and (found := _by_text(bold[-1], options)):
         return found, found
-    # What is left is weaker: where it stands decides.
+    # The remaining signs are weaker: their position decides.
     if (match := _LEADING.match(text)) and len(lines) <= 2 and (match[1] or match[2]) in options:
         return match[1] or match[2], match[0].strip()
     for label in [m[1] for m in _IN_BRACKETS.finditer(text[-2000:])][::-1]:
@@ -142,7 +142,7 @@ def _said(text: str, options: Mapping[str, str]) -> list[str]:
     for match in _SAID.finditer(text):
         label = match[1].upper()
         after = match["after"]
-        # "The answer is a matter of …": a lower-case letter, or an A, is a label only where no word goes on.
+        # "The answer is a matter of …": a lower-case letter, or an A, is a label only where no word follows.
         word_follows = re.match(r"\s+[a-z]+", after) and not re.match(
             r"\s+(?:because|since|as|due|and|or|so|is|with|for|which|that|in|by|but|given|where|if|would|from|here)\b",
             after,
@@ -159,7 +159,7 @@ def _said(text: str, options: Mapping[str, str]) -> list[str]:
 
 
 def _label(text: str, options: Mapping[str, str]) -> str | None:
-    """The option that a short text is: its label, label and text, or text alone."""
+    """The option that a short text names: by its label, by label and text, or by its text."""
     plain = plain_text(clean(text)).strip()
     plain = re.sub(r"^(?:option|choice|answer)\s*[:=]?\s*", "", plain, flags=re.IGNORECASE)
     if (match := _BARE.fullmatch(plain)) and match[1].upper() in options:
@@ -176,7 +176,7 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option of this text."""
+    """The option with this text, if there is exactly one."""
     said = words(text)
     found = [label for label, option in options.items() if option and words(option) == said]
     return found[0] if len(found) == 1 else None
