@@ -40,8 +40,8 @@ def local(model, dtype: str, seed: int = 0, **more):
 
 @pytest.fixture(scope="module")
 def bfloat16_model(warm_model, tmp_path_factory) -> Path:
-    """The warm model with weights that are exact in bfloat16, as those of published models are. Then only the arithmetic
-    differs, not the model."""
+    """The warm model with weights that are exact in bfloat16, as those of published models are, so that only the
+    arithmetic differs, not the model."""
     path = tmp_path_factory.mktemp("models") / "bfloat16"
     AutoModelForCausalLM.from_pretrained(warm_model).bfloat16().save_pretrained(path)
     AutoTokenizer.from_pretrained(warm_model).save_pretrained(path)
