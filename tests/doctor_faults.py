@@ -1,7 +1,7 @@
-"""scripts/doctor.py on a cluster with faults planted in it. A program of its own: the doctor's arguments follow.
+"""Runs scripts/doctor.py on a cluster with planted faults. A program, which takes the doctor's arguments.
 
-Rank 1 has another folder where the run folder is for all others; a weight changes on its way to vLLM; log-probs are
-measured at another temperature than tokens are sampled at; of an optimiser step's micro-batches only the last counts.
+Rank 1 sees another folder in place of the run folder; a weight changes on its way to vLLM; log-probs are measured at
+another temperature than tokens are sampled at; only the last micro-batch of an optimiser step counts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""OpenRLHF's actor trainers of several ranks in this very process: threads in the place of processes, a table of
-log-probs in the place of a model, and of DeepSpeed its arithmetic. All else is OpenRLHF's own, and ours."""
+"""Builders for tests of OpenRLHF's actor trainers with several ranks in this process: threads instead of processes, a
+table of log-probs instead of a model, and only the arithmetic of DeepSpeed. The rest is the real code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Table:
-    """A model with a free log-prob and entropy for every position of every row: a row's first token is its number."""
+    """A model with a free log-prob and entropy for every position of every row. A row's first token is its number."""
 
     def __init__(self, values: np.ndarray) -> None:
         """values: (R, W), of the token that each position predicts"""
@@ -51,7 +51,7 @@ def entropy_of(values: torch.Tensor) -> torch.Tensor:
 
 
 class Strategy(DeepspeedStrategy):
-    """DeepSpeed divides the loss of every micro-batch by gas, and makes a step after gas of them."""
+    """DeepSpeed's arithmetic: divides the loss of every micro-batch by gas, and makes a step after gas of them."""
 
     def __init__(self, args: Any, ranks: int, model: Table, norms: list[float]) -> None:
         super().__init__(
@@ -86,9 +86,12 @@ def mixed_batch(
     empty: bool = False,
     beside: int = K - 1,
 ):
-    """Groups of K rows of 1 to 9 tokens, the second half with a stored row beside so many others; and the prompts, by
-    which a Table knows a row. With `ungraded` a few rows are, and a whole group; with `empty` one response has no
-    token."""
+    """Groups of K rows of 1 to 9 tokens, and their prompts, by which a Table identifies a row.
+
+    replay: the groups of the second half have a stored row, beside `beside` others
+    ungraded: a few rows, and a whole group, could not be graded
+    empty: one response has no token
+    """
     rng = np.random.default_rng(seed)
     all_groups, all_rows, forward = [], [], []
     for g in range(groups):
@@ -106,7 +109,7 @@ def mixed_batch(
                 grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
                 sampler = rng.normal(-1.5, 0.5, length).astype(np.float32)
                 rollouts.append(Rollout(ids, "stop", grade, sampler))
-            # An advantage for ungradable rows too, so that a token of theirs that came into the loss would show.
+            # Ungradable rows have an advantage too, so that the loss would show if one of their tokens entered it.
             rows.append(Row(question, stored or rollouts[-1], float(rng.normal()), not missing))
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
         all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
@@ -115,8 +118,8 @@ def mixed_batch(
 
 
 def log_probs(batch: MixedBatch, forward: list[ForwardRow], seed: int = 1):
-    """Of the current policy (R, W), of the behaviour policy per row (float32; the stored ones where stored), of the
-    reference (R, W): near to one another, and far enough for the clip."""
+    """Log-probs under the current policy (R, W), under the behaviour policy per row (float32; stored ones of stored
+    rows), and under the reference (R, W): close to each other, but far enough apart for the clip."""
     rng = np.random.default_rng(seed)
     shape = len(forward), max(map(len, forward)) - 1
     now = rng.normal(-1.5, 0.5, shape)
@@ -131,7 +134,7 @@ def log_probs(batch: MixedBatch, forward: list[ForwardRow], seed: int = 1):
 
 
 def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: Any) -> Any:
-    """OpenRLHF's arguments for a batch of so many groups of K, through its own parser."""
+    """OpenRLHF's arguments for a batch of this many groups of K, from its own parser."""
     flags = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, **flags}
     more = [f"train.questions_per_step = {groups}", f"train.group_size = {K}", "train.engine = 'openrlhf'", *bindings]
     more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
@@ -145,7 +148,7 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
 def experiences_of(
     args: Any, batch: MixedBatch, forward: list[ForwardRow], behaviour: list[np.ndarray | None]
 ) -> list[Any]:
-    """What OpenRLHF's train_step hands to its ranks."""
+    """The experiences that OpenRLHF's train_step gives to its ranks."""
     tokenizer = SimpleNamespace(pad_token_id=PAD)
     maker = MixedExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), tokenizer)
     experiences = maker.make_experience_batch(as_experience(batch, forward, behaviour))
@@ -160,29 +163,18 @@ def fit(
     loss: Callable[..., Any] | None = None,
     recorded: list[tuple[int, Any]] | None = None,
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """MixedPolicyActor.fit on every rank. Returns its status of rank 0, and of each optimiser step the gradient (R, W)
-    with regard to the log-probs `now`, averaged over the ranks as DeepSpeed does it.
+    """Runs MixedPolicyActor.fit on every rank. Returns the status of rank 0, and for each optimiser step the gradient
+    (R, W) with respect to the log-probs `now`, averaged over the ranks as DeepSpeed does.
 
-    loss: what is called in the place of MixedLoss.forward
-    recorded: takes what all ranks have recorded, by row
+    loss: called instead of MixedLoss.forward
+    recorded: gets what all ranks have recorded, by row
     """
     ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
     assert each * ranks == len(experiences)
 
     def rank_fit(rank: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        actor = object.__new__(MixedPolicyActor)
-        actor.actor = Table(now)
-        actor.guard = SimpleNamespace(begin=lambda: None, norms=[], skipped=0, rate=0.0)
-        actor.strategy = Strategy(args, ranks, actor.actor, actor.guard.norms)
-        actor.trainer = MixedActorTrainer(
-            actor.strategy,
-            actor.actor,
-            None,
-            None,
-            SimpleNamespace(get_last_lr=lambda: [0.0]),
-            micro_train_batch_size=args.train.micro_batch_size,
-            dataloader_pin_memory=False,
-        )
+        table, norms = Table(now), []
+        actor = assembled_actor(table, Strategy(args, ranks, table, norms), norms)
         if loss is not None:
             actor.trainer.actor_loss_fn.forward = loss
         for experience in experiences[rank * each : (rank + 1) * each]:
@@ -200,8 +192,28 @@ def fit(
     return results[0][0], [torch.stack(parts).mean(0).cpu() for parts in steps]
 
 
+def assembled_actor(policy: Any, strategy: Any, norms: list[float]) -> MixedPolicyActor:
+    """A policy actor with this model wrapper and this strategy, without Ray and DeepSpeed.
+
+    norms: gradient norms that the strategy measures
+    """
+    actor = object.__new__(MixedPolicyActor)
+    actor.actor, actor.strategy = policy, strategy
+    actor.guard = SimpleNamespace(begin=lambda: None, norms=norms, skipped=0, rate=0.0)
+    actor.trainer = MixedActorTrainer(
+        strategy,
+        policy,
+        None,
+        None,
+        SimpleNamespace(get_last_lr=lambda: [0.0]),
+        micro_train_batch_size=strategy.args.train.micro_batch_size,
+        dataloader_pin_memory=False,
+    )
+    return actor
+
+
 def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work` returns on each rank of a process group of threads. Raises what the first of them raised."""
+    """Calls `work` on each rank of a process group of threads and returns its results. Raises the first error."""
     results: list[Any] = [None] * ranks
     errors: list[BaseException] = []
 
@@ -211,7 +223,7 @@ def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
             results[number] = work(number)
         except BaseException as error:
             errors.append(error)
-            threaded.ProcessLocalGroup.exception_handle(error)  # the others must not wait
+            threaded.ProcessLocalGroup.exception_handle(error)  # so that the others do not wait
         finally:
             dist.destroy_process_group()
 
@@ -249,7 +261,8 @@ def plain_step(
     behaviour: list[np.ndarray],
     reference: np.ndarray | None = None,
 ) -> tuple[float, torch.Tensor]:
-    """Loss and gradient (R, W) of the same rows as one optimiser step of the local engine, in one piece."""
+    """Loss and gradient (R, W) of the same rows, computed as one optimiser step of the local engine without
+    micro-batches."""
     values = torch.tensor(now, requires_grad=True)
     rows = batch.flat_rows()
     lengths = torch.tensor([len(row.token_ids) for row in rows])

@@ -1,4 +1,4 @@
-"""A Ray of its own for tests, started as on a node: with the variables it has then, not those a driver has later."""
+"""A separate Ray for tests, started as on a node: it has the variables of its start, not a driver's later ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor on the CPU bench: it finds a healthy layout healthy, and names each fault that is planted."""
+"""The doctor on the CPU test layout: it passes a correct layout, and names each planted fault."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = pytest.mark.openrlhf
 
-BENCH = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
+CPU_LAYOUT = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
 LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin"))
 
 
 def doctor(folder: Path, *arguments: str, program: str = "scripts/doctor.py", **options) -> tuple[int, dict[str, str]]:
-    """Exit status, and of each check its line."""
+    """Exit status, and the line of each check."""
     environment = {**os.environ, "EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
     command = [sys.executable, str(ROOT / program), *arguments, "--out", str(folder / "runs")]
@@ -48,8 +48,8 @@ def log_of(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_check_passes_on_the_bench_and_is_remembered(tmp_path):
-    status, lines = doctor(tmp_path, *BENCH)
+def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
+    status, lines = doctor(tmp_path, *CPU_LAYOUT)
     assert status == 0, (lines, log_of(tmp_path))
     without_cuda = {"driver", "compiler", "kernels", "sleep", "nodes"}
     assert {check for check, line in lines.items() if line.startswith("skipped")} == without_cuda
@@ -59,12 +59,12 @@ def test_every_check_passes_on_the_bench_and_is_remembered(tmp_path):
     }
     [remembered] = (tmp_path / "cache" / "doctor").glob("*.json")
     assert json.loads(remembered.read_text())["flags"]["ds.zero_stage"] == 2
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "what it wrote is gone"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "its working folder is removed"
 
 
 @pytest.mark.slow
 def test_planted_faults_are_named(tmp_path):
-    """Two ranks on a cluster that was started without a variable that the driver has."""
+    """Two ranks on a cluster that was started without one of the driver's variables."""
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
     more |= {"train.max_tokens_per_gpu": 16384, "rollout.max_tokens_per_gpu": 16384}
     checks = ("nodes", "folder", "environment", "logprobs", "gradient", "sync")
@@ -72,7 +72,7 @@ def test_planted_faults_are_named(tmp_path):
     with running_ray(tmp_path, cpus=16, gpus=3, PYTHONPATH=paths, RAY_worker_niceness="0") as address:
         status, lines = doctor(
             tmp_path,
-            *BENCH,
+            *CPU_LAYOUT,
             *("--set", f"OpenRLHF.more_flags = {more!r}", "--set", f"OpenRLHF.ray_address = {address!r}"),
             *(part for name in checks for part in ("--only", name)),
             program="tests/doctor_faults.py",
@@ -92,9 +92,9 @@ def test_planted_faults_are_named(tmp_path):
 
 
 def test_a_disk_without_room_is_named_before_anything_is_built(tmp_path):
-    """The limit stands for a full disk: files of more than a megabyte cannot be written."""
+    """A limit on the file size, a megabyte, stands for a full disk."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-    status, lines = doctor(tmp_path, *BENCH, "--only", "disk", "--only", "start", preexec_fn=limit)
+    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--only", "disk", "--only", "start", preexec_fn=limit)
     assert status == 1
     assert re.match(r"failed +disk .*writing 67 MB ended in: .*too large", lines["disk"])
     assert lines["start"].startswith("skipped")
@@ -108,7 +108,7 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
 
 
 def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path):
-    assert doctor(tmp_path, *BENCH, "--only", "gradients")[0] == 2
+    assert doctor(tmp_path, *CPU_LAYOUT, "--only", "gradients")[0] == 2
     assert doctor(tmp_path, "--gin", "gin/base.gin", "--only", "versions")[0] == 2
 
 
@@ -121,7 +121,7 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
     def said() -> str:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 1
-        assert "needs GPUs" in done.stderr, "and that is all that stops it here"
+        assert "needs GPUs" in done.stderr, "nothing else stops it here"
         return done.stderr
 
     assert "has not been examined on this host" in said()
@@ -196,7 +196,7 @@ def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layo
 
 
 def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
-    """And bfloat16 alone stays far below the limit."""
+    """And bfloat16 alone makes an error far below the limit."""
     model = tmp_path / "model"
     tiny.make_model(None, model, 1)
     _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model, tmp_path, steps=2)

@@ -1,4 +1,4 @@
-"""What lets OpenRLHF run without CUDA, as far as it shows without starting Ray."""
+"""The replacements that let OpenRLHF run without CUDA, tested without starting Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("openrlhf", reason="OpenRLHF is not installed")
 if torch.cuda.is_available():
-    pytest.skip("this bench does nothing where there is CUDA", allow_module_level=True)
+    pytest.skip("the CPU test layout does nothing where there is CUDA", allow_module_level=True)
 
 from exgrpo_orlhf.engines.openrlhf import cpu
 

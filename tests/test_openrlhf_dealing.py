@@ -1,4 +1,4 @@
-"""Which rows form an optimiser step, on which rank, and what a resumed run finds again."""
+"""Which rows form an optimiser step and on which rank, and the state of a resumed run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_step_has_whole_groups_dealt_as_on_the_local_engine_and_every_rank
 
 
 def rows_of(n: int, seed: int) -> list[ForwardRow]:
-    """Prompts of 300 tokens, responses of 2,000 in the mean, lognormal, at most 8,192."""
+    """Prompts of 300 tokens; lognormal responses of 2,000 tokens on average, at most 8,192."""
     lengths = np.random.default_rng(seed).lognormal(math.log(2000) - 0.7**2 / 2, 0.7, n)
     return [ForwardRow(range(300), np.zeros(max(1, min(int(length), 8192)), np.int32)) for length in lengths]
 
@@ -76,7 +76,7 @@ def test_ranks_without_a_row_get_the_shortest_once_more(packed):
 
 
 def test_packed_passes_cost_the_ranks_the_same():
-    """The slowest rank of 32 with 256 rows: 1.02 of an even share of the tokens. Dealt as padded rows it had 1.76."""
+    """The slowest of 32 ranks with 256 rows has 1.02 of an even share of the tokens; as padded rows it had 1.76."""
     for seed in range(10):
         rows = rows_of(256, seed)
         of_ranks = costs(deal_passes(rows, 32768, 32, True), rows, True).sum(1)
@@ -96,7 +96,7 @@ def test_padded_passes_cost_the_ranks_much_the_same():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, dynamic):
-    """Through OpenRLHF's own splitting, which with dynamic batches sorts by length."""
+    """After OpenRLHF's own splitting, which sorts by length with dynamic batches."""
     batch = mixed_batch(make_engine(warm_model), n=8)
     actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
     rows = experience_of(actor, batch)
@@ -121,8 +121,8 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
     ],
 )
 def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model, beside, flags):
-    """The mean over both steps; a step of other rows would have another norm. Where stored rows have fewer beside them
-    than K − 1, what fills up their groups goes through the model and changes nothing, alone in a micro-batch too."""
+    """The mean over both steps; a step with other rows would have another norm. Rows that fill up short groups go
+    through the model and change nothing, even alone in a micro-batch."""
     loss = MixedPolicyLoss(response_length=24)
     batch = mixed_batch(make_engine(warm_model), n=8, beside=beside)
     engine = make_engine(
@@ -156,7 +156,7 @@ def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_
 
 
 def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):
-    """OpenRLHF's own would begin again at the first model."""
+    """OpenRLHF's own would restart from the initial model."""
     more = {"train.enable_ema": True, "train.ema_beta": 0.5}
     batch = mixed_batch(make_engine(warm_model), n=8)
     loss = MixedPolicyLoss(response_length=24)
@@ -178,7 +178,7 @@ def average(actor) -> torch.Tensor:
     return torch.cat([p.detach().flatten().float().clone() for p in actor.ema_model.model.module.parameters()])
 
 
-def test_what_only_says_how_a_run_is_executed_may_differ_when_it_is_resumed():
+def test_flags_of_execution_may_differ_when_a_run_is_resumed():
     def of(**more):
         return config.load(["base.gin", "engines/openrlhf_8gpu.gin"], [f"OpenRLHF.more_flags = {more!r}"]).config_hash
 

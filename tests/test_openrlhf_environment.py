@@ -67,14 +67,14 @@ def test_what_the_stack_reads_is_handed_on_with_its_value(name):
         ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "when a node starts"),
     ],
 )
-def test_what_belongs_to_one_machine_stays_there_and_what_to_do_is_said(name, what_to_do):
+def test_variables_of_one_machine_are_not_passed_on_and_the_remedy_is_named(name, what_to_do):
     assert name not in forwarded({name: "x"})
     ((found, reason),) = not_forwarded({name: "x", "NCCL_DEBUG": "INFO"})
     assert found == name
     assert what_to_do in reason
 
 
-def test_the_rest_of_a_shell_is_neither_handed_on_nor_mentioned():
+def test_other_variables_of_a_shell_are_neither_passed_on_nor_listed():
     shell = {
         "HOME": "/root",
         "PATH": "/bin",
@@ -93,7 +93,7 @@ def test_defaults_hold_where_nothing_is_set_and_give_way_where_something_is():
     assert forwarded({"TQDM_DISABLE": "0"})["TQDM_DISABLE"] == "0"
 
 
-def test_what_ray_sets_in_a_jobs_driver_is_not_taken_for_the_users():
+def test_what_ray_sets_in_a_jobs_driver_does_not_count_as_set_by_the_user():
     """One thread for the driver must not become one thread for Adam on the CPU."""
     assert "OMP_NUM_THREADS" not in forwarded(job())
     assert not_forwarded(job()) == []
@@ -101,7 +101,7 @@ def test_what_ray_sets_in_a_jobs_driver_is_not_taken_for_the_users():
     assert forwarded({"OMP_NUM_THREADS": "1"})["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_a_job_hands_to_everyone_is_not_said_to_stay():
+def test_variables_of_a_jobs_runtime_environment_are_not_listed_as_kept_back():
     assert not_forwarded({**job(), "NCCL_SOCKET_IFNAME": "eth0"}) != []
     assert not_forwarded(job(NCCL_SOCKET_IFNAME="eth0")) == []
 
@@ -115,7 +115,7 @@ def test_adam_on_the_cpu_gets_a_gpus_share_of_the_cpus_of_the_scarcest_node():
     assert for_cpu_adam({}, [NODE, small, without_gpus, gone]) == {"OMP_NUM_THREADS": "6"}
 
 
-def test_adam_on_the_cpu_keeps_the_threads_that_somebody_asked_for():
+def test_adam_on_the_cpu_keeps_the_number_of_threads_that_is_set():
     assert for_cpu_adam({"OMP_NUM_THREADS": "4"}, [NODE]) == {}
     assert for_cpu_adam(job(OMP_NUM_THREADS="1"), [NODE]) == {}
     assert for_cpu_adam({}, [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}}]) == {}  # Ray's own 1
@@ -144,7 +144,7 @@ def cluster(tmp_path):
 
 
 def in_the_workers(address: str) -> dict:
-    """What actors see that are made as OpenRLHF makes the policy's, in a process of its own."""
+    """The environment of actors that are made as OpenRLHF makes policy actors. Call it in a separate process."""
     os.environ.update(NCCL_IB_TIMEOUT="23", OMP_NUM_THREADS="5", NCCL_SOCKET_IFNAME="eth9")
     import openrlhf_on_cpu  # noqa: F401
     import ray

@@ -1,4 +1,4 @@
-"""What OpenRLHF's actor trainer, the real one, makes of a batch: loss, gradient and metrics are the local engine's."""
+"""OpenRLHF's real actor trainer: its loss, gradient and metrics of a batch are those of the local engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from exgrpo_orlhf.records import MixedBatch, RolloutGroup
 pytestmark = pytest.mark.openrlhf
 
 NORMALIZERS = ("constant", "tokens", "sequences")
-# Of the weights of replayed tokens all that can be combined: shaping, importance weights, largest weight.
+# All combinations of shaping, importance weights and largest weight of replayed tokens.
 WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
 BOUNDS = {"ratio": (0.7, 1.4), "binary_kl": (0.0, 0.1), "tv": (0.0, 0.11)}  # so that some is filtered, and some not
 CORRECTIONS = [
@@ -36,7 +36,7 @@ TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definitio
 
 
 def micro_batch(experiences):
-    """Rows as the actor trainer gets them, after the way through OpenRLHF's replay buffer, all in one."""
+    """All rows in one micro-batch, as the actor trainer gets them from OpenRLHF's replay buffer."""
     buffer = NaiveReplayBuffer(1)
     for experience in experiences:
         buffer.append(experience)
@@ -44,8 +44,8 @@ def micro_batch(experiences):
 
 
 def tensors(batch, forward, now, behaviour):
-    """log_probs (with gradient), old, rollout, advantages, mask, replayed of a whole batch in one micro-batch, with NaN
-    wherever there is no response token, or none that may count."""
+    """log_probs (with gradient), old, rollout, advantages, mask, replayed of a whole batch in one micro-batch. They are
+    NaN where there is no response token in the loss."""
     e = micro_batch(as_experience(batch, forward, behaviour))
     in_loss, replayed = (torch.stack(e.info[name]).bool() for name in ("in_loss", "replayed"))
     mask = e.action_mask.bool() & in_loss[:, None]
@@ -93,7 +93,7 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     mask, fresh = e.action_mask.bool(), ~torch.stack(e.info["replayed"]).bool()
     tokens = int(mask.sum())
 
-    # With π_θ = π_old nothing is clipped: what PolicyLoss gives a token is −coefficient · A / tokens.
+    # With π_θ = π_old nothing is clipped, and PolicyLoss's term of a token is −coefficient · A / tokens.
     theirs = PolicyLoss(
         is_correction_level=correction.level,
         is_correction_mode=correction.mode,
@@ -148,7 +148,7 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
 def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_pi_old(correction):
-    """Whatever stands in the place of the fresh rows' log-probs, which nobody has measured."""
+    """Whatever is passed as the fresh rows' log-probs, which have not been measured."""
     batch, forward = mixed_batch()
     now, behaviour, _ = log_probs(batch, forward)
     mine, old, rollout, advantages, mask, replayed = tensors(batch, forward, now.astype(np.float32), behaviour)
@@ -230,7 +230,7 @@ def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)
 def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
-    """π_θ/π_old is 1 for fresh rows then, whatever was measured; stored rows keep their own log-probs."""
+    """Then π_θ/π_old is 1 for fresh rows, whatever was measured; stored rows keep their own log-probs."""
     loss = MixedPolicyLoss(response_length=12)
     batch, forward = mixed_batch()
     now, behaviour, _ = log_probs(batch, forward)
@@ -248,8 +248,8 @@ def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
 
 @pytest.mark.parametrize("beside", [K - 1, 1])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)
-def test_the_only_pass_records_what_the_policy_says_of_every_row_in_the_loss_once(layout, beside):
-    """Nobody has measured the fresh rows before: on all ranks together each is there under its place in the batch."""
+def test_a_single_pass_records_every_row_in_the_loss_once(layout, beside):
+    """The fresh rows have not been measured before. Over all ranks each is recorded under its position in the batch."""
     loss = MixedPolicyLoss(response_length=12)
     batch, forward = mixed_batch(beside=beside)
     now, behaviour, _ = log_probs(batch, forward)
@@ -271,7 +271,7 @@ def test_the_only_pass_records_what_the_policy_says_of_every_row_in_the_loss_onc
 
 
 def test_several_passes_or_steps_record_nothing():
-    """They are of another policy than the one that sampled."""
+    """Their log-probs are those of another policy than the one that sampled."""
     batch, forward = mixed_batch(ungraded=False)
     now, behaviour, _ = log_probs(batch, forward)
     for binding in (TWO_PASSES, "Optimizer.steps_per_batch = 2"):
@@ -299,8 +299,8 @@ def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss
 @pytest.mark.parametrize("layout", LAYOUTS, ids=named)
 @pytest.mark.parametrize(("steps", "beside"), [(1, K - 1), (2, K - 1), (2, 1)])
 def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside):
-    """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine: by
-    a constant length it is the same whichever rows come into which step."""
+    """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine.
+    With a constant length it does not depend on the distribution of rows over steps."""
     loss = MixedPolicyLoss(response_length=12)
     batch, forward = mixed_batch(beside=beside)
     now, behaviour, _ = log_probs(batch, forward)

@@ -1,7 +1,7 @@
-"""Whatever flags say how an update is executed, its gradient is the local engine's, parameter by parameter.
+"""With all flags that change how an update is executed, its gradient is the local engine's, parameter by parameter.
 
-Through OpenRLHF's own actor and real DeepSpeed, in float32 (openrlhf_matrix.py), on one and on two ranks: all
-combinations of what changes the way of a gradient, and the flags of every layout in gin/engines/.
+Computed by OpenRLHF's own actor and real DeepSpeed in float32 (openrlhf_matrix.py), on one and on two ranks, for all
+combinations of flags that change how a gradient is computed, and the flags of every layout in gin/engines/.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOSSES = (
     {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "tokens"},
 )
 
-# What a layout asks for and this machine has not, and what stands in its place here; None: the flag is left out.
+# Flags of layouts that this machine cannot use, what replaces them here, and why; None: the flag is left out.
 SUBSTITUTES: dict[str, tuple[Any, str]] = {
     "actor.num_nodes": (1, "one machine"),
     "actor.num_gpus_per_node": (None, "as many ranks as the program has, one and two"),
@@ -66,10 +66,10 @@ def cell(steps: int = 1, loss: dict[str, float] | None = None, **more: Any) -> d
 
 
 def layout_cell(name: str) -> dict[str, Any]:
-    """A layout as it is, but for what the table says."""
+    """A layout with the substitutes of the table."""
     given = config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags
     flags = {flag: SUBSTITUTES[flag][0] for flag in given if flag in SUBSTITUTES}
-    flags.pop("actor.num_gpus_per_node", None)  # make_actor says it
+    flags.pop("actor.num_gpus_per_node", None)  # make_actor sets it
     return cell(steps=2, loss=LOSSES[1], layout=f"engines/{name}", flags=flags)
 
 
@@ -96,7 +96,7 @@ def cells_of(ranks: int) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def matrix(warm_model, raw_model, tmp_path_factory):
-    """What openrlhf_matrix.py found, by number of ranks."""
+    """The results of openrlhf_matrix.py, by number of ranks."""
 
     @cache
     def of(ranks: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def names(*begin: str) -> list[str]:
 @pytest.mark.parametrize("name", names("zero", *LAYOUTS))
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gradient_of_every_parameter_and_the_step_are_the_local_engines(matrix, ranks, name):
-    """Float32 sums of some thousand terms in another order are 1e-6 apart, a lost row is at least 1e-2."""
+    """Float32 sums of some thousand terms in another order differ by 1e-6, a lost row makes at least 1e-2."""
     found, wanted = matrix(ranks)[name], cells_of(ranks)[name]
     assert "error" not in found, found["error"]
     assert len(found["steps"]) == wanted["steps"]
@@ -153,6 +153,6 @@ def test_without_the_fix_zero_1_and_2_lose_micro_batches_with_dynamic_batches_an
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_no_layout_names_a_flag_that_nobody_has_tried(name):
+def test_no_layout_has_an_untested_flag(name):
     given = set(config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags)
     assert given <= AS_THEY_ARE | SUBSTITUTES.keys(), given - AS_THEY_ARE - SUBSTITUTES.keys()

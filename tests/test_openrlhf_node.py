@@ -1,4 +1,4 @@
-"""What a machine with GPUs must have for a layout, as far as it can be said without one."""
+"""The checks of what a machine with GPUs must have for a layout, tested without GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def arguments(layout: str, *bindings: str, **flags):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch, tmp_path):
-    """Makes torch of CUDA 13.0 see a GPU, beside a compiler of this version, which need not be there."""
+    """Makes torch for CUDA 13.0 see a GPU, and a compiler of the given version or none."""
 
     def beside(nvcc: str | None) -> None:
         (tmp_path / "bin").mkdir()

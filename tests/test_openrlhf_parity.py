@@ -40,7 +40,7 @@ def local(model, dtype: str, seed: int = 0, **more):
 
 @pytest.fixture(scope="module")
 def bfloat16_model(warm_model, tmp_path_factory) -> Path:
-    """The warm model with weights that are exact in bfloat16, as those of published models are. Then only the
+    """The warm model with weights that are exact in bfloat16, as those of published models are, so that only the
     arithmetic differs, not the model."""
     path = tmp_path_factory.mktemp("models") / "bfloat16"
     AutoModelForCausalLM.from_pretrained(warm_model).bfloat16().save_pretrained(path)

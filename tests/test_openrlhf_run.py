@@ -1,4 +1,4 @@
-"""Whole runs on OpenRLHF's real path: Ray, DeepSpeed and vLLM, without CUDA. A minute each."""
+"""Whole runs with OpenRLHF, Ray, DeepSpeed and vLLM, without CUDA. A minute each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def log_of(run: Path) -> str:
 
 
 def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
-    """Waits for the end, and for what it started in Ray to be gone."""
+    """Waits for the end of the process and of all that it started in Ray."""
     try:
         assert process.wait(timeout=240) == status, log_of(run)[-6000:]
     finally:
@@ -63,7 +63,7 @@ def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
 
 
 def of_session(process: subprocess.Popen) -> list[psutil.Process]:
-    """What a driver started, however far down and whoever is its parent now: all of it has the driver's environment."""
+    """All processes that a driver started, directly or not. They all have the driver's environment."""
     found = []
     for one in psutil.process_iter():
         try:
@@ -87,7 +87,7 @@ def rows(run: Path) -> list[dict]:
 
 
 def updates_of(run: Path) -> list[dict]:
-    """What openrlhf_checked.py has seen."""
+    """What openrlhf_checked.py has recorded."""
     return [json.loads(line) for line in (run / "seen" / "update.jsonl").read_text().splitlines()]
 
 
@@ -109,7 +109,7 @@ def assert_trained(run: Path, steps: int) -> list[dict]:
     done = rows(run)
     assert [row["step"] for row in done] == list(range(steps + 1))
     assert all(math.isfinite(row["policy/loss"]) and math.isfinite(row["policy/grad_norm"]) for row in done[1:])
-    # By chance no group of a step has both right and wrong answers: there is no gradient then, but not in every step.
+    # By chance a step may have no group with both right and wrong answers, and so no gradient, but not every step.
     assert sum(row["policy/grad_norm"] > 0 for row in done[1:]) > steps / 2
     assert sum(row["replay/actual_share"] for row in done[1:]) > 0, "nothing was replayed"
     assert max(row["replay/trajectories"] for row in done[1:]) > 0
@@ -117,7 +117,7 @@ def assert_trained(run: Path, steps: int) -> list[dict]:
 
 
 def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(warm_model, tmp_path):
-    """One rank, one engine. The vLLM engine's log-probs are the trainer's but for rounding: its weights are."""
+    """One rank, one engine. The vLLM engine has the trainer's weights, so its log-probs differ by rounding only."""
     run = tmp_path / "run"
     arguments = bindings(warm_model, **{"algo.advantage.is_correction_level": "token"})
     process = start(run, False, *arguments)
@@ -140,8 +140,8 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert_every_sync_arrived(run, 6)
     assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
     updates = updates_of(run)
-    assert all(update["measured"] == 0 and update["stored"] for update in updates), "the training pass says it"
-    assert all(0 < update["gap"] < 0.1 for update in updates), "of the very row that vLLM has sampled"
+    assert all(update["measured"] == 0 and update["stored"] for update in updates), "the training pass measures it"
+    assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
 
@@ -180,7 +180,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
 
 
 def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):
-    """Bindings reach the Ray workers: the trainer scores no candidate, the actor skips every update."""
+    """Bindings reach the Ray workers: the trainer scores no candidates, the actor skips every update."""
     run = tmp_path / "run"
     flags = {"train.colocate_all": True, "ds.zero_stage": 3}
     more = ["TrajectorySelector.by = 'random'", "Optimizer.skip_above_grad_norm = 1e-9", "train.steps = 1000"]
@@ -226,7 +226,7 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
     run.mkdir()
     (run / "fill-the-store").touch()
     monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
-    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")  # Ray takes the disk for full, and has no way out
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")  # so that Ray treats the disk as full and cannot spill
     process = start(run, False, *bindings(warm_model, "Verifier.kind = 'choice'"))
     log = finish(process, run, 1)
     error = log[log.rindex("error: ") :]

@@ -1,5 +1,5 @@
-"""Rollouts as they come from OpenRLHF's engines: Ray and the graders are real, in vLLM's place is an actor that answers
-when it is told to."""
+"""Rollouts from OpenRLHF's engines. Ray and the graders are real; instead of vLLM there is an actor that answers when
+it is told to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sampler(engines: list) -> Sampler:
 
 
 def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_its_place(warm_model, engines, folder):
-    """The last question of the plan is answered first, all others when its responses have been graded."""
+    """The last question of the plan is answered first, the others after its responses have been graded."""
     tokenizer = AutoTokenizer.from_pretrained(warm_model)
     asked = [Question.make("test", f"{i}+{i}=", str(i)) for i in range(5)]
     trainer = object.__new__(MixedTrainer)
@@ -101,7 +101,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     assert len(graded) == 3 * 3 + 2 * 2
 
 
-def test_whoever_stops_early_ends_the_requests_that_are_left(engines, folder):
+def test_stopping_early_cancels_the_remaining_requests(engines, folder):
     sampling = sampler(engines)([Request([i], 1, 1.0, i) for i in range(4)])
     (folder / "go-2").touch()
     position, (rollout,) = next(sampling)

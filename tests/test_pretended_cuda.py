@@ -1,7 +1,7 @@
-"""Both engines' code for CUDA, without a GPU: on a pretended device (pretended_cuda/device.py), in its own processes.
+"""Both engines' code for CUDA without a GPU: on a pretended device (pretended_cuda/device.py), in separate processes.
 
-Forward passes equal the CPU's to the bit, because the same kernels run in the same order on the same random numbers.
-Gradients differ by rounding: for a tensor subclass torch takes other formulas for the backward pass of silu.
+Forward passes equal the CPU's to the bit, because the same kernels run in the same order with the same random numbers.
+Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward pass of silu.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def test_in_float32_the_local_engine_computes_on_cuda_what_it_does_on_a_cpu(loca
     assert found["responses"], "rollouts and answers, token by token"
     assert (found["scores"], found["policy"], found["loss"]) == (0, 0, 0)
     assert found["gradient"] < 2e-6, "of its norm: a few roundings of float32, 6e-8 each, in two layers"
-    # Where the gradient is far above that, Adam's step differs by its kernel alone: fused or in a loop.
+    # If the gradient is far above that, Adam's step differs only by its kernel: fused, or a loop.
     assert found["weights"] < RATE / 200
 
 
 @pytest.mark.parametrize("saved", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_a_checkpoint_of_either_device_is_continued_on_either(local, saved, name):
-    """By the Adam of the device that continues: on CUDA the fused one, with its step counters on CUDA."""
+    """With the Adam of the device that continues: on CUDA the fused one, whose step counters are on CUDA."""
     found = local["float32"][f"{saved} to {name}"]
     assert found["weights"] < (RATE / 200 if saved != name else 1e-12)
     assert found["fused"] is (True if name == "cuda" else None)
@@ -95,8 +95,8 @@ def test_in_bfloat16_the_local_engine_stays_near_float32_and_keeps_its_cache_in_
 
 
 def test_generation_waits_for_the_device_once_a_token_and_once_in_many_for_finite_logits(local):
-    """The wait of each token is for which rows have not ended. With prompts of several lengths transformers waits once
-    more, to see whether the mask can be left out."""
+    """The wait at each token determines which rows have not ended. With prompts of several lengths transformers waits
+    once more, to find out whether it can leave out the mask."""
     tokens, looks = 130, 130 // CHECK_EVERY + 1
     assert local["waits"]["one prompt length"] == {"nonzero": tokens, "_local_scalar_dense": looks, "_to_copy": 1}
     padded = local["waits"]["two prompt lengths"]

@@ -1,4 +1,5 @@
-"""Our OpenRLHF actor on the pretended device against itself on the CPU: what test_pretended_cuda.py looks at, as JSON.
+"""Compares our OpenRLHF actor on the pretended device with itself on the CPU, and prints the differences as JSON for
+test_pretended_cuda.py.
 
 DeepSpeed needs memory addresses, which the pretended device does not have: `OneRank` does its arithmetic for one rank,
 without an optimiser. The rest is the real code: replay buffer, training step, forward pass, loss.
@@ -20,7 +21,7 @@ import torch
 from device import Pretended, install
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
-from openrlhf_ranks import K, arguments, experiences_of, mixed_batch
+from openrlhf_ranks import K, arguments, assembled_actor, experiences_of, mixed_batch
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf.engines import model as shared
@@ -50,7 +51,7 @@ class OneRank(DeepspeedStrategy):
 
 
 class Engine(torch.nn.Module):
-    """Where DeepSpeed's engine would be."""
+    """Stands for DeepSpeed's engine."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -61,30 +62,19 @@ class Engine(torch.nn.Module):
 
 
 def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
-    """measure and fit, of a batch with replayed, ungradable and short rows, and with KL and entropy terms."""
+    """Measures and fits a batch with replayed, ungradable and short rows, with KL and entropy terms."""
     args = arguments(LOSS, groups=GROUPS, **{"ds.packing_samples": packed, "train.micro_batch_size": 4})
     policy = torch.nn.Module.__new__(actor.MixedActor)
     torch.nn.Module.__init__(policy)
     policy.temperature, policy.packing_samples, policy.is_vlm = 0.9, packed, False
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
     policy.model = Engine(loaded.to(device))
-    ours = object.__new__(actor.MixedPolicyActor)
-    ours.actor, ours.strategy = policy, OneRank(args)
-    ours.guard = SimpleNamespace(begin=lambda: None, norms=[1.0], skipped=0, rate=0.0)
-    ours.trainer = actor.MixedActorTrainer(
-        ours.strategy,
-        policy,
-        None,
-        None,
-        SimpleNamespace(get_last_lr=lambda: [0.0]),
-        micro_train_batch_size=args.train.micro_batch_size,
-        dataloader_pin_memory=False,
-    )
+    ours = assembled_actor(policy, OneRank(args), norms=[1.0])
     batch, rows = mixed_batch(groups=GROUPS)
     rows = [replace(row, prompt=[token % 18 for token in row.prompt]) for row in rows]
     log_probs, entropies = zip(*ours.measure(rows), strict=True)
     for experience in experiences_of(args, batch, rows, log_probs):
-        experience.base_action_log_probs = experience.action_log_probs - 0.1  # as a reference would say
+        experience.base_action_log_probs = experience.action_log_probs - 0.1  # the reference model's
         ours.append(experience)
     status = ours.fit(args.algo.kl.init_coef)
     gradient = torch.cat([parameter.grad.flatten().float() for parameter in policy.parameters()]).cpu()
@@ -97,7 +87,7 @@ def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
 
 
 def planted(model: Path) -> dict[str, str]:
-    """What is said where a tensor was left on the CPU."""
+    """The error messages if a tensor was left on the CPU."""
     stats, loss = shared.token_stats, actor.MixedLoss.forward
 
     def other_stats(hidden: Any, weight: Any, targets: Any, **more: Any) -> Any:

@@ -1,10 +1,11 @@
 """A CUDA device without a GPU: real values, computed on the CPU, under the name cuda:0.
 
-An operation that CUDA would refuse because its tensors are on two devices raises a RuntimeError that names it. What
-makes the host wait for the device is counted. The process has to be started with guard.cpp, compiled, in LD_PRELOAD.
+An operation that CUDA would refuse because its tensors are on two devices raises a RuntimeError that names it.
+Operations that make the host wait for the device are counted. The process must be started with the compiled guard.cpp
+in LD_PRELOAD.
 
-Internals of torch 2.13 are replaced, for the whole process and for good. Not shown by it: kernels, memory, streams,
-and kernels' own demands, such as alignment. 0-dimensional CPU tensors pass where an operation is elementwise.
+Internals of torch 2.13 are replaced permanently, for the whole process. Not tested by it: kernels and their own
+requirements such as alignment, memory, streams. 0-dimensional CPU tensors are accepted by elementwise operations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _kernels = torch.library.Library("aten", "IMPL")  # what is registered lives as 
 
 
 class CudaTensor(torch.Tensor):
-    """raw: the CPU tensor with the values; everything else about it says cuda:0."""
+    """raw: the CPU tensor with the values. All other attributes are those of a tensor on cuda:0."""
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> CudaTensor:
@@ -62,7 +63,7 @@ class CudaTensor(torch.Tensor):
 
 
 class Pretended(TorchDispatchMode):
-    """Within, the device 'cuda' is the pretended one, also for functions that make tensors."""
+    """Within this mode the device 'cuda' is the pretended one, also for functions that create tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return dispatch(func, args, dict(kwargs or {}))
@@ -124,7 +125,7 @@ def _count(name: str, args: tuple, kwargs: dict[str, Any], to_cuda: bool) -> Non
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    """What the CPU does, by the kernels that it takes: torch would ask CUDA for its own."""
+    """Attention with the kernels that the CPU would use; torch would look for CUDA's."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
     raw = [x if x is None else x.raw for x in (query, key, value, attn_mask)]
@@ -137,7 +138,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 
 
 def install() -> None:
-    """Let torch believe in the device. Random numbers for it come from the CPU's generator, so they are the CPU's."""
+    """Makes torch treat the device as available. Its random numbers come from the CPU's generator."""
     calls = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -156,7 +157,7 @@ def install() -> None:
     make = torch.tensor
 
     def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> torch.Tensor:
-        """torch's own reads tensors in `data`, and copies to a device, with all modes switched off."""
+        """Replaces torch.tensor, which reads tensors in `data` and copies to a device with all modes switched off."""
         made = make(tree_map(lambda x: x.item() if isinstance(x, torch.Tensor) else x, data), dtype=dtype, **more)
         return made if device is None else made.to(device)
 

@@ -1,4 +1,5 @@
-"""The local engine on the pretended device against itself on the CPU: what test_pretended_cuda.py looks at, as JSON."""
+"""Compares the local engine on the pretended device with itself on the CPU, and prints the differences as JSON for
+test_pretended_cuda.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from device import Pretended, install, waits
-from engine_builders import K, make_engine, mixed_batch, questions, trajectory, weights
+from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
@@ -27,7 +28,7 @@ TOKENS = 130  # of responses that do not end, where waits are counted
 
 
 class Work:
-    """One engine's work on one device."""
+    """The work of one engine on one device."""
 
     def __init__(self, model: Path, device: str, dtype: str = "float32", steps: int = 2) -> None:
         """steps: of the optimiser in an update"""
@@ -47,7 +48,7 @@ class Work:
 
     def score(self) -> list[float]:
         rng, asked = np.random.default_rng(1), questions(6)
-        stored = {q.id: [trajectory(rng, int(n)) for n in rng.integers(2, 24, size=3)] for q in asked}
+        stored = stored_responses(asked, rng, 3)
         with self.here():
             scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
         return [score for question in asked for score in scores[question.id]]
@@ -94,7 +95,8 @@ def share_off(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def weights_off(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """Adam makes a step of the rate's size of the smallest gradient, of rounding errors too: those are left out."""
+    """Largest difference of the weights. Adam makes a full step even of a rounding error, so weights with a very small
+    gradient are left out."""
     clear = np.abs(a["gradient"]) > 1e-5
     return off(a["weights"][clear], b["weights"][clear])
 
@@ -106,8 +108,8 @@ def counted(work: Callable[[], Any]) -> dict[str, int]:
 
 
 def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[str, Any]:
-    """How far the pretended device is off the CPU, and of a run that is saved after one update and continued after it
-    on either device, how far the second update is off."""
+    """Differences of the pretended device from the CPU; and for a run that is saved after one update and continued on
+    either device, the difference of the second update."""
     found: dict[str, Any] = {"scores": off(cpu.score(), cuda.score()), "responses": cpu.responses() == cuda.responses()}
     works, straight = {"cpu": cpu, "cuda": cuda}, {}
     first = {name: work.update(batch) for name, work in works.items()}
@@ -175,7 +177,7 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
 
 
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
-    """What is said where a tensor was left on the CPU."""
+    """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
     faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
         "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
