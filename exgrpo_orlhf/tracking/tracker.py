@@ -1,9 +1,9 @@
-"""A run's metrics on their way from `metrics.jsonl` to MLflow: best-effort, and never in the way of training.
+"""Sends a run's metrics from `metrics.jsonl` to MLflow, without ever delaying or stopping training.
 
-The log is the record; `MlflowTracker` sends its rows from a daemon thread. The server itself says how far that went:
-every step carries the metric `train/step` in the same atomic call, and its highest value is read back at each
-(re)connection. So an outage is caught up, and no step is logged twice: not after a kill, not when the log was cut back
-to a checkpoint and the same steps ran again.
+The log is the record; `MlflowTracker` sends its rows from a daemon thread. Every step carries the metric `train/step`
+in the same atomic call, and its highest value is read back from the server at each (re)connection. So the steps of an
+outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint
+and the same steps ran again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
 logger = logging.getLogger(__name__)
 
 LOG_TAG = "metrics_log"  # the MLflow tag that holds MetricsLog.identity
-PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
+PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, so that two different ones could look the same
 
-# Set where the user has not, for this process and those it starts. MLflow's own retries (7, up to 120 s each) would
-# hold the thread for minutes; ours go on for as long as the run lives. A run reports to nobody it was not told to.
+# Defaults for this process and those it starts; a user's own values win. MLflow's own retries (7, up to 120 s each)
+# would block the thread for minutes; ours go on for as long as the run lives. Telemetry is off.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
@@ -39,14 +39,15 @@ MLFLOW_ENVIRONMENT = {
 
 
 class MlflowTracker:
-    """Sends a log's rows to one MLflow run until closed; training neither waits for it nor stops with it.
+    """Sends a log's rows to one MLflow run until closed. Training does not wait for it, and no failure of it stops
+    training.
 
-    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags follow the
-        latest session. ValueError for a name that MLflow would refuse.
+    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
+        the latest session. Raises ValueError for a name that MLflow would refuse.
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
         found by the log's identity.
 
-    An outage (any error on the way to MLflow) warns once, and once more when it is over.
+    An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MlflowTracker:
         self._params = {name: _param_text(value) for name, value in params.items()}
         self._started = int(time.time() * 1000)
         self._client: Any = None
-        self._connected = False  # false again after any failure: what arrived is then asked of the server
+        self._connected = False  # false again after any failure: the server is then asked what has arrived
         self._cursor = -1  # the highest step known to be in MLflow
         self._failure: str | None = None
         self._artifacts: deque[tuple[Path, str | None]] = deque()
@@ -83,18 +84,18 @@ class MlflowTracker:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run's id: what was handed in, else None until the server has answered. For the checkpoint."""
+        """The MLflow run's id, for the checkpoint: the one given, else None until the server has answered."""
         return self._run_id
 
     def artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Queues a file or folder for upload; it must stay where it is until then."""
+        """Queues a file or folder for upload; it must stay in place until it is uploaded."""
         if self._settings.enabled:
             self._artifacts.append((Path(path), artifact_path))
 
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
-        """Sends what is left, within `timeout` seconds, and sets the run's status. Never raises for an outage.
+        """Sends what is left, within `timeout` seconds, and sets the run's status. Does not raise in an outage.
 
-        An outage that is already known gets one last attempt. A warning says what could not be sent.
+        In an outage there is one last attempt, and a warning says what could not be sent.
         """
         if not self._settings.enabled or self._closing.is_set():
             return
@@ -104,8 +105,8 @@ class MlflowTracker:
         steps = sum(1 for _ in self._log.rows(after=self._cursor))
         if self._thread.is_alive() or self._failure or steps or self._artifacts:
             logger.warning(
-                "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
-                "disk; resume this run when the server answers, and the steps are sent first.",
+                "MLflow at %s: %d steps of %s and %d artifacts may not have arrived (%s). They are on disk; resume "
+                "this run when the server answers, and the steps are sent first.",
                 *(_without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
@@ -115,14 +116,14 @@ class MlflowTracker:
             closing = self._closing.is_set()
             try:
                 self._catch_up(closing)
-            except Exception as error:  # whatever MLflow, its database or the network came up with
+            except Exception as error:  # any error of MLflow, its database or the network
                 known, self._connected = self._failure is not None, False
                 self._failure = _without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:500])
                 if closing and known:
                     return
                 if not known:
                     logger.warning(
-                        "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
+                        "MLflow at %s: %s. Training continues; the metrics are in %s and are sent when it answers.",
                         *(_without_password(self._uri), self._failure, self._log.path),
                     )
             else:
@@ -155,8 +156,8 @@ class MlflowTracker:
             self._artifacts.popleft()
 
     def _batches(self) -> Iterator[list[Any]]:
-        """The rows beyond the cursor as MLflow metrics, cut between steps only: a step arrives whole or not at all.
-        (MLflow's client would cut more than it may send at once anywhere.)
+        """The rows beyond the cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
+        (MLflow's client would split a batch that is too large at any metric.)
 
         The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
         """
@@ -173,11 +174,11 @@ class MlflowTracker:
             yield batch
 
     def _connect(self) -> None:
-        """Finds or makes the run, completes its params, and reads back how far it got."""
+        """Finds or makes the run, completes its params, and reads back its last step."""
         for name, value in MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow.entities import Param, RunTag
-        from mlflow.tracking import MlflowClient  # seconds: the thread pays them, not the run
+        from mlflow.tracking import MlflowClient  # takes seconds, in this thread and not in the run's
 
         if self._client is None:
             create_sqlite(self._uri)
@@ -225,12 +226,12 @@ class MlflowTracker:
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
-    """Of the experiment of this name, made where there is none. RuntimeError where it is deleted."""
+    """The id of the experiment of this name, which is made if there is none. Raises RuntimeError if it is deleted."""
     from mlflow.exceptions import MlflowException
 
     experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
     if experiment is None:
-        # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
+        # Beside the database. MLflow's default is ./mlruns in the folder in which the run was started.
         location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
         try:
             return str(client.create_experiment(name, artifact_location=location))
@@ -247,7 +248,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
 
 
 def _param_text(value: Any) -> str:
-    """A param as text; a long one is cut, with its length and hash, so that different values stay different."""
+    """A param as text. A long one is cut and gets its length and hash, so that different values stay different."""
     text = str(value)
     if len(text) <= PARAM_LENGTH:
         return text
@@ -266,10 +267,10 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def create_sqlite(uri: str) -> None:
-    """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
+    """Makes MLflow's database if there is none, whole or not at all, by one process at a time.
 
-    MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one
-    fails, and a kill on the way can leave a database that no later start opens.
+    MLflow itself builds it in place by dozens of migrations without a lock: if two processes start at once, one fails,
+    and a kill during the migrations can leave a database that cannot be opened any more.
     """
     from mlflow.tracking import MlflowClient
 
@@ -278,7 +279,7 @@ def create_sqlite(uri: str) -> None:
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(database.name + ".lock")):
-        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
+        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of killed processes
             leftover.unlink()
         fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")
         if not database.exists():
