@@ -96,9 +96,7 @@ class MetricsLog:
         finite number, more metrics than one MLflow call takes, or an incomplete last line.
         """
         if type(step) is not int or step <= self.last_step:
-            raise ValueError(
-                f"{self.path}: step {step!r} after step {self.last_step}; steps are integers that increase"
-            )
+            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are increasing integers")
         if len(metrics) >= METRICS_PER_CALL:
             raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
         if self._torn:
