@@ -113,7 +113,7 @@ def read(path: Path, check: bool = False, whole: bool = False) -> Iterator[dict[
 
 
 def _done(source: Path, out: Path) -> Counter[str]:
-    """Count the verdicts of an earlier run. Changes nothing; raises BadFile for a file that this script did not write."""
+    """Count the verdicts of an earlier run; changes nothing. Raises BadFile for a file that is not this script's."""
     counts: Counter[str] = Counter()
     if not out.exists():
         return counts

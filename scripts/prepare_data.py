@@ -7,11 +7,12 @@
     python scripts/prepare_data.py --check-overlap openr1 math500 aime24 my_test.jsonl:question \\
         --json overlap.json --write-clean datasets/openr1_clean.parquet
 
-Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). A second
-run prepares only the sets that are missing, damaged or changed.
+Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). A
+second run prepares only the sets that are missing, damaged or changed.
 
-A set for --check-overlap is the name of a prepared one, or a file (.parquet, .jsonl, .csv), with :FIELD if its questions
-are not in the field "prompt". Exit status: 0; 1 if a set could not be prepared or checked; 2 for wrong arguments.
+A set for --check-overlap is the name of a prepared one, or a file (.parquet, .jsonl, .csv), with :FIELD if its
+questions are not in the field "prompt".
+Exit status: 0; 1 if a set could not be prepared or checked; 2 for wrong arguments.
 """
 
 from __future__ import annotations
