@@ -472,8 +472,8 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
     wait_until(lambda: len(warnings(caplog)) == 4)
     sender.close("FINISHED")
     first, back, second, again = warnings(caplog)
-    assert "Training continues" in first
-    assert "Training continues" in second
+    assert "Training goes on" in first
+    assert "Training goes on" in second
     assert "answers again" in back
     assert "answers again" in again
     (run,) = all_runs(server.uri)

@@ -27,10 +27,10 @@ from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
 logger = logging.getLogger(__name__)
 
 LOG_TAG = "metrics_log"  # the MLflow tag that holds MetricsLog.identity
-PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, so that two different ones could look the same
+PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
-# Defaults for this process and those it starts; a user's own values win. MLflow's own retries (7, up to 120 s each)
-# would block the thread for minutes; ours go on for as long as the run lives. Telemetry is off.
+# Set where the user has not, for this process and those it starts. MLflow's own retries (7, up to 120 s each) would
+# hold the thread for minutes; ours go on for as long as the run lives. A run reports to nobody it was not told to.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
@@ -105,8 +105,8 @@ class MlflowTracker:
         steps = sum(1 for _ in self._log.rows(after=self._cursor))
         if self._thread.is_alive() or self._failure or steps or self._artifacts:
             logger.warning(
-                "MLflow at %s: %d steps of %s and %d artifacts may not have arrived (%s). They are on disk; resume "
-                "this run when the server answers, and the steps are sent first.",
+                "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
+                "disk; resume this run when the server answers, and the steps are sent first.",
                 *(_without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
@@ -116,14 +116,14 @@ class MlflowTracker:
             closing = self._closing.is_set()
             try:
                 self._catch_up(closing)
-            except Exception as error:  # any error of MLflow, its database or the network
+            except Exception as error:  # whatever MLflow, its database or the network came up with
                 known, self._connected = self._failure is not None, False
                 self._failure = _without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:500])
                 if closing and known:
                     return
                 if not known:
                     logger.warning(
-                        "MLflow at %s: %s. Training continues; the metrics are in %s and are sent when it answers.",
+                        "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
                         *(_without_password(self._uri), self._failure, self._log.path),
                     )
             else:
@@ -174,11 +174,11 @@ class MlflowTracker:
             yield batch
 
     def _connect(self) -> None:
-        """Finds or makes the run, completes its params, and reads back its last step."""
+        """Finds or makes the run, completes its params, and reads back how far it got."""
         for name, value in MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow.entities import Param, RunTag
-        from mlflow.tracking import MlflowClient  # takes seconds, in this thread and not in the run's
+        from mlflow.tracking import MlflowClient  # seconds: the thread pays them, not the run
 
         if self._client is None:
             create_sqlite(self._uri)
@@ -226,12 +226,12 @@ class MlflowTracker:
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
-    """The id of the experiment of this name, which is made if there is none. Raises RuntimeError if it is deleted."""
+    """Of the experiment of this name, made where there is none. RuntimeError where it is deleted."""
     from mlflow.exceptions import MlflowException
 
     experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
     if experiment is None:
-        # Beside the database. MLflow's default is ./mlruns in the folder in which the run was started.
+        # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
         location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
         try:
             return str(client.create_experiment(name, artifact_location=location))
@@ -267,10 +267,10 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def create_sqlite(uri: str) -> None:
-    """Makes MLflow's database if there is none, whole or not at all, by one process at a time.
+    """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
 
-    MLflow itself builds it in place by dozens of migrations without a lock: if two processes start at once, one fails,
-    and a kill during the migrations can leave a database that cannot be opened any more.
+    MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one
+    fails, and a kill on the way can leave a database that no later start opens.
     """
     from mlflow.tracking import MlflowClient
 
@@ -279,7 +279,7 @@ def create_sqlite(uri: str) -> None:
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(database.name + ".lock")):
-        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of killed processes
+        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
             leftover.unlink()
         fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")
         if not database.exists():
