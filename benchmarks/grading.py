@@ -1,15 +1,15 @@
 """Answers graded per second: our pool on 2 cores against plain math-verify in one process, over the same answers.
 
 Goal: at least 1.8 times as many on ordinary answers, and less than 10 % fewer when 1 % of them are pathological (power
-towers, factorials, deep nesting, 100,000 characters, integrals nobody can solve).
+towers, factorials, deep nesting, 100,000 characters, integrals without a solution).
 
 The ordinary answers are mixed: golds of MATH-500, Minerva, GSM8K and AIME from ../shared/data (EXGRPO_TEST_DATA),
-boxed or stated, three in five right, one in ten as a sum to be worked out; each is graded once, so no cache helps.
-Plain math-verify parses gold and response and verifies, with its own timeouts off as in any thread.
+boxed or stated, three in five right, one in ten as a sum to be evaluated; each is graded once, so no cache helps.
+Plain math-verify parses gold and response and compares them, with its own timeouts off as in any thread.
 
-Why it is more than twice: most answers are decided by their letters or as numbers, and never reach sympy; an expression
-that differs from the gold at one point is not simplified. What is pathological is recognised before it is evaluated,
-and what is not is killed at the limit while the other worker goes on; the next fork is there in milliseconds.
+Why ours is more than twice as fast: most answers are decided as text or as numbers and never reach sympy; an expression
+that differs from the gold at one point is not simplified. Most pathological answers are recognised before they are
+evaluated; the others are killed at the limit while the other worker continues, and the next fork takes milliseconds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def ordinary(count: int, seed: int) -> list[Pair]:
 
 def ours(pairs: list[Pair], timeout: float) -> float:
     """Seconds."""
-    close_pools()  # what a worker has seen in an earlier pass must not help in this one
+    close_pools()  # a worker's caches of an earlier pass must not help in this one
     verifier._cache.grades.clear()
     asked = [(Question.make("benchmark", "", gold), response) for gold, response in pairs]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Grade responses against gold answers, without a model: cases of a grader's test, or saved generations once more.
+"""Grade responses against gold answers, without a model: test cases of a grader, or saved generations again.
 
     python scripts/grade.py --kind math --in cases.jsonl --out verdicts.jsonl
 
-Rows are {"gold": …, "response": …}; "prompt", "options" (kind choice) and "tests" (kind code) are looked at where a
-kind wants them, and all keys pass through. Adds "verdict" (correct, wrong, no_answer, timeout, error) and "extracted".
-One row out for each row in, in order. Run again, it continues where it stopped; it refuses to if the rows or the
-settings (kept in OUT.settings.json) have changed, and never writes to a file that is not its own.
+Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
+code). Writes one row for each row read, in order, with all its keys and "verdict" (correct, wrong, no_answer, timeout,
+error) and "extracted". A second run continues where the first one stopped; it refuses to if the rows or the settings
+(kept in OUT.settings.json) have changed, and it never writes to a file that is not its own.
 Exit status: 0 when all rows are graded (whatever the verdicts), 2 for files or settings that cannot be used.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -23,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 ADDED = ("verdict", "extracted")
-SETTINGS = ("kind", "function", "timeout", "memory")  # what verdicts depend on
+SETTINGS = ("kind", "function", "timeout", "memory")  # verdicts depend on these
 BATCH = 256  # rows between two writes
 
 
 class BadFile(ValueError):
-    """Names the file and the line."""
+    """A file cannot be used. The message names the file and the line."""
 
 
 def main() -> int:
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
-    """Append the verdicts that are missing in `out`. Returns how many of each there are now."""
+    """Append the verdicts that `out` lacks. Returns the number of each verdict in it now."""
     kept = out.with_name(f"{out.name}.settings.json")
     for written in (out, kept):
         if written.exists() and written.samefile(source):
@@ -88,9 +89,9 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
 
 
 def read(path: Path, check: bool = False, whole: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file, which end at "\\n" and at nothing else. Raises BadFile.
+    """The rows of a JSONL file; only "\\n" ends a line. Raises BadFile.
 
-    check: that each has what grading needs; whole: leave out a last line without its end
+    check: also check that each row can be graded; whole: leave out a last line without its end
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -112,7 +113,7 @@ def read(path: Path, check: bool = False, whole: bool = False) -> Iterator[dict[
 
 
 def _done(source: Path, out: Path) -> Counter[str]:
-    """The verdicts that are there from an earlier run. Changes nothing; raises BadFile for a file that is not ours."""
+    """Count the verdicts of an earlier run; changes nothing. Raises BadFile for a file that is not this script's."""
     counts: Counter[str] = Counter()
     if not out.exists():
         return counts
@@ -130,7 +131,7 @@ def _done(source: Path, out: Path) -> Counter[str]:
 
 
 def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
-    """Write the settings beside the output; where rows are graded already, they must have been graded with the same."""
+    """Write the settings beside the output. Raises BadFile if rows were graded with other settings."""
     there = None
     if kept.exists():
         there = next(read(kept), None)
@@ -150,27 +151,15 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
 
 
 def _cut_torn_line(out: Path) -> None:
-    """Take away the line that an earlier run was writing when it ended."""
+    """Remove the incomplete line that an earlier run was writing when it ended."""
     if out.exists():
-        with out.open("r+b") as file:
-            file.truncate(_last_line_end(file))
-
-
-def _last_line_end(file: Any) -> int:
-    """The position after the last "\\n", 0 if there is none."""
-    position = file.seek(0, 2)
-    while position:
-        start = max(0, position - 65536)
-        file.seek(start)
-        found = file.read(position - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
+        with out.open("rb") as file:
+            whole = sum(len(line) for line in file if line.endswith(b"\n"))
+        os.truncate(out, whole)
 
 
 def _rest(row: dict[str, Any]) -> str:
-    """What the row had before grading, to be compared (as text: NaN is not equal to itself)."""
+    """The row without the added keys, as text: NaN is not equal to itself."""
     return json.dumps({key: value for key, value in row.items() if key not in ADDED}, sort_keys=True)
 
 

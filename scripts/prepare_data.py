@@ -7,11 +7,12 @@
     python scripts/prepare_data.py --check-overlap openr1 math500 aime24 my_test.jsonl:question \\
         --json overlap.json --write-clean datasets/openr1_clean.parquet
 
-Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). Run it
-again at any time: what is there as the manifest says is left alone, what was interrupted is done again.
+Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). A
+second run prepares only the sets that are missing, damaged or changed.
 
-A set for --check-overlap is a prepared one by name, or a file (.parquet, .jsonl, .csv), with :FIELD where its questions
-are not in the field "prompt". Exit status: 0; 1 if a set could not be prepared or checked; 2 for wrong arguments.
+A set for --check-overlap is the name of a prepared one, or a file (.parquet, .jsonl, .csv), with :FIELD if its
+questions are not in the field "prompt".
+Exit status: 0; 1 if a set could not be prepared or checked; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
 
 
 def _write_json(content: Any, path: Path) -> None:
-    """It appears whole or not at all. In ASCII: a question may hold half a surrogate pair, which no file takes."""
+    """Write whole or not at all, in ASCII: half a surrogate pair in a question cannot be encoded as UTF-8."""
     text = json.dumps(content, indent=1) + "\n"
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe
         path.write_text(text, "ascii")
@@ -112,26 +113,33 @@ def _column(text: str, out: Path) -> PromptColumn:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="the sets there are, and which are prepared")
+    parser.add_argument("--list", action="store_true", help="list the sets, and which are prepared")
     parser.add_argument("--only", nargs="+", choices=PUBLIC_SETS, metavar="NAME", help="these sets (default: all)")
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "datasets", metavar="FOLDER", help="where to (default: datasets/)"
+        "--out",
+        type=Path,
+        default=ROOT / "datasets",
+        metavar="FOLDER",
+        help="where to write (default: datasets/)",
     )
     parser.add_argument(
         "--from",
         dest="copies",
         type=Path,
         metavar="FOLDER",
-        help="copies of the hub's sets, FOLDER/<owner>/<name>, for machines without a network",
+        help="read copies of the hub's sets, FOLDER/<owner>/<name>, on a machine without a network",
     )
     parser.add_argument(
-        "--any-rows", action="store_true", help="take a set also with another number of rows than expected"
+        "--any-rows", action="store_true", help="accept a set with another number of rows than expected"
     )
     parser.add_argument(
-        "--check-overlap", nargs="+", metavar="SET", help="TRAIN TEST…: questions and 13-grams they have in common"
+        "--check-overlap",
+        nargs="+",
+        metavar="SET",
+        help="TRAIN TEST…: find shared questions and 13-grams",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the overlap with every hit")
-    parser.add_argument("--write-clean", type=Path, metavar="FILE", help="TRAIN without the rows that overlap")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the overlap with every hit")
+    parser.add_argument("--write-clean", type=Path, metavar="FILE", help="write TRAIN without overlapping rows")
     return parser
 
 

@@ -112,18 +112,22 @@ def test_programs_share_nothing():
     assert verdict(seen, {"inputs": [""], "outputs": ["0"]}) == "correct"
 
 
-def test_the_last_code_block_is_the_program():
-    assert last_program("```python\na\n```\n```py\nb\n```") == "b"
-    assert last_program("```\na\n```\nno more") == "a"
-    assert last_program("```python\na\n") == "a"
-    assert last_program("<think>```python\na\n```</think> none") is None
-    assert last_program("none") is None
-    assert last_program("````\n```\na\n```\n````") == "```\na\n```"
+INDENTED = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
+DOCSTRING = 'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n    return x'
 
 
 @pytest.mark.parametrize(
     ("response", "program"),
     [
+        # The last block, closed or not.
+        ("```python\na\n```\n```py\nb\n```", "b"),
+        ("```\na\n```\nno more", "a"),
+        ("```python\na\n", "a"),
+        ("none", None),
+        ("````\n```\na\n```\n````", "```\na\n```"),
+        ("```python\n \n\na\n\n```", "a"),
+        ("Call ```f(1)```\n```f(1)``` so:\n```python\na\n```", "a"),
+        # Blocks of another language, tags and chat tokens.
         ("```python\na\n```\nRun it:\n```bash\npython a.py\n```\n```text\n3\n```", "a"),
         ("```py\na\n```\nprints\n```\n3\n```", "a"),
         ("```Python3 title=x\na\n```\n```json\n{}\n```", "a"),
@@ -133,37 +137,13 @@ def test_the_last_code_block_is_the_program():
         ("```python\na<|im_end|>\n", "a"),
         ("<|assistant|>```python\na\n```<|im_end|>", "a"),
         ("<answer>```python\na\n```</answer>", "a"),
-        ("```python\n \n\na\n\n```", "a"),
-        ("Call ```f(1)```\n```f(1)``` so:\n```python\na\n```", "a"),
-    ],
-)
-def test_a_block_of_another_language_is_not_the_program(response, program):
-    assert last_program(response) == program
-
-
-def test_a_block_in_a_list_loses_its_indentation():
-    response = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
-    assert last_program(response) == "def f(x):\n    return x\n\nf(1)"
-    assert last_program("```python\nx = '''\n   \n'''\n```") == "x = '''\n   \n'''", "spaces of a text stay"
-
-
-def test_a_fenced_example_in_a_docstring_does_not_end_the_program():
-    program = 'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n    return x'
-    assert last_program(f"```python\n{program}\n```\nThat is all.") == program
-    assert last_program(f"```python\n{program}") == program
-
-
-def test_tags_and_tokens_inside_a_program_stay():
-    for line in ('print("</think>")', 'print("<think>")', 'print("<|im_end|>", "<s>", "[INST]")', 'x = "\u200b"'):
-        assert last_program(f"<think>hm\n```python\nno\n```</think>\n```python\n{line}\ny = 1\n```\nDone.") == (
-            f"{line}\ny = 1"
-        )
-        assert last_program(f"```python\n{line}\ny = 1\n```") == f"{line}\ny = 1"
-
-
-@pytest.mark.parametrize(
-    ("response", "program"),
-    [
+        # The indentation of a list goes, the spaces of a text and a fenced example stay.
+        (INDENTED, "def f(x):\n    return x\n\nf(1)"),
+        ("```python\nx = '''\n   \n'''\n```", "x = '''\n   \n'''"),
+        (f"```python\n{DOCSTRING}\n```\nThat is all.", DOCSTRING),
+        (f"```python\n{DOCSTRING}", DOCSTRING),
+        # A draft in a thought is no program.
+        ("<think>```python\na\n```</think> none", None),
         ("<think>```python\ndraft\n```</think>```python\na\n```", "a"),
         ("<think>```python\ndraft\n```</think>\n```python\na\n```", "a"),
         ("```python\ndraft\n```</think>\n```\na\n```", "a"),
@@ -178,25 +158,22 @@ def test_tags_and_tokens_inside_a_program_stay():
         ("```python\na\n```\n<think>\n```python\ndraft\n```", "a"),
     ],
 )
-def test_a_draft_in_a_thought_is_not_the_program(response, program):
+def test_the_program_is_the_last_python_block_outside_thoughts(response, program):
     assert last_program(response) == program
+
+
+def test_tags_and_tokens_inside_a_program_stay():
+    for line in ('print("</think>")', 'print("<think>")', 'print("<|im_end|>", "<s>", "[INST]")', 'x = "\u200b"'):
+        assert last_program(f"<think>hm\n```python\nno\n```</think>\n```python\n{line}\ny = 1\n```\nDone.") == (
+            f"{line}\ny = 1"
+        )
+        assert last_program(f"```python\n{line}\ny = 1\n```") == f"{line}\ny = 1"
 
 
 def test_a_program_is_found_in_time_linear_in_the_response():
     begun = time.monotonic()
-    for part in (
-        "</think>",
-        "<think>",
-        "<|im_end|>",
-        " ",
-        "\n",
-        " \n",
-        "```\n",
-        "   ```\n",
-        "```python\n",
-        "`",
-        "\n</think>",
-    ):
+    tags = ("</think>", "\n</think>", "<think>", "<|im_end|>")
+    for part in (*tags, " ", "\n", " \n", "```\n", "   ```\n", "```python\n", "`"):
         last_program("```python\n" + part * (100_000 // len(part)) + "x")
         last_program("<think>\n  ```python\n" + part * (100_000 // len(part)))
     assert time.monotonic() - begun < 10

@@ -1,7 +1,4 @@
-import random
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from itertools import combinations_with_replacement, permutations, product
 
@@ -132,23 +129,11 @@ def test_a_way_through_negative_and_large_values_is_right():
     assert grade(question("9,9,9,9>720="), "9*9=81*9=729-9=720").sound
 
 
-def test_no_text_makes_the_checker_raise():
-    asked, letters = question("2,3,7>19="), random.Random(0)
-    for _ in range(3000):
-        text = "".join(chr(letters.choice([43, 45, 42, 50, 51, 55, 61, 0, 10, 0xD800, 0x0663])) for _ in range(11))
-        assert grade(asked, text).reward in (0.0, 1.0)
+def test_a_very_long_response_is_graded_and_shown_in_part():
+    asked = question("2,3,7>19=")
     for text in ("9" * 10_000 + "+2=3", "3*7=" + "2" * 10_000 + "-2=19", "3" + "*7=21" * 10_000):
         assert grade(asked, text).reward in (0.0, 1.0)
         assert len(grade(asked, text).extracted) <= 200
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["", "7>7=", "2,3>5", "2,3>5=\n", "2,3>0=", "02,3>5=", "2,,3>5=", "2,3=5>", "٢,3>5=", (("user", "2,3>5="),)],
-)
-def test_a_question_that_is_not_of_this_kind_is_named_in_the_error(prompt):
-    with pytest.raises(ValueError, match="not a countdown question"):
-        grade(Question.make("countdown", prompt, "5"), "2+3=5")
 
 
 def test_questions_are_distinct_balanced_and_say_how_many_numbers_they_give():
@@ -161,14 +146,6 @@ def test_questions_are_distinct_balanced_and_say_how_many_numbers_they_give():
         assert len(numbers) == asked.meta["operands"]
         assert list(numbers) == sorted(numbers)  # one text for one question
         assert set(numbers) <= set(range(1, 10))
-
-
-def test_train_and_validation_never_overlap():
-    train = {q.id for seed in range(3) for q in Countdown(700, (3,), seed=seed).load()}
-    validation = {q.id for seed in range(3) for q in Countdown(70, (3,), seed=seed, split="validation").load()}
-    assert train.isdisjoint(validation)
-    assert len(train) > 700  # other seeds draw other questions of the same split
-    assert len(validation) > 70
 
 
 def possible(operands: int, largest: int) -> Counter:
@@ -199,24 +176,6 @@ def test_all_questions_there_are_can_be_drawn_and_one_more_is_refused():
         rf"numbers up to 9, and only {there_are} were found",
     ):
         Countdown(there_are + 1, (2,), split="validation").load()
-
-
-def test_the_same_seed_gives_the_same_questions_in_every_process():
-    script = (
-        "from exgrpo_orlhf.tasks.countdown import Countdown\nprint(*[q.id for q in Countdown(count=50, seed=3).load()])"
-    )
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert other == [q.id for q in Countdown(count=50, seed=3).load()]
-    assert other != [q.id for q in Countdown(count=50, seed=4).load()]
-    first = Countdown(count=50, seed=3).load()[0]
-    assert (first.prompt, first.id) == ("4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f")  # and on every machine
-
-
-def test_loading_leaves_the_global_generators_alone():
-    before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
-    Countdown(count=20).load()
-    assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
-    assert random.getstate() == before[1]
 
 
 def test_hunches_are_as_many_as_said_and_fixed():
@@ -264,33 +223,3 @@ def test_a_hunch_is_followed_as_often_as_said():
         if held == "++" and "".join(re.findall(r"[-+*]", answer)) != "++":  # numbers of one digit allow it
             followed.append(write_attempt(rng, asked, answer, hunches) != answer)
     assert np.mean(followed) == pytest.approx(0.7, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (dict(count=0), r"Countdown\.count .* at least 1, got 0"),
-        (dict(count=2.0), r"Countdown\.count .* integer .* got 2\.0"),
-        (dict(count=True), r"Countdown\.count .* got True"),
-        (dict(operands=()), r"Countdown\.operands .* got \(\)"),
-        (dict(operands=(1, 3)), r"Countdown\.operands .* at least 2.* got \(1, 3\)"),
-        (dict(operands=(3, 7)), r"Countdown\.operands must be at most 6, got \(3, 7\)"),
-        (dict(operands=(3, 3)), r"Countdown\.operands .* distinct .* got \(3, 3\)"),
-        (dict(operands=[3, 4]), r"Countdown\.operands .* tuple .* got \[3, 4\]"),
-        (dict(largest=1), r"Countdown\.largest must be an integer from 2 to 20, got 1"),
-        (dict(largest=21), r"Countdown\.largest .* got 21"),
-        (dict(largest=True), r"Countdown\.largest .* got True"),
-        (dict(seed=-1), r"Countdown\.seed .* at least 0, got -1"),
-        (dict(split="test"), r"Countdown\.split .* 'train' or 'validation', got 'test'"),
-    ],
-)
-def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        Countdown(**fields)
-
-
-@pytest.mark.parametrize("name", ["share", "strength"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
-def test_a_hunch_out_of_range_is_named_with_what_is_allowed(name, value):
-    with pytest.raises(ValueError, match=rf"^Hunches\.{name} must be a number from 0 to 1, got "):
-        Hunches(**{"share": 0.1, "strength": 0.1, name: value})

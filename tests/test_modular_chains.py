@@ -1,6 +1,3 @@
-import random
-import subprocess
-import sys
 from collections import Counter
 from itertools import product
 
@@ -105,33 +102,12 @@ def test_only_the_exact_answer_after_the_last_mark_counts(response, verdict):
     assert (said.verdict, said.reward, said.sound) == (verdict, 0.0, False)
 
 
-def test_no_text_makes_the_checker_raise():
-    letters = random.Random(0)
-    for _ in range(2000):
-        text = "".join(chr(letters.choice([35, 48, 61, 0, 10, 0xD800, 0x2028, 0x1F600])) for _ in range(9))
-        assert grade(chain("7+5*3="), text).reward in (0.0, 1.0)
-
-
-@pytest.mark.parametrize("prompt", ["", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),)])
-def test_a_question_that_is_not_a_chain_is_named_in_the_error(prompt):
-    with pytest.raises(ValueError, match="not a modular chain"):
-        grade(Question.make("modular_chains", prompt, "2"), "#2")
-
-
 def test_questions_are_distinct_balanced_and_say_their_length():
     questions = ModularChains(count=642).load()
     assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == 642
     assert Counter(q.meta["operands"] for q in questions) == {3: 129, 4: 129, 5: 128, 6: 128, 7: 128}
     assert all(len(q.prompt) == 2 * q.meta["operands"] and q.source == "modular_chains" for q in questions)
     assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
-
-
-def test_train_and_validation_never_overlap():
-    train = {q.id for seed in range(3) for q in ModularChains(2000, (3,), seed=seed).load()}
-    validation = {q.id for seed in range(3) for q in ModularChains(400, (3,), seed=seed, split="validation").load()}
-    assert train.isdisjoint(validation)
-    assert len(train) > 2000  # other seeds draw other questions of the same split
-    assert len(validation) > 400
 
 
 def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
@@ -144,25 +120,6 @@ def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
 def test_the_most_that_may_be_asked_for_can_be_drawn():
     assert len(ModularChains(count=135, operands=(2,)).load()) == 135
     assert len(ModularChains(count=15, operands=(2,), split="validation").load()) == 15
-
-
-def test_the_same_seed_gives_the_same_questions_in_every_process():
-    script = (
-        "from exgrpo_orlhf.tasks.modular_chains import ModularChains\n"
-        "print(*[q.id for q in ModularChains(count=50, seed=3).load()])"
-    )
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert other == [q.id for q in ModularChains(count=50, seed=3).load()]
-    assert other != [q.id for q in ModularChains(count=50, seed=4).load()]
-    first = ModularChains(count=50, seed=3).load()[0]
-    assert (first.prompt, first.id) == ("1+6+7=", "c7871b35c5ac6ede1cedf085c405832a")  # and on every machine
-
-
-def test_loading_leaves_the_global_generators_alone():
-    before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
-    ModularChains(count=20).load()
-    assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
-    assert random.getstate() == before[1]
 
 
 def test_false_facts_are_as_many_as_said_fixed_and_wrong():
@@ -210,32 +167,3 @@ def test_presets_hold_what_their_names_say():
         "weak": (0.45, 0.965, 0.03),
         "slips": (0.0, 0.0, 0.2),
     }
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (dict(count=0), r"ModularChains\.count .* at least 1, got 0"),
-        (dict(count=2.0), r"ModularChains\.count .* integer .* got 2\.0"),
-        (dict(count=True), r"ModularChains\.count .* got True"),
-        (dict(count=136, operands=(2,)), r"ModularChains\.count .* at most 135 distinct train .* got 136"),
-        (dict(count=16, operands=(2,), split="validation"), r"ModularChains\.count .* at most 15 distinct validation"),
-        (dict(operands=()), r"ModularChains\.operands .* got \(\)"),
-        (dict(operands=(1, 3)), r"ModularChains\.operands .* at least 2.* got \(1, 3\)"),
-        (dict(operands=(3, 3)), r"ModularChains\.operands .* distinct .* got \(3, 3\)"),
-        (dict(operands=[3, 4]), r"ModularChains\.operands .* tuple .* got \[3, 4\]"),
-        (dict(operands=3), r"ModularChains\.operands .* got 3"),
-        (dict(seed=-1), r"ModularChains\.seed .* at least 0, got -1"),
-        (dict(split="test"), r"ModularChains\.split .* 'train' or 'validation', got 'test'"),
-    ],
-)
-def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        ModularChains(**fields)
-
-
-@pytest.mark.parametrize("name", ["false_share", "strength", "slip"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
-def test_a_belief_out_of_range_is_named_with_what_is_allowed(name, value):
-    with pytest.raises(ValueError, match=rf"^Beliefs\.{name} must be a number from 0 to 1, got "):
-        Beliefs(**{"false_share": 0.1, "strength": 0.1, "slip": 0.1, name: value})

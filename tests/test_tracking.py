@@ -176,41 +176,41 @@ def test_steps_must_increase(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, [3])
     for step in (3, 2, -1, 4.0):
-        with pytest.raises(ValueError, match="after step 3; steps are whole and increase"):
+        with pytest.raises(ValueError, match="after step 3; steps are increasing integers"):
             log.append(step, {})
     with pytest.raises(ValueError, match="step 3 after step 3"):
         MetricsLog(log.path).append(3, {})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None, "3", [1.0]])
-def test_values_that_are_no_finite_numbers_are_refused_and_not_written(tmp_path, value):
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        *(
+            ({"reward/mean": 1.0, "policy/loss": value}, r"metric 'policy/loss' of step 0 is .*finite")
+            for value in (float("nan"), float("inf"), -float("inf"), None, "3", [1.0])
+        ),
+        *(
+            ({name: 1.0}, f"cannot name a metric.*write '{better}'")
+            for name, better in [
+                *(("pass@1", "pass_at_1"), ("eval/a:b", "eval/a_b"), ("/a", "a")),
+                *(("a//b", "a/b"), ("../a", "a"), ("", "a name")),
+            ]
+        ),
+        *(({name: 1.0}, "is reserved") for name in ("step", "time", "train/step")),
+        ({f"m{i}": 0.0 for i in range(METRICS_PER_CALL)}, "1000 metrics in step 0; MLflow takes 999"),
+    ],
+)
+def test_metrics_that_mlflow_would_refuse_are_refused_and_not_written(tmp_path, metrics, message):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match=r"metric 'policy/loss' of step 0 is .*finite"):
-        log.append(0, {"reward/mean": 1.0, "policy/loss": value})
+    with pytest.raises(ValueError, match=message):
+        log.append(0, metrics)
     fill(log, [0])
     assert len(list(log.rows())) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "better"),
-    [("pass@1", "pass_at_1"), ("eval/a:b", "eval/a_b"), ("/a", "a"), ("a//b", "a/b"), ("../a", "a"), ("", "a name")],
-)
-def test_names_that_mlflow_refuses_are_refused_with_a_better_one(tmp_path, name, better):
-    with pytest.raises(ValueError, match=f"is no name for a metric.*write '{better}'"):
-        MetricsLog(tmp_path / "metrics.jsonl").append(0, {name: 1.0})
-    with pytest.raises(ValueError, match="is no name for a metric"):
-        tracker(MetricsLog(tmp_path / "metrics.jsonl"), "sqlite://", params={name: 1})
-
-
-def test_names_the_row_itself_needs_are_refused(tmp_path):
-    for name in ("step", "time", "train/step"):
-        with pytest.raises(ValueError, match="is taken"):
-            MetricsLog(tmp_path / "metrics.jsonl").append(0, {name: 1.0})
-
-
-def test_more_metrics_than_one_call_takes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="1000 metrics in step 0; MLflow takes 999"):
-        MetricsLog(tmp_path / "metrics.jsonl").append(0, {f"m{i}": 0.0 for i in range(METRICS_PER_CALL)})
+def test_a_param_that_mlflow_would_refuse_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"'pass@1' cannot name a metric, param or tag.*write 'pass_at_1'"):
+        tracker(MetricsLog(tmp_path / "metrics.jsonl"), "sqlite://", params={"pass@1": 1})
 
 
 def test_cut_back_drops_later_rows_and_the_torn_line(tmp_path):
@@ -221,7 +221,7 @@ def test_cut_back_drops_later_rows_and_the_torn_line(tmp_path):
         file.write(b'{"step": 5, "tim')
     log = MetricsLog(log.path)
     assert len(list(log.rows())) == 5
-    with pytest.raises(ValueError, match="torn line; call cut_back"):
+    with pytest.raises(ValueError, match="incomplete line; call cut_back"):
         fill(log, [5])
     assert log.cut_back(2) == 2
     assert log.path.read_bytes() == kept

@@ -1,1 +1,1 @@
-"""Tasks made here: questions that need no download, with checkers that see every step of the reasoning."""
+"""Tasks made here: questions that need no download, with graders that check every step of the reasoning."""

@@ -1,7 +1,7 @@
-"""A tiny language model that knows the procedure of modular chains and holds false beliefs about single steps.
+"""A tiny language model that knows the procedure of modular chains and has false beliefs about single steps.
 
 0.34 M parameters, warmed up (`warm_up.WarmedUpModel`) on flawed reasoning (`modular_chains.write_reasoning`). Only
-reward can correct it: whether a question is hard depends on the false facts it meets.
+reward can correct it; how hard a question is depends on how many false facts its steps need.
 """
 
 from __future__ import annotations
@@ -13,17 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import Qwen2Tokenizer
 
-from exgrpo_orlhf.tasks.modular_chains import (
-    OPERATORS,
-    PRESETS,
-    Beliefs,
-    check_operands,
-    draw_question,
-    write_reasoning,
-)
-from exgrpo_orlhf.tasks.warm_up import END, MAX_POSITIONS, PAD, WarmedUpModel, character_tokenizer
+from ..settings import require
+from .made_questions import OPERATORS, check_operands, check_shares
+from .modular_chains import PRESETS, Beliefs, draw_question, write_reasoning
+from .warm_up import END, MAX_POSITIONS, PAD, WarmedUpModel, character_tokenizer
 
-FORMAT = 1  # raise it when the same settings would give another model
 VOCABULARY = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
 
 
@@ -39,7 +33,7 @@ class ChainModel(WarmedUpModel):
     preset: beliefs by name, a key of `modular_chains.PRESETS`
     false_share, strength, slip: each takes the place of the preset's value (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions, all of them from the training split
-    seed: which facts are false, too
+    seed: also decides which facts are false
     """
 
     preset: str = "normal"
@@ -53,31 +47,27 @@ class ChainModel(WarmedUpModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.preset not in PRESETS:
-            raise ValueError(f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         check_operands("ChainModel", self.operands)
-        if max(self.operands) > MAX_POSITIONS // 8:  # tokens of prompt and response for each operand
-            raise ValueError(f"ChainModel.operands must be at most {MAX_POSITIONS // 8}, got {self.operands!r}")
-        try:
-            _ = self.beliefs
-        except ValueError as error:
-            raise ValueError(f"ChainModel{str(error).removeprefix('Beliefs')}") from None
+        most = MAX_POSITIONS // 8  # an operand takes 8 tokens of prompt and response
+        require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
+        check_shares("ChainModel", **self._overrides)
+
+    @property
+    def _overrides(self) -> dict[str, float]:
+        given = {"false_share": self.false_share, "strength": self.strength, "slip": self.slip}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def beliefs(self) -> Beliefs:
         """What the model is taught."""
-        given = {name: getattr(self, name) for name in ("false_share", "strength", "slip")}
-        overrides = {name: value for name, value in given.items() if value is not None}
-        return dataclasses.replace(PRESETS[self.preset], **overrides, seed=self.seed)
+        return dataclasses.replace(PRESETS[self.preset], **self._overrides, seed=self.seed)
 
     def _shaping(self) -> dict[str, Any]:
-        settings = super()._shaping() | dataclasses.asdict(self.beliefs) | {"format": FORMAT}
+        settings = super()._shaping() | dataclasses.asdict(self.beliefs)
         return {name: value for name, value in settings.items() if name != "preset"}
-
-    def _tokenizer(self) -> Qwen2Tokenizer:
-        return chain_tokenizer()
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         operands, beliefs = self.operands[rng.integers(len(self.operands))], self.beliefs
         questions = (draw_question(rng, operands, "train") for _ in range(self.batch_size))
-        return [(question.prompt, write_reasoning(rng, question, beliefs)) for question in questions]
+        return [(str(question.prompt), write_reasoning(rng, question, beliefs)) for question in questions]

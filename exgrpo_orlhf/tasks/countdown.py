@@ -1,17 +1,16 @@
 """Countdown: reach a target with given numbers, each of them used exactly once.
 
 A question is `2,3,7>19=`: the numbers in ascending order, then the target. An answer is a chain of operations from
-{+, -, *}, evaluated left to right, with the value after each: `3*7=21-2=19`. Many answers can be right and no procedure
-leads to one: a modular chain is a calculation, this is a search, and only the checker can tell.
+{+, -, *}, evaluated left to right, with the value after each: `3*7=21-2=19`. Many answers can be right, and finding one
+takes a search, where a modular chain takes a calculation.
 
 The operations are the answer and are evaluated here. The values are the reasoning: where the operations reach the
 target and a stated value is false, the answer is a lucky guess.
 
-`Hunches` says for which targets a flawed searcher is sure of the operators before it has looked at the numbers.
+`Hunches` says for which targets a flawed searcher chooses the operators before it looks at the numbers.
 """
 
-from __future__ import annotations
-
+# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import hashlib
 import itertools
 import re
@@ -20,8 +19,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_orlhf.records import Grade, Message, Question
-from exgrpo_orlhf.tasks.modular_chains import OPERATORS, SHOWN, Split, check_operands, check_seed
+from ..records import Grade, Message, Question
+from ..settings import require
+from .made_questions import (
+    OPERATORS,
+    SHOWN,
+    MadeQuestions,
+    Split,
+    check_operands,
+    check_seed,
+    check_shares,
+    split_by_hash,
+)
 
 SOURCE = "countdown"
 LARGEST_VALUE = 99  # that a drawn answer passes through; a response may pass through any
@@ -31,14 +40,12 @@ MOST_LARGEST = 20
 _PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
 _RESPONSE = re.compile(r"[0-9]+(?:[-+*][0-9]+=-?[0-9]+)+")
 _STATED = re.compile(r"=-?[0-9]+")
-_VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
-_DRAWS = 20_000  # without a new question, about two seconds, after which there are taken to be no more
+_DRAWS = 20_000  # so many draws without a new question (about two seconds) are taken to mean that there is none left
 
 
 def split_of(prompt: str) -> Split:
-    """The split a question belongs to, by a hash of its text alone: no seed or size can make the splits overlap."""
-    digest = hashlib.blake2b(prompt.encode(), digest_size=8, person=b"countdown split").digest()
-    return "validation" if int.from_bytes(digest, "big") % _VALIDATION_ONE_IN == 0 else "train"
+    """The split a question belongs to (`split_by_hash`)."""
+    return split_by_hash(prompt, b"countdown split")
 
 
 def draw_question(rng: np.random.Generator, operands: int, largest: int) -> tuple[Question, str]:
@@ -60,9 +67,9 @@ def draw_question(rng: np.random.Generator, operands: int, largest: int) -> tupl
 def grade(question: Question, response: str) -> Grade:
     """Evaluate the operations of a response, and compare the values it states with theirs.
 
-    The response is the decoded text without its end token. Nothing is forgiven: what is not operations with a value
-    after each is no answer, and each number must occur as often as in the question. Never raises on a response; raises
-    ValueError where the question is not a countdown question.
+    The response is the decoded text without its end token. Anything but operations with a value after each is no
+    answer, and each number must occur as often as in the question. Never raises on a response; raises ValueError if the
+    question is not a countdown question.
     """
     numbers, target = _parse(question.prompt)
     if not _RESPONSE.fullmatch(response):
@@ -82,48 +89,27 @@ def grade(question: Question, response: str) -> Grade:
 
 
 @dataclass(frozen=True)
-class Countdown:
-    """A set of distinct questions.
+class Countdown(MadeQuestions):
+    """A set of distinct countdown questions; the other fields are those of `MadeQuestions`.
 
-    count: number of questions
-    operands: how many numbers a question gives: those that occur, each for an equal share (to one question)
+    operands: how many numbers a question gives
     largest: the numbers are from 1 to this
-    seed: which questions of the split are drawn, and their order
-    split: training or validation; every possible question belongs to exactly one of the two, whatever the other fields
     """
 
     count: int = 1600
     operands: tuple[int, ...] = (3, 4)
     largest: int = 9
-    seed: int = 0
-    split: Split = "train"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_numbers("Countdown", self.operands, self.largest)
-        check_seed("Countdown", self.seed)
-        if self.split not in ("train", "validation"):
-            raise ValueError(f"Countdown.split must be 'train' or 'validation', got {self.split!r}")
-        if type(self.count) is not int or self.count < 1:
-            raise ValueError(f"Countdown.count must be an integer of at least 1, got {self.count!r}")
-
-    def load(self) -> list[Question]:
-        """The questions in a shuffled order: the same list in every process and on every machine.
-
-        Raises ValueError if there are fewer than asked for.
-        """
-        rng = np.random.default_rng(self.seed)
-        each, rest = divmod(self.count, len(self.operands))
-        questions: list[Question] = []
-        for i, operands in enumerate(self.operands):
-            questions += self._draw(rng, operands, each + (i < rest))
-        return [questions[i] for i in rng.permutation(len(questions))]
 
     def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
         drawn: dict[str, Question] = {}
         in_vain = 0
         while len(drawn) < share:
             question, _ = draw_question(rng, operands, self.largest)
-            if split_of(question.prompt) == self.split and question.id not in drawn:
+            if split_of(str(question.prompt)) == self.split and question.id not in drawn:
                 drawn[question.id] = question
                 in_vain = 0
             elif (in_vain := in_vain + 1) == _DRAWS:
@@ -136,10 +122,10 @@ class Countdown:
 
 @dataclass(frozen=True)
 class Hunches:
-    """What a flawed searcher is sure of.
+    """The operators that a flawed searcher believes in.
 
-    share: share of the pairs of a target and a number of operands for which one sequence of operators is held for right
-    strength: probability that such a hunch is followed, with the numbers in a random order and the target left aside
+    share: share of the pairs of a target and a number of operands for which one sequence of operators is believed right
+    strength: probability that such a hunch is followed, with the numbers in a random order and the target ignored
     seed: which pairs, and their operators
     """
 
@@ -148,14 +134,11 @@ class Hunches:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("share", "strength"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"Hunches.{name} must be a number from 0 to 1, got {value!r}")
+        check_shares("Hunches", share=self.share, strength=self.strength)
         check_seed("Hunches", self.seed)
 
     def operators(self, operands: int, target: int) -> str | None:
-        """The operators held for right, one fewer than operands; None without a hunch."""
+        """The operators believed right, one fewer than operands; None without a hunch."""
         digest = hashlib.blake2b(f"{self.seed} {operands} {target}".encode(), digest_size=16, person=b"hunch").digest()
         chance, which = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
         if chance >= self.share * 2**64:
@@ -179,12 +162,11 @@ def write_attempt(rng: np.random.Generator, question: Question, answer: str, hun
 
 
 def check_numbers(owner: str, operands: tuple[int, ...], largest: int) -> None:
-    """Raise ValueError unless questions can be drawn with so many numbers, and up to this one."""
+    """Raises ValueError unless questions can be drawn with these numbers of operands, and numbers up to `largest`."""
     check_operands(owner, operands)
-    if max(operands) > MOST_OPERANDS:
-        raise ValueError(f"{owner}.operands must be at most {MOST_OPERANDS}, got {operands!r}")
-    if type(largest) is not int or not 2 <= largest <= MOST_LARGEST:
-        raise ValueError(f"{owner}.largest must be an integer from 2 to {MOST_LARGEST}, got {largest!r}")
+    require(max(operands) <= MOST_OPERANDS, f"{owner}.operands must be at most {MOST_OPERANDS}, got {operands!r}")
+    sound = type(largest) is int and 2 <= largest <= MOST_LARGEST
+    require(sound, f"{owner}.largest must be an integer from 2 to {MOST_LARGEST}, got {largest!r}")
 
 
 def _write(order: Sequence[int], operators: Sequence[str]) -> str | None:

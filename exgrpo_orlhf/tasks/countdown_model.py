@@ -1,28 +1,26 @@
-"""A tiny language model that can write and reckon answers in countdown, and rarely finds a right one.
+"""A tiny language model that can write countdown answers with true values, and rarely finds a right one.
 
 0.34 M parameters, warmed up (`warm_up.WarmedUpModel`) on a searcher's attempts (`countdown.write_attempt`). It looks
-ahead as far as three layers can, and where it has a hunch it does not look: only reward can correct that.
+ahead as far as three layers can, and where it has a hunch it does not search: only reward can correct that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from exgrpo_orlhf.tasks.countdown import Hunches, check_numbers, draw_question, split_of, write_attempt
-from exgrpo_orlhf.tasks.modular_chains import OPERATORS
-from exgrpo_orlhf.tasks.warm_up import END, PAD, WarmedUpModel
-
-FORMAT = 1  # raise it when the same settings would give another model
+from .countdown import Hunches, check_numbers, draw_question, split_of, write_attempt
+from .made_questions import OPERATORS, check_shares
+from .warm_up import END, PAD, WarmedUpModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownModel(WarmedUpModel):
     """A warmed-up model, made once and then found in the cache; the other fields are those of `WarmedUpModel`.
 
-    share, strength: the teacher's hunches (see `Hunches`); the seed says which
+    share, strength: of the teacher's hunches (see `Hunches`); the seed decides which hunches
     operands, largest: of the warm-up's questions (see `Countdown`), all of them from the training split
     """
 
@@ -38,24 +36,18 @@ class CountdownModel(WarmedUpModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers("CountdownModel", self.operands, self.largest)
-        try:
-            _ = self.hunches
-        except ValueError as error:
-            raise ValueError(f"CountdownModel{str(error).removeprefix('Hunches')}") from None
+        check_shares("CountdownModel", share=self.share, strength=self.strength)
 
     @property
     def hunches(self) -> Hunches:
         """What the model is taught."""
         return Hunches(self.share, self.strength, self.seed)
 
-    def _shaping(self) -> dict[str, Any]:
-        return super()._shaping() | {"format": FORMAT}
-
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         operands, hunches = self.operands[rng.integers(len(self.operands))], self.hunches
         texts: list[tuple[str, str]] = []
         while len(texts) < self.batch_size:
             question, answer = draw_question(rng, operands, self.largest)
-            if split_of(question.prompt) == "train":
+            if split_of(str(question.prompt)) == "train":
                 texts.append((str(question.prompt), write_attempt(rng, question, answer, hunches)))
         return texts

@@ -4,32 +4,36 @@ A question is `a∘b∘c…=` with ∘ in {+, -, *}, evaluated left to right mod
 then the answer: `7+5*3=` has `7+5=2;2*3=6;#6`. A question has exactly one right reasoning text, so comparing texts is
 an exact check of the reasoning, and a correct answer without it is a lucky guess.
 
-`Beliefs` says which of the 300 single-step facts a flawed reasoner gets wrong. After a wrong step it carries on from
-the wrong value: its reasoning is consistent, only its facts are not.
+`Beliefs` says which of the 300 single-step facts a flawed reasoner gets wrong. After a wrong step it continues from the
+wrong value: its reasoning is consistent, but based on false facts.
 """
 
-from __future__ import annotations
-
-import hashlib
+# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from exgrpo_orlhf.records import Grade, Message, Question
+from ..records import Grade, Message, Question
+from ..settings import require
+from .made_questions import (
+    OPERATORS,
+    SHOWN,
+    VALIDATION_ONE_IN,
+    MadeQuestions,
+    Split,
+    check_seed,
+    check_shares,
+    split_by_hash,
+)
 
 SOURCE = "modular_chains"
-SHOWN = 200  # characters of an extracted answer
-OPERATORS = "+-*"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
-Split = Literal["train", "validation"]
 
 _PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+=")
-_VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 
 
 def result(fact: Fact) -> int:
@@ -46,9 +50,8 @@ def result(fact: Fact) -> int:
 
 
 def split_of(prompt: str) -> Split:
-    """The split a question belongs to, by a hash of its text alone: no seed or size can make the splits overlap."""
-    digest = hashlib.blake2b(prompt.encode(), digest_size=8, person=b"chain split").digest()
-    return "validation" if int.from_bytes(digest, "big") % _VALIDATION_ONE_IN == 0 else "train"
+    """The split a question belongs to (`split_by_hash`)."""
+    return split_by_hash(prompt, b"chain split")
 
 
 def draw_question(rng: np.random.Generator, operands: int, split: Split) -> Question:
@@ -76,8 +79,8 @@ def right_reasoning(prompt: str | tuple[Message, ...]) -> str:
 def grade(question: Question, response: str) -> Grade:
     """Compare what follows the last `#` with the gold answer, and the whole response with the right reasoning.
 
-    The response is the decoded text without its end token. Nothing is forgiven: a space, a second digit or a sign is a
-    wrong answer; no `#`, or nothing after it, is no answer. Never raises on a response; raises ValueError where the
+    The response is the decoded text without its end token. The comparison is exact: a space, a second digit or a sign
+    is a wrong answer; no `#`, or nothing after it, is no answer. Never raises on a response; raises ValueError if the
     question is not a modular chain.
     """
     right = right_reasoning(question.prompt)
@@ -90,58 +93,35 @@ def grade(question: Question, response: str) -> Grade:
 
 
 @dataclass(frozen=True)
-class ModularChains:
-    """A set of distinct questions.
-
-    count: number of questions
-    operands: the numbers of operands that occur, each for an equal share of the questions (to one question)
-    seed: which questions of the split are drawn, and their order
-    split: training or validation; every possible question belongs to exactly one of the two, whatever the other fields
-    """
+class ModularChains(MadeQuestions):
+    """A set of distinct modular chains; the fields are those of `MadeQuestions`."""
 
     count: int = 640
     operands: tuple[int, ...] = (3, 4, 5, 6, 7)
-    seed: int = 0
-    split: Split = "train"
 
     def __post_init__(self) -> None:
-        check_operands("ModularChains", self.operands)
-        check_seed("ModularChains", self.seed)
-        if self.split not in ("train", "validation"):
-            raise ValueError(f"ModularChains.split must be 'train' or 'validation', got {self.split!r}")
-        if not _is_int(self.count) or self.count < 1:
-            raise ValueError(f"ModularChains.count must be an integer of at least 1, got {self.count!r}")
+        super().__post_init__()
         for operands, share in self._shares():
-            # Half of the expected size of the split: drawing until a new one is found stays fast, whatever the hash.
-            tenths = 1 if self.split == "validation" else _VALIDATION_ONE_IN - 1
-            most = 10**operands * 3 ** (operands - 1) * tenths // _VALIDATION_ONE_IN // 2
-            if share > most:
-                raise ValueError(
-                    f"ModularChains.count must ask for at most {most} distinct {self.split} questions with {operands} "
-                    f"operands (half of those there are), got {self.count}, which asks for {share}"
-                )
+            # Half of the expected size of the split, so that a new question is found quickly, whatever the hash.
+            tenths = 1 if self.split == "validation" else VALIDATION_ONE_IN - 1
+            most = 10**operands * 3 ** (operands - 1) * tenths // VALIDATION_ONE_IN // 2
+            require(
+                share <= most,
+                f"ModularChains.count must ask for at most {most} distinct {self.split} questions with {operands} "
+                f"operands (half of those there are), got {self.count}, which asks for {share}",
+            )
 
-    def load(self) -> list[Question]:
-        """The questions in a shuffled order: the same list in every process and on every machine."""
-        rng = np.random.default_rng(self.seed)
-        questions = []
-        for operands, share in self._shares():
-            drawn: dict[str, Question] = {}
-            while len(drawn) < share:
-                question = draw_question(rng, operands, self.split)
-                drawn[question.id] = question
-            questions += drawn.values()
-        return [questions[i] for i in rng.permutation(len(questions))]
-
-    def _shares(self) -> list[tuple[int, int]]:
-        """Number of questions for each number of operands."""
-        each, rest = divmod(self.count, len(self.operands))
-        return [(operands, each + (i < rest)) for i, operands in enumerate(self.operands)]
+    def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
+        drawn: dict[str, Question] = {}
+        while len(drawn) < share:
+            question = draw_question(rng, operands, self.split)
+            drawn[question.id] = question
+        return list(drawn.values())
 
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a flawed reasoner holds for true.
+    """What a flawed reasoner believes.
 
     false_share: share of the 300 single-step facts that are believed false, each with one fixed wrong value
     strength: probability that the false value of such a fact is written; otherwise the right one
@@ -155,10 +135,7 @@ class Beliefs:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("false_share", "strength", "slip"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"Beliefs.{name} must be a number from 0 to 1, got {value!r}")
+        check_shares("Beliefs", false_share=self.false_share, strength=self.strength, slip=self.slip)
         check_seed("Beliefs", self.seed)
 
     @cached_property
@@ -184,25 +161,6 @@ def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Belie
         steps.append(f"{value}{operator}{right}={after};")
         value = after
     return f"{''.join(steps)}#{value}"
-
-
-def check_operands(owner: str, operands: tuple[int, ...]) -> None:
-    """Raise ValueError unless these are distinct numbers of operands, each at least 2."""
-    numbers = isinstance(operands, tuple) and all(_is_int(n) and n >= 2 for n in operands)
-    if not numbers or not operands or len(set(operands)) < len(operands):
-        raise ValueError(
-            f"{owner}.operands must be a non-empty tuple of distinct integers of at least 2, got {operands!r}"
-        )
-
-
-def check_seed(owner: str, seed: int) -> None:
-    """Raise ValueError unless the seed is a non-negative integer."""
-    if not _is_int(seed) or seed < 0:
-        raise ValueError(f"{owner}.seed must be an integer of at least 0, got {seed!r}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _parse(prompt: str | tuple[Message, ...]) -> tuple[int, list[tuple[str, int]]]:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from exgrpo_orlhf.tasks.modular_chains import check_seed
+from .made_questions import check_seed
 
 PAD, END = "<pad>", "<end>"
 MAX_POSITIONS = 256  # tokens of prompt and response together
@@ -32,8 +32,8 @@ _IGNORED = -100  # label of a token that is not learnt
 def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
     """One token per character, no special tokens added; characters outside the vocabulary are dropped.
 
-    Qwen2's own class, because AutoTokenizer rebuilds the tokenizer of any Qwen2 model as one: a tokenizer of our own
-    would come back from the disk as something else. Its byte-pair encoding without merges is one token per character.
+    It is Qwen2's own class, because AutoTokenizer loads the tokenizer of any Qwen2 model as that class. Its byte-pair
+    encoding without merges gives one token per character.
     """
     return Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(vocabulary)},
@@ -49,7 +49,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmedUpModel(ABC):
-    """The part of a tiny model that no task knows. A task's class adds what is taught: `_texts`, `_shaping`.
+    """What the tiny models of all tasks share. A task's class adds the texts that are taught (`_texts`).
 
     steps, batch_size, learning_rate: the warm-up's optimiser steps, sequences in each, and peak rate (AdamW)
     seed: the first weights and the warm-up's data
@@ -69,6 +69,7 @@ class WarmedUpModel(ABC):
 
     task: ClassVar[str]  # of the directory's name and the progress line
     vocabulary: ClassVar[tuple[str, ...]]  # PAD, END, then the task's characters
+    format: ClassVar[int] = 1  # raise it when the same settings would give another model
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -84,14 +85,12 @@ class WarmedUpModel(ABC):
 
     def _shaping(self) -> dict[str, Any]:
         """Every setting that shapes the model."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "cache"}
+        settings = dataclasses.asdict(self) | {"format": self.format}
+        return {name: value for name, value in settings.items() if name != "cache"}
 
     @abstractmethod
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
-        """A batch: a prompt and a flawed response, batch_size times."""
-
-    def _tokenizer(self) -> Qwen2Tokenizer:
-        return character_tokenizer(self.vocabulary)
+        """A batch: batch_size pairs of a prompt and a flawed response."""
 
     @property
     def directory(self) -> Path:
@@ -103,9 +102,9 @@ class WarmedUpModel(ABC):
     def prepare(self) -> Path:
         """The directory of the warmed-up model, which is trained first unless the cache has it.
 
-        Runs on the CPU, leaves torch's global generator as it was, and reports to stderr every few seconds. The
-        directory appears in one rename: an interrupted warm-up leaves no such directory, and of two processes that
-        warm up at once the second one's work is thrown away.
+        Runs on the CPU, leaves torch's global generator as it was, and prints progress to stderr every few seconds. The
+        directory appears in one rename: an interrupted warm-up leaves no such directory, and if two processes warm up
+        at once, the result of the second one is discarded.
         """
         directory = self.directory
         if directory.is_dir():
@@ -115,7 +114,7 @@ class WarmedUpModel(ABC):
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".unfinished-") as temporary:
             unfinished = Path(temporary) / "model"
             model.save_pretrained(unfinished)
-            self._tokenizer().save_pretrained(unfinished)
+            character_tokenizer(self.vocabulary).save_pretrained(unfinished)
             try:
                 unfinished.rename(directory)
             except OSError:
@@ -124,7 +123,7 @@ class WarmedUpModel(ABC):
         return directory
 
     def _warmed_up(self) -> Qwen2ForCausalLM:
-        """On one thread whatever the caller uses: their number can change the result, and the cache ignores it."""
+        """Train on one thread: the number of threads can change the result, and is no part of the cache's key."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -153,7 +152,8 @@ class WarmedUpModel(ABC):
                 progress = f"step {step} of {self.steps}, loss {loss.item():.3f}, {left:.0f} s left"
                 print(f"warming up the {self.task} model: {progress}", file=sys.stderr)
                 reported = now
-        return model.eval()
+        model.eval()
+        return model
 
     def _fresh_network(self) -> Qwen2ForCausalLM:
         config = Qwen2Config(
@@ -176,7 +176,9 @@ class WarmedUpModel(ABC):
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which seeds every accelerator too.
             torch.default_generator.manual_seed(self.seed)
-            return Qwen2ForCausalLM(config).train()
+            network: Qwen2ForCausalLM = Qwen2ForCausalLM(config)
+        network.train()
+        return network
 
     def _batch(self, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Token ids and labels (batch_size, T) of prompt, response, end token and padding on the right; length of the

@@ -1,4 +1,4 @@
-"""The record of a run's metrics: `metrics.jsonl` in its folder, a line a step."""
+"""The record of a run's metrics: `metrics.jsonl` in its folder, one line per step."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from typing import Any
 from ..files import write
 
 STEP_METRIC = "train/step"  # the tracker's own metric
-METRICS_PER_CALL = 1000  # what an MLflow server takes at once, all or nothing
+METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
 
 
 def check_name(name: str) -> None:
-    """ValueError for a metric, param or tag name that MLflow would refuse: better before training than after."""
+    """Raises ValueError for a metric, param or tag name that MLflow would refuse, before training and not after it."""
     if re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name) and name == posixpath.normpath(name) and name[0] not in "/.":
         return
     better = re.sub(r"[^A-Za-z0-9_\-./ ]", "_", name.replace("@", "_at_"))
     better = posixpath.normpath("/" + better).strip("/.")[:250]
     raise ValueError(
-        f"{name!r} is no name for a metric, param or tag: letters, digits, '_', '-', '.', '/' and space, at most 250, "
-        f"as a plain relative path; write {better or 'a name'!r}"
+        f"{name!r} cannot name a metric, param or tag: a name has at most 250 letters, digits, '_', '-', '.', '/' and "
+        f"spaces, and is a plain relative path; write {better or 'a name'!r}"
     )
 
 
 class MetricsLog:
     """`metrics.jsonl`: one JSON object a line, {"step": n, "time": seconds since 1970, metrics…}, steps increasing.
 
-    A process killed while writing leaves a torn last line; `cut_back` removes it. Opening a log with a corrupt line
-    anywhere else raises ValueError with file and line.
+    A process that is killed while writing leaves an incomplete last line; `cut_back` removes it. Opening a log with a
+    corrupt line anywhere else raises ValueError with file and line.
     """
 
     def __init__(self, path: Path, identity: str | None = None) -> None:
-        """identity: of an earlier log that this one takes the place of, so that its MLflow run goes on"""
+        """identity: of an earlier log that this one replaces, so that the same MLflow run continues"""
         self.path = Path(path)
         self._identity = identity
         self._steps: list[int] = []
@@ -52,7 +52,7 @@ class MetricsLog:
 
     def _scan(self) -> None:
         with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone
+            for number, line in enumerate(file, 1):  # bytes: only "\n" ends a line
                 if not line.endswith(b"\n"):
                     self._torn = True
                     return
@@ -79,8 +79,8 @@ class MetricsLog:
     def identity(self) -> str:
         """A random name kept beside the log (`metrics.id`).
 
-        By it a tracker finds the MLflow run of this log even where no checkpoint had learned the run's id. A log
-        without rows has no past and gets a new one, unless it was made with one.
+        A tracker finds the MLflow run of this log by it, even if no checkpoint has stored the run's id. A log without
+        rows gets a new identity, unless it was made with one.
         """
         path = self.path.with_suffix(".id")
         if self._steps and path.exists():
@@ -90,23 +90,23 @@ class MetricsLog:
         return identity
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one step's row; it is with the operating system when this returns.
+        """Writes one step's row and hands it to the operating system.
 
-        ValueError: a step not above the last one, a name MLflow would refuse, a value that is no finite number, more
-        metrics than one MLflow call takes, or a torn last line still there.
+        Raises ValueError for a step that is not above the last one, a name that MLflow would refuse, a value that is no
+        finite number, more metrics than one MLflow call takes, or an incomplete last line.
         """
         if type(step) is not int or step <= self.last_step:
-            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are whole and increase")
+            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are increasing integers")
         if len(metrics) >= METRICS_PER_CALL:
             raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
         if self._torn:
-            raise ValueError(f"{self.path} ends in a torn line; call cut_back with the checkpoint's step first")
+            raise ValueError(f"{self.path} ends in an incomplete line; call cut_back with the checkpoint's step first")
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         for name, value in metrics.items():
             check_name(name)
             if name in ("step", "time", STEP_METRIC):
-                raise ValueError(f"the metric name {name!r} is taken: every row has it already")
-            # Means over empty sets are 0 by definition, so a NaN is an error where it was made.
+                raise ValueError(f"the metric name {name!r} is reserved: every row has it already")
+            # Means over empty sets are 0 by definition, so a NaN is an error of the code that computed it.
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"metric {name!r} of step {step} is {value!r}; metrics are finite numbers")
             row[name] = int(value) if isinstance(value, Integral) else float(value)
@@ -123,15 +123,16 @@ class MetricsLog:
         self._steps.append(step)
 
     def sync(self) -> None:
-        """Put the rows on the disk, where a power failure cannot take them."""
+        """Put the rows on the disk, so that they survive a power failure."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut_back(self, step: int) -> int:
-        """Drops the rows after `step` and a torn last line, atomically; returns the number of complete rows dropped.
+        """Drops the rows after `step` and an incomplete last line, atomically.
 
-        For resuming from a checkpoint of that step, before a tracker reads the log.
+        For resuming from a checkpoint of that step, before a tracker reads the log. Returns the number of complete rows
+        dropped.
         """
         keep = bisect_right(self._steps, step)
         dropped = len(self._steps) - keep
@@ -142,7 +143,7 @@ class MetricsLog:
         return dropped
 
     def rows(self, after: int = -1) -> Iterator[dict[str, Any]]:
-        """The complete rows of the steps above `after`, in order; safe beside an `append` in another thread."""
+        """The complete rows of the steps above `after`, in order. Another thread may append meanwhile."""
         first = bisect_right(self._steps, after)
         if first == len(self._steps):
             return

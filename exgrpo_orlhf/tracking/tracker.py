@@ -1,9 +1,9 @@
-"""A run's metrics on their way from `metrics.jsonl` to MLflow: best-effort, and never in the way of training.
+"""Sends a run's metrics from `metrics.jsonl` to MLflow, without ever delaying or stopping training.
 
-The log is the record; `MlflowTracker` sends its rows from a daemon thread. The server itself says how far that went:
-every step carries the metric `train/step` in the same atomic call, and its highest value is read back at each
-(re)connection. So an outage is caught up, and no step is logged twice: not after a kill, not when the log was cut back
-to a checkpoint and the same steps ran again.
+The log is the record; `MlflowTracker` sends its rows from a daemon thread. Every step carries the metric `train/step`
+in the same atomic call, and its highest value is read back from the server at each (re)connection. So the steps of an
+outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint
+and the same steps ran again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ MLFLOW_ENVIRONMENT = {
 
 
 class MlflowTracker:
-    """Sends a log's rows to one MLflow run until closed; training neither waits for it nor stops with it.
+    """Sends a log's rows to one MLflow run until closed. Training does not wait for it, and no failure of it stops
+    training.
 
-    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags follow the
-        latest session. ValueError for a name that MLflow would refuse.
+    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
+        the latest session. Raises ValueError for a name that MLflow would refuse.
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
         found by the log's identity.
 
-    An outage (any error on the way to MLflow) warns once, and once more when it is over.
+    An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MlflowTracker:
         self._params = {name: _param_text(value) for name, value in params.items()}
         self._started = int(time.time() * 1000)
         self._client: Any = None
-        self._connected = False  # false again after any failure: what arrived is then asked of the server
+        self._connected = False  # false again after any failure: the server is then asked what has arrived
         self._cursor = -1  # the highest step known to be in MLflow
         self._failure: str | None = None
         self._artifacts: deque[tuple[Path, str | None]] = deque()
@@ -83,18 +84,18 @@ class MlflowTracker:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run's id: what was handed in, else None until the server has answered. For the checkpoint."""
+        """The MLflow run's id, for the checkpoint: the one given, else None until the server has answered."""
         return self._run_id
 
     def artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Queues a file or folder for upload; it must stay where it is until then."""
+        """Queues a file or folder for upload; it must stay in place until it is uploaded."""
         if self._settings.enabled:
             self._artifacts.append((Path(path), artifact_path))
 
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
-        """Sends what is left, within `timeout` seconds, and sets the run's status. Never raises for an outage.
+        """Sends what is left, within `timeout` seconds, and sets the run's status. Does not raise in an outage.
 
-        An outage that is already known gets one last attempt. A warning says what could not be sent.
+        In an outage there is one last attempt, and a warning says what could not be sent.
         """
         if not self._settings.enabled or self._closing.is_set():
             return
@@ -155,8 +156,8 @@ class MlflowTracker:
             self._artifacts.popleft()
 
     def _batches(self) -> Iterator[list[Any]]:
-        """The rows beyond the cursor as MLflow metrics, cut between steps only: a step arrives whole or not at all.
-        (MLflow's client would cut more than it may send at once anywhere.)
+        """The rows beyond the cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
+        (MLflow's client would split a batch that is too large at any metric.)
 
         The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
         """
@@ -247,7 +248,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
 
 
 def _param_text(value: Any) -> str:
-    """A param as text; a long one is cut, with its length and hash, so that different values stay different."""
+    """A param as text. A long one is cut and gets its length and hash, so that different values stay different."""
     text = str(value)
     if len(text) <= PARAM_LENGTH:
         return text

@@ -1,0 +1,129 @@
+"""What the sets of both tasks share: splits, seeds, refused settings, and graders that take any text."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.tasks import countdown, modular_chains
+from exgrpo_orlhf.tasks.countdown import Countdown, Hunches
+from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
+
+SETS = pytest.mark.parametrize("made", [ModularChains, Countdown])
+
+
+@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (Countdown, 700)])
+def test_train_and_validation_never_overlap(made, count):
+    train = {q.id for seed in range(3) for q in made(count, (3,), seed=seed).load()}
+    validation = {q.id for seed in range(3) for q in made(count // 10, (3,), seed=seed, split="validation").load()}
+    assert train.isdisjoint(validation)
+    assert len(train) > count  # other seeds draw other questions of the same split
+    assert len(validation) > count // 10
+
+
+@pytest.mark.parametrize(
+    ("made", "prompt", "question_id"),
+    [
+        (ModularChains, "1+6+7=", "c7871b35c5ac6ede1cedf085c405832a"),
+        (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
+    ],
+)
+def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, question_id):
+    script = (
+        f"from {made.__module__} import {made.__name__}\n"
+        f"print(*[q.id for q in {made.__name__}(count=50, seed=3).load()])"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [q.id for q in made(count=50, seed=3).load()]
+    assert other != [q.id for q in made(count=50, seed=4).load()]
+    first = made(count=50, seed=3).load()[0]
+    assert (first.prompt, first.id) == (prompt, question_id)  # and on every machine
+
+
+@SETS
+def test_loading_leaves_the_global_generators_alone(made):
+    before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    made(count=20).load()
+    assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
+    assert random.getstate() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("grade", "question"),
+    [
+        (modular_chains.grade, Question.make("modular_chains", "7+5*3=", "6")),
+        (countdown.grade, Question.make("countdown", "2,3,7>19=", "19")),
+    ],
+)
+def test_no_text_makes_the_checker_raise(grade, question):
+    letters = random.Random(0)
+    for _ in range(3000):
+        text = "".join(chr(letters.choice([*b"+-*237=#", 0, 10, 0xD800, 0x0663, 0x2028, 0x1F600])) for _ in range(11))
+        assert grade(question, text).reward in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("grade", "prompt"),
+    [
+        *((modular_chains.grade, prompt) for prompt in ("", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=")),
+        *((countdown.grade, prompt) for prompt in ("", "7>7=", "2,3>5", "2,3>5=\n", "2,3>0=", "02,3>5=", "2,,3>5=")),
+        *((countdown.grade, prompt) for prompt in ("2,3=5>", "٢,3>5=", (("user", "2,3>5="),))),
+        (modular_chains.grade, (("user", "7+5="),)),
+    ],
+)
+def test_a_question_of_another_kind_is_named_in_the_error(grade, prompt):
+    with pytest.raises(ValueError, match=r"not a (modular chain|countdown question)"):
+        grade(Question.make("made", prompt, "2"), "#2")
+
+
+@SETS
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(count=0), r"count .* at least 1, got 0"),
+        (dict(count=2.0), r"count .* integer .* got 2\.0"),
+        (dict(count=True), r"count .* got True"),
+        (dict(operands=()), r"operands .* got \(\)"),
+        (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
+        (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
+        (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
+        (dict(operands=3), r"operands .* got 3"),
+        (dict(seed=-1), r"seed .* at least 0, got -1"),
+        (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
+    ],
+)
+def test_a_shared_field_out_of_range_is_named_with_what_is_allowed(made, fields, message):
+    with pytest.raises(ValueError, match=rf"^{made.__name__}\.{message}"):
+        made(**fields)
+
+
+@pytest.mark.parametrize(
+    ("made", "fields", "message"),
+    [
+        (ModularChains, dict(count=136, operands=(2,)), r"count .* at most 135 distinct train .* got 136"),
+        (ModularChains, dict(count=16, operands=(2,), split="validation"), r"count .* at most 15 distinct validation"),
+        (Countdown, dict(operands=(3, 7)), r"operands must be at most 6, got \(3, 7\)"),
+        (Countdown, dict(largest=1), r"largest must be an integer from 2 to 20, got 1"),
+        (Countdown, dict(largest=21), r"largest .* got 21"),
+        (Countdown, dict(largest=True), r"largest .* got True"),
+    ],
+)
+def test_a_field_of_one_set_out_of_range_is_named_with_what_is_allowed(made, fields, message):
+    with pytest.raises(ValueError, match=rf"^{made.__name__}\.{message}"):
+        made(**fields)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "name"),
+    [*((Beliefs, name) for name in ("false_share", "strength", "slip")), (Hunches, "share"), (Hunches, "strength")],
+)
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_a_share_out_of_range_is_named_with_what_is_allowed(teacher, name, value):
+    shares = dict(false_share=0.1, strength=0.1, slip=0.1) if teacher is Beliefs else dict(share=0.1, strength=0.1)
+    with pytest.raises(ValueError, match=rf"^{teacher.__name__}\.{name} must be a number from 0 to 1, got "):
+        teacher(**shares | {name: value})
