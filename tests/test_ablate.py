@@ -428,13 +428,15 @@ def test_other_texts_are_no_seeds(text):
         seeds(text)
 
 
-SUITES = sorted(path.name for path in (ROOT / "gin" / "suites").glob("*.gin"))
+SUITES = sorted(
+    str(path.relative_to(ROOT)) for folder in ("gin", "docs/study") for path in (ROOT / folder / "suites").glob("*.gin")
+)
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_builds_and_a_run_has_the_identity_that_its_process_will_find(name):
-    suite = config.load_suite(f"suites/{name}")
-    runs = plan(of_suite(suite, f"suites/{name}"), suite.seeds, Path("unused"), config.load)
+    suite = config.load_suite(name)
+    runs = plan(of_suite(suite, name), suite.seeds, Path("unused"), config.load)
     assert len(runs) == len(suite.variants) * len(suite.seeds)
     last = runs[-1]
     assert last.identity == config.load(last.variant.files, last.variant.bindings, seed=last.seed).identity
