@@ -68,8 +68,8 @@ def _run(words: list[str]) -> int:
 
     from exgrpo_orlhf.evaluation import sets, subject
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.record import session
-    from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
+    from exgrpo_orlhf.evaluation.environment import session
+    from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
     from exgrpo_orlhf.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
@@ -103,7 +103,7 @@ def _run(words: list[str]) -> int:
     asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
     engine = _engine(arguments, model)
     out = arguments.out or ROOT / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
-    evaluation = Evaluation(
+    evaluation = EvaluationPlan(
         asker=asker,
         sets=found,
         not_run=not_run,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from exgrpo_orlhf.study.runs import Run
+    from exgrpo_orlhf.study.runs import StudyRun
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,7 +65,7 @@ def main() -> int:
         return 2
 
 
-def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path, baseline: str | None) -> int:
+def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
     import torch
 
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
@@ -110,7 +110,7 @@ def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
 
 
-def _say_failed(failed: Mapping[Run, int]) -> None:
+def _say_failed(failed: Mapping[StudyRun, int]) -> None:
     from exgrpo_orlhf.study.runner import described
 
     for run, status in failed.items():
@@ -120,7 +120,7 @@ def _say_failed(failed: Mapping[Run, int]) -> None:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
 
 
-def _jobs(runs: list[Run]) -> int:
+def _jobs(runs: list[StudyRun]) -> int:
     """As many as the cores have threads for; one where a run has a GPU or a cluster to itself."""
     import torch
 

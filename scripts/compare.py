@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     arguments = _parser().parse_args()
     from exgrpo_orlhf.files import write
-    from exgrpo_orlhf.study import figures, tables
+    from exgrpo_orlhf.study import charts, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page
     from exgrpo_orlhf.study.store import Store, StoreError
@@ -46,7 +46,7 @@ def main() -> int:
             (arguments.markdown, lambda: tables.markdown(title, compared, notes)),
             (arguments.csv, lambda: tables.values_csv(compared)),
             (arguments.curves, lambda: tables.curves_csv(compared)),
-            (arguments.png, lambda: figures.picture(compared)),
+            (arguments.png, lambda: charts.picture(compared)),
             (arguments.out, lambda: page(title, about, compared, notes)),
         )
         for path, make in outputs:

@@ -515,7 +515,7 @@ def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(warm_model,
     words = ("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
     bench(*words)
     before = timeless(tmp_path)
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.record.versions", lambda: {"torch": "another"})
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.environment.versions", lambda: {"torch": "another"})
     bench(*words)
     assert timeless(tmp_path) == before
 

@@ -11,7 +11,7 @@ from conftest import ROOT, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.curve import Curve, Run
+from exgrpo_orlhf.study.curve import Curve, TrackedRun
 from exgrpo_orlhf.study.tables import values_csv
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
@@ -23,7 +23,7 @@ from document import Document, DocumentError  # noqa: E402
 
 
 def a_curve(variant: str, seed: int, values: list[float]) -> Curve:
-    run = Run(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
+    run = TrackedRun(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
     steps = np.arange(len(values), dtype=float)
     return Curve(run, steps, np.array(values), steps * 1e6, steps * 60)
 

@@ -20,7 +20,7 @@ HEAD = ("variant", "seed", "quarter", *METRICS, *STATES)
 
 
 def rows(runs: Path) -> Iterator[dict[str, object]]:
-    """Rows of HEAD for the runs in a part's folder (<variant>/seed<n>) that replay. Columns without a value are left out.
+    """Rows of HEAD for a part's runs (<variant>/seed<n>) that replay. Columns without a value are left out.
 
     Raises ValueError for a file that is not a metrics log.
     """

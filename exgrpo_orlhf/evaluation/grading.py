@@ -21,7 +21,7 @@ _WAITING = 64  # portions: a grader that falls behind holds up the engine, not t
 Graded = list[tuple[str, Sample]]  # (benchmark, sample)
 
 
-class Grading:
+class GradingThread:
     """One thread, which waits for the graders' processes and writes what they say as soon as it is there."""
 
     def __init__(

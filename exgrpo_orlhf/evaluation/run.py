@@ -19,10 +19,10 @@ from ..files import write_json
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..stopping import Stop
-from .engines import GenerationEngine, Key, Request
+from .engines import GenerationEngine, GenerationRequest, Key
+from .environment import git_commit, now, versions
 from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, has_samples, read_config, settle
-from .grading import Grading, check_golds, verdicts_of
-from .record import git_commit, now, versions
+from .grading import GradingThread, check_golds, verdicts_of
 from .results import summarise
 from .samples import Sample, SampleFile, asked
 from .sets import BenchmarkSet
@@ -35,7 +35,7 @@ _BATCH = 256  # responses regraded at a time
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPlan:
     """What is evaluated, built and checked before anything is generated.
 
     sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of what cannot be had
@@ -103,7 +103,7 @@ class Evaluation:
 
 
 def evaluate(
-    evaluation: Evaluation, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
+    evaluation: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
 ) -> dict[str, Any] | None:
     """The results, also written to out/results.json; None if a signal came before all responses were there.
 
@@ -133,7 +133,7 @@ def evaluate(
                 file.sort()
             facts, not_run, graded_with = _with_earlier(out, evaluation)
             files = {name: files.get(name) or _file(out, name) for name in facts}
-            record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
+            record = {**evaluation.environment, **_sessions(out), **graded_with, "finished": now()}
             results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
             write_json(out / RESULTS, results)
             return results
@@ -183,8 +183,8 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
 
 
 def _generate(
-    evaluation: Evaluation,
-    requests: Sequence[Request],
+    evaluation: EvaluationPlan,
+    requests: Sequence[GenerationRequest],
     done: set[Key],
     writer: _Writer,
     begin: Callable[[dict[str, Any]], None],
@@ -203,7 +203,7 @@ def _generate(
         begin({**engine.describe(), "reproducible": engine.reproducible})
         progress = _Progress(requests, done)
         with (
-            closing(Grading(verifiers, questions, evaluation.plain, writer.write)) as grading,
+            closing(GradingThread(verifiers, questions, evaluation.plain, writer.write)) as grading,
             closing(engine.generate(requests, done)) as portions,
         ):
             writer.begin()
@@ -258,7 +258,7 @@ class _Writer:
 class _Progress:
     """A line every few seconds: what is done, how fast, when it ends."""
 
-    def __init__(self, requests: Sequence[Request], done: set[Key]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest], done: set[Key]) -> None:
         self._of = Counter(request.key[0] for request in requests)
         self._done = Counter(key[0] for key in done)
         self._began = self._said = time.perf_counter()
@@ -284,7 +284,7 @@ class _Progress:
 
 
 def _with_earlier(
-    out: Path, evaluation: Evaluation
+    out: Path, evaluation: EvaluationPlan
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
     """Facts and what was not run, with the benchmarks that were run in this folder before (in the same way: settle),
     and how they were graded again, if they were."""
@@ -306,7 +306,7 @@ def _file(out: Path, benchmark: str) -> SampleFile:
     return SampleFile(out / benchmark / SAMPLES)
 
 
-def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:
+def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:
     """What is there already. Raises FolderError for the response to another prompt."""
     done = set()
     for name, file in files.items():

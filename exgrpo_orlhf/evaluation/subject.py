@@ -17,7 +17,7 @@ from ..checkpoints import BEST, find
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
 from .benchmarks import Benchmark
-from .engines import Request
+from .engines import GenerationRequest
 from .seeds import response_seed
 from .sets import BenchmarkSet
 
@@ -151,7 +151,7 @@ class Asker:
         except (ValueError, TemplateError) as error:
             raise SubjectError(str(error).replace("Prompts.template = ", "--template ")) from error
 
-    def requests(self, sets: Sequence[BenchmarkSet]) -> list[Request]:
+    def requests(self, sets: Sequence[BenchmarkSet]) -> list[GenerationRequest]:
         """`samples` for each question, in order. Raises SubjectError where the model has no room for one."""
         requests = [request for asked in sets for request in self._of(asked)]
         if self.subject.context is not None:
@@ -169,7 +169,7 @@ class Asker:
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
         }
 
-    def _of(self, asked: BenchmarkSet) -> Iterator[Request]:
+    def _of(self, asked: BenchmarkSet) -> Iterator[GenerationRequest]:
         benchmark = asked.benchmark
         instruction = self.instruction(benchmark)
         for row, question in asked.rows:
@@ -178,7 +178,7 @@ class Asker:
                 put = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
             text, ids, messages = self._encoded(benchmark, row, put)
             for sample in range(benchmark.samples):
-                yield Request(
+                yield GenerationRequest(
                     (benchmark.name, row, sample),
                     text,
                     ids,
@@ -206,7 +206,7 @@ class Asker:
                 f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {put.prompt!r:.80}"
             ) from error
 
-    def _check_room(self, requests: Sequence[Request], context: int) -> None:
+    def _check_room(self, requests: Sequence[GenerationRequest], context: int) -> None:
         longest = max(requests, key=lambda request: len(request.prompt_ids) + request.max_tokens)
         length, tokens = len(longest.prompt_ids), longest.max_tokens
         if length + tokens <= context:

@@ -20,10 +20,10 @@ from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
 from .benchmarks import Definitions
-from .engines import Request, Response
+from .engines import GenerationRequest, Response
+from .environment import now
 from .folder import RESULTS, SAMPLES
 from .grading import sample_of
-from .record import now
 from .results import metrics, summarise
 from .samples import SampleFile
 from .seeds import response_seed
@@ -98,7 +98,7 @@ class Validation:
         rollouts = answer(self.questions, self._seeds, settings.temperature, settings.top_p)
         responses = [
             Response(
-                Request(
+                GenerationRequest(
                     (NAME, row, sample),
                     prompts.render(question),
                     tuple(prompts.encode(question)),

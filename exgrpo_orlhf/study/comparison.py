@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..evaluation.statistics import holm
-from .curve import AXES, Curve, Run
+from .curve import AXES, Curve, TrackedRun
 from .seeds import Mean, mean, paired
 
 # What is taken from every run and compared, in the metric's unit: (key, heading).
@@ -22,6 +22,7 @@ MEASURES = (
 )
 # What a run cost until its last value.
 COSTS = ("tokens", "seconds")
+Ranges = Mapping[str, tuple[float, float] | None]  # of each axis: what all runs cover, None without
 SEED = "train.seed"  # the param that must differ between the runs of a variant
 
 
@@ -30,7 +31,7 @@ class ComparisonError(ValueError):
 
 
 @dataclass(frozen=True)
-class Variant:
+class ComparedVariant:
     """Curves in the order of their seeds; values: by measure and cost, one a curve, NaN where it cannot be taken."""
 
     name: str
@@ -53,7 +54,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Difference:
+class VariantDifference:
     """variant − baseline over the seeds that both have.
 
     p: paired t test; p_holm: corrected over the variants compared by this measure; p_exact: sign flips, uncorrected.
@@ -73,10 +74,10 @@ class Comparison:
     """One metric. ranges: (low, high) of each axis that all runs cover, None without; notes: what a reader must know"""
 
     metric: str
-    variants: tuple[Variant, ...]
+    variants: tuple[ComparedVariant, ...]
     baseline: str | None
-    differences: tuple[Difference, ...]
-    ranges: Mapping[str, tuple[float, float] | None]
+    differences: tuple[VariantDifference, ...]
+    ranges: Ranges
     notes: tuple[str, ...]
 
 
@@ -95,7 +96,7 @@ def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Compa
     for name in sorted(by_variant, key=lambda name: (name != baseline, name)):
         chosen = tuple(sorted(by_variant[name], key=lambda curve: curve.run.seed))
         taken = [_measured(curve, ranges) for curve in chosen]
-        variants.append(Variant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
+        variants.append(ComparedVariant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
     differences = _differences(variants) if baseline is not None else ()
     notes = (*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ()))
     return Comparison(metric, tuple(variants), baseline, differences, ranges, notes)
@@ -110,7 +111,7 @@ def _common(curves: Sequence[Curve], axis: str) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-def _measured(curve: Curve, ranges: Mapping[str, tuple[float, float] | None]) -> dict[str, float]:
+def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
     found = {"final": curve.final}
     tokens = ranges["tokens"]
     found["equal_tokens"] = math.nan if tokens is None else curve.at("tokens", tokens[1])
@@ -123,10 +124,10 @@ def _measured(curve: Curve, ranges: Mapping[str, tuple[float, float] | None]) ->
     return found
 
 
-def _differences(variants: Sequence[Variant]) -> tuple[Difference, ...]:
+def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference, ...]:
     """Of all variants but the first, the baseline; measures in order, variants within them."""
     base, *others = variants
-    found: list[Difference] = []
+    found: list[VariantDifference] = []
     for measure, _ in MEASURES:
         theirs = dict(zip(base.seeds, base.values[measure], strict=True))
         tests = []
@@ -138,13 +139,13 @@ def _differences(variants: Sequence[Variant]) -> tuple[Difference, ...]:
                 tests.append((variant.name, seeds, paired(differences)))
         corrected = holm([test.p for _, _, test in tests])
         found += [
-            Difference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
+            VariantDifference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
             for (name, seeds, test), p_holm in zip(tests, corrected, strict=True)
         ]
     return tuple(found)
 
 
-def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[float, float] | None]) -> Iterable[str]:
+def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> Iterable[str]:
     runs = [curve.run for variant in variants for curve in variant.curves]
     if len({run.engine for run in runs}) > 1:
         yield f"runs of different engines are compared: {_by_engine(variants)}"
@@ -180,7 +181,7 @@ def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[
             )
 
 
-def _paired_notes(variants: Sequence[Variant]) -> Iterable[str]:
+def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
     base, *others = variants
     for variant in others:
         common = [seed for seed in variant.seeds if seed in base.seeds]
@@ -192,7 +193,7 @@ def _paired_notes(variants: Sequence[Variant]) -> Iterable[str]:
             yield f"{variant.name}: differences are over {_seeds(common)}, which {base.name} has too"
 
 
-def settings(variants: Sequence[Variant]) -> tuple[dict[str, list[str]], list[str]]:
+def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]], list[str]]:
     """(param -> its value in each variant, where variants differ; notes on variants whose own runs differ).
 
     Several values of one variant are joined by ' | '; a param a variant lacks is ''.
@@ -212,9 +213,9 @@ def settings(variants: Sequence[Variant]) -> tuple[dict[str, list[str]], list[st
     ]
 
 
-def newest(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
     """One run for each variant and seed, a finished one before others and the newest before older ones; notes."""
-    by_key: dict[tuple[str, int], list[Run]] = {}
+    by_key: dict[tuple[str, int], list[TrackedRun]] = {}
     for run in runs:
         by_key.setdefault((run.variant, run.seed), []).append(run)
     chosen, notes = [], []
@@ -227,7 +228,7 @@ def newest(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
     return chosen, notes
 
 
-def _by_engine(variants: Sequence[Variant]) -> str:
+def _by_engine(variants: Sequence[ComparedVariant]) -> str:
     counts = Counter((curve.run.engine, variant.name) for variant in variants for curve in variant.curves)
     found = [
         f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"

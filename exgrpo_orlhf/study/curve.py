@@ -16,7 +16,7 @@ AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """A run as the tracking server lists it.
 
     metrics: names of those it has; started: milliseconds since 1970; url: of its page, None for a local store
@@ -45,7 +45,7 @@ class Curve:
     then, without evaluation. Neither falls. None: the run has no record of them for these steps.
     """
 
-    run: Run
+    run: TrackedRun
     steps: Array
     values: Array
     tokens: Array | None

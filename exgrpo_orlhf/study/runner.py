@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..files import locked
 from ..stopping import StopRequest
-from .runs import Measured, Run, seconds_left
+from .runs import Measured, StudyRun, seconds_left
 
 log = logging.getLogger(__name__)
 SAY_EVERY = 5.0  # seconds between two lines of progress
@@ -30,7 +30,7 @@ class Runner:
     def __init__(
         self,
         group: str,
-        waiting: Sequence[Run],
+        waiting: Sequence[StudyRun],
         measured: Mapping[str, Measured],
         *,
         script: Path,
@@ -39,13 +39,13 @@ class Runner:
         tags: Mapping[str, str],
     ) -> None:
         """measured: of the runs that have begun or are finished; script: scripts/train.py; tags: of every run"""
-        self.waiting, self.running = list(waiting), dict[Run, subprocess.Popen[bytes]]()
-        self.finished, self.failed = list[Run](), dict[Run, int]()
+        self.waiting, self.running = list(waiting), dict[StudyRun, subprocess.Popen[bytes]]()
+        self.finished, self.failed = list[StudyRun](), dict[StudyRun, int]()
         self.stopped_by: signal.Signals | None = None
         self.measured = dict(measured)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
-        self._in_use = set[Run]()  # those of which it has been said
+        self._in_use = set[StudyRun]()  # those of which it has been said
 
     def go(self) -> None:
         """Until all have ended. After a first Ctrl-C or SIGTERM those that run finish their step and save; a second
@@ -74,7 +74,7 @@ class Runner:
                         process.wait()
             self.stopped_by = stop.signal if self.running or self.waiting else None
 
-    def command(self, run: Run) -> list[str]:
+    def command(self, run: StudyRun) -> list[str]:
         words = [sys.executable, str(self._script), "--resume", "--seed", str(run.seed), "--out", str(run.folder)]
         for file in run.variant.files:
             words += ["--gin", file]
@@ -108,7 +108,7 @@ class Runner:
                 )
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
 
-    def _environment(self, run: Run) -> dict[str, str]:
+    def _environment(self, run: StudyRun) -> dict[str, str]:
         threads = self._threads or (run.experiment.local.threads if run.experiment.local else None)
         return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
 

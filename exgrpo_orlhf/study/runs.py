@@ -24,7 +24,7 @@ _SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # by Ev
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StudyRun:
     """experiment: of the variant, built with the first seed; only its seed differs in the others"""
 
     variant: Variant
@@ -86,7 +86,7 @@ class Measured:
     score_name: str = ""
 
     @classmethod
-    def of(cls, run: Run) -> Measured:
+    def of(cls, run: StudyRun) -> Measured:
         """Raises ValueError for a file that is not a metrics log."""
         rows = list(MetricsLog(run.folder / "metrics.jsonl").rows())
         seconds = sum(row.get("time/step", 0.0) + row.get("time/evaluation", 0.0) for row in rows)
@@ -97,7 +97,9 @@ class Measured:
         return cls(step, seconds)
 
 
-def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Callable[..., Experiment]) -> list[Run]:
+def plan(
+    variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Callable[..., Experiment]
+) -> list[StudyRun]:
     """All runs, those of the first seed first; every configuration is built.
 
     load: config.load
@@ -112,7 +114,7 @@ def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Cal
             raise ConfigError(f"variant {variant.name}: {error}") from error
     _refuse_alike(experiments)
     return [
-        Run(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
+        StudyRun(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
         for seed in seeds
         for variant in variants
     ]
@@ -137,7 +139,7 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
-def seconds_left(runs: Sequence[Run], measured: Mapping[str, Measured], jobs: int) -> float | None:
+def seconds_left(runs: Sequence[StudyRun], measured: Mapping[str, Measured], jobs: int) -> float | None:
     """Of the runs, `jobs` at a time, at the pace of their variant's steps so far, or of all steps where it has none.
 
     measured: by the name of a run, also of finished ones. None where no step has been measured.
@@ -158,13 +160,13 @@ def seconds_left(runs: Sequence[Run], measured: Mapping[str, Measured], jobs: in
     return max(sum(work) / jobs, *work, 0.0)
 
 
-def table(runs: Sequence[Run], finished: Collection[str], measured: Mapping[str, Measured]) -> str:
+def table(runs: Sequence[StudyRun], finished: Collection[str], measured: Mapping[str, Measured]) -> str:
     """A line a variant: finished runs, for each seed the last evaluation's score or how far it is, their mean.
 
     finished, measured: by the name of a run
     """
     seeds = list(dict.fromkeys(run.seed for run in runs))
-    by_variant: dict[str, dict[int, Run]] = {}
+    by_variant: dict[str, dict[int, StudyRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant.name, {})[run.seed] = run
     lines = [("variant", "finished", *(f"seed {seed}" for seed in seeds), "mean")]
@@ -179,7 +181,7 @@ def table(runs: Sequence[Run], finished: Collection[str], measured: Mapping[str,
     return "\n".join([text[0], "  ".join("-" * width for width in widths), *text[1:]])
 
 
-def _cell(run: Run, finished: bool, measured: Mapping[str, Measured]) -> str:
+def _cell(run: StudyRun, finished: bool, measured: Mapping[str, Measured]) -> str:
     each = measured.get(run.name, Measured())
     if finished:
         return "done" if each.score is None else f"{each.score:.3f}"

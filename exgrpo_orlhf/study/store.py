@@ -7,7 +7,6 @@ bulk endpoint belongs to their web page, cuts at 25,000 values without saying so
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -17,13 +16,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..tracking.tracker import MLFLOW_ENVIRONMENT
+from ..tracking.client import all_runs, connect, without_password
 from .comparison import count, newest, some
-from .curve import Array, Curve, Run
+from .curve import Array, Curve, TrackedRun
 
 PAGE = 100  # runs: with ours, 25,000 params, metrics and tags; MLflow sends all of them, whatever is looked at
 AT_ONCE = 8  # histories
@@ -40,7 +38,7 @@ class StoreError(ValueError):
 class Selection:
     """runs: one for each variant and seed; notes: what was left out, and why"""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TrackedRun, ...]
     notes: tuple[str, ...]
 
 
@@ -51,12 +49,8 @@ class Store:
         database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
-        for name, value in MLFLOW_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        from mlflow.tracking import MlflowClient  # seconds
-
-        self.uri, self._uri = _without_password(uri), uri
-        self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
+        self.uri, self._uri = without_password(uri), uri
+        self._client = self._ask(lambda: connect(uri, create=False))
 
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
@@ -100,7 +94,7 @@ class Store:
                 raise StoreError(f"none of {count(listed)} can be compared by {metric!r}: {'; '.join(notes)}")
         return Selection(tuple(chosen), (*notes, *doubles))
 
-    def curves(self, runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[Curve]]:
+    def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
         """Each metric's curves, of the runs that have it."""
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
@@ -130,22 +124,15 @@ class Store:
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; {known}")
 
     def _pages(self, where: str, clauses: str, doing: str) -> Iterator[Any]:
-        def pages() -> Iterator[Any]:
-            token = None
-            while True:
-                page = self._ask(
-                    lambda token=token: self._client.search_runs(
-                        [where], filter_string=clauses, max_results=PAGE, page_token=token
-                    )
-                )
-                yield from page
-                token = page.token
-                if not token:
-                    return
+        runs = all_runs(self._client, where, clauses, PAGE)
 
-        return _told(pages(), doing)
+        def found() -> Iterator[Any]:
+            while (run := self._ask(lambda: next(runs, None))) is not None:
+                yield run
 
-    def _history(self, run: Run, name: str) -> tuple[Array, Array]:
+        return _told(found(), doing)
+
+    def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
         """(steps, values), (N,) each, steps increasing; of several values at a step the latest."""
         logged = self._ask(lambda: self._client.get_metric_history(run.id, name))
         at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
@@ -158,7 +145,7 @@ class Store:
             )
         return steps, values
 
-    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[Run], list[Any]]:
+    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[TrackedRun], list[Any]]:
         """(ours, those that are not: without a variant or a seed, such as evaluations of a released model)."""
         runs, unnamed = [], []
         for run in found:
@@ -169,7 +156,7 @@ class Store:
                 continue
             url = f"{self.uri}/#/experiments/{where}/runs/{info.run_id}" if self.uri.startswith("http") else None
             about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
-            runs.append(Run(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+            runs.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
         return runs, unnamed
 
     def _nothing(self, where: str, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> str:
@@ -208,7 +195,7 @@ class Store:
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
 
 
-def _curve(run: Run, measured: Any, tokens: Any, seconds: Any) -> Curve:
+def _curve(run: TrackedRun, measured: Any, tokens: Any, seconds: Any) -> Curve:
     steps, values = measured
     return Curve(run, steps, values, _tokens_at(steps, tokens), _seconds_at(steps, seconds))
 
@@ -251,7 +238,3 @@ def _quoted(value: str) -> str:
     if "'" in value and '"' in value:
         raise StoreError(f"MLflow's filters cannot hold a name with both kinds of quotes: {value}")
     return f'"{value}"' if "'" in value else f"'{value}'"
-
-
-def _without_password(uri: str) -> str:
-    return uri.replace(f"{urlsplit(uri).netloc.rpartition('@')[0]}@", "", 1) if "@" in urlsplit(uri).netloc else uri

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..evaluation.tables import NONE, aligned
-from .comparison import COSTS, MEASURES, Comparison, Variant
+from .comparison import COSTS, MEASURES, ComparedVariant, Comparison
 from .curve import Curve
 from .seeds import EXACT_UP_TO, Mean
 
@@ -155,7 +155,7 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
     return _csv(VALUES, rows)
 
 
-def _of_runs(variant: Variant, key: str) -> list[dict[str, object]]:
+def _of_runs(variant: ComparedVariant, key: str) -> list[dict[str, object]]:
     return [
         {
             **{"kind": "run", "seed": curve.run.seed, "value": None if math.isnan(value) else value},

@@ -10,7 +10,7 @@ Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """One response that is asked for.
 
     prompt: the text as rendered by the template; prompt_ids: its tokens, with which an engine begins
@@ -38,7 +38,7 @@ class Response:
     prompt_tokens: where the engine writes the prompt itself
     """
 
-    request: Request
+    request: GenerationRequest
     text: str
     tokens: int
     finish: Literal["stop", "length"]
@@ -56,7 +56,7 @@ class GenerationEngine(Protocol):
 
     reproducible: str | None
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
         """The responses to all requests but those done, in whatever order and portions they come; each exactly once.
 
         Closing the iterator early gives up what is under way. Raises EngineFailure.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import httpx
 
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 _SEEDS = 2**31  # servers differ in what they take; all take this
@@ -83,12 +83,12 @@ class ServerEngine:
                 f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {', '.join(near)}"
             )
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
         """Portions as they come: whatever has ended since the last one was taken."""
         pending = [request for request in requests if request.key not in done]
         yield from self._stream.answers(pending, self._answer, self.concurrency)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: GenerationRequest) -> Response:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -135,7 +135,7 @@ class ServerEngine:
             advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
         return EngineFailure(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
 
-    def _response(self, request: Request, answer: httpx.Response) -> Response:
+    def _response(self, request: GenerationRequest, answer: httpx.Response) -> Response:
         where = "/".join(map(str, request.key))
         try:
             content = answer.json()

@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .engine import Request, Response
+from .engine import GenerationRequest, Response
 
 _LAST_WORDS = 10.0  # seconds that what is given up gets to say so to its engine
+
+
+Answer = Callable[[GenerationRequest], Awaitable[Response]]
 
 
 class Stream:
@@ -29,7 +32,10 @@ class Stream:
         await self._stop.wait()
 
     def answers(
-        self, requests: Sequence[Request], answer: Callable[[Request], Awaitable[Response]], at_once: int
+        self,
+        requests: Sequence[GenerationRequest],
+        answer: Answer,
+        at_once: int,
     ) -> Iterator[list[Response]]:
         """Every response that has come since the last portion was taken; the next request begins when one ends.
 
@@ -60,8 +66,8 @@ class Stream:
 
     async def _answer_all(
         self,
-        requests: Sequence[Request],
-        answer: Callable[[Request], Awaitable[Response]],
+        requests: Sequence[GenerationRequest],
+        answer: Answer,
         at_once: int,
         came: queue.SimpleQueue[Any],
     ) -> None:

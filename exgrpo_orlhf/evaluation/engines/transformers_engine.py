@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ...engines.local.generation import end_tokens, generate
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 
 
 class TransformersEngine:
@@ -59,13 +59,13 @@ class TransformersEngine:
             "bits of the logits differ, and seldom a token"
         )
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
         for chunk in self._chunks(requests):
             if all(request.key in done for request in chunk):
                 continue
             yield self._answer(chunk, done)
 
-    def _answer(self, chunk: Sequence[Request], done: Collection[Key]) -> list[Response]:
+    def _answer(self, chunk: Sequence[GenerationRequest], done: Collection[Key]) -> list[Response]:
         first = chunk[0]
         try:
             rollouts = generate(
@@ -93,10 +93,10 @@ class TransformersEngine:
             if request.key not in done
         ]
 
-    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+    def _chunks(self, requests: Sequence[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """Of one benchmark and setting each; prompts of similar length, so that little is padding."""
 
-        def setting(request: Request) -> tuple[Any, ...]:
+        def setting(request: GenerationRequest) -> tuple[Any, ...]:
             return request.key[0], request.temperature, request.top_p, request.max_tokens
 
         for _, alike in groupby(requests, setting):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 # Read when vLLM is imported, here and in its processes; what the user has set stays.
@@ -105,14 +105,14 @@ class VllmEngine:
         self.reproducible = _reproducible(cpu)
         self._stream = Stream()
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
         """Portions as they come: whatever has ended since the last one was taken."""
         pending = [request for request in requests if request.key not in done]
         self._check_lengths(pending)
         at_once = _QUEUE * self._replicas * self._config.scheduler_config.max_num_seqs
         yield from self._stream.answers(pending, self._answer, at_once)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: GenerationRequest) -> Response:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -145,7 +145,7 @@ class VllmEngine:
     def _death(self) -> EngineFailure:
         return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {_GO_ON}")
 
-    def _check_lengths(self, requests: Sequence[Request]) -> None:
+    def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
         for request in requests:
             asked = len(request.prompt_ids) + request.max_tokens
