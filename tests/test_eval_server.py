@@ -231,9 +231,9 @@ def test_attempts_come_to_an_end():
         (error(400, "context is 512 tokens"), "context is 512 tokens"),
         ((400, {}, "plain words"), "plain words"),
         ((422, {}, {"detail": [{"msg": "field required"}]}), "field required"),
-        ((200, {}, "<html>"), "does not speak the protocol.*<html>"),
-        ((200, {}, {"choices": []}), "does not speak the protocol"),
-        ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not speak the protocol.*usage"),
+        ((200, {}, "<html>"), "does not follow the protocol.*<html>"),
+        ((200, {}, {"choices": []}), "does not follow the protocol"),
+        ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not follow the protocol.*usage"),
     ],
 )
 def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):

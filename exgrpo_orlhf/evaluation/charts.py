@@ -35,7 +35,7 @@ WIDTH = 1120  # of a chart over the whole page
 PANEL = (270, 200)  # width and height of a small one
 BINS = 24
 _VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "exgrpo",  # the same chart is the same text
     "text.parse_math": False,  # a $ in a name is a $

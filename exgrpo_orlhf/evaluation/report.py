@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 from ..files import write
 from . import charts
 from .charts import NAMES, SERIES, Point
-from .folder import ResultsFolder
+from .folder import Results, ResultsFolder
 from .page import legend, page, panels, read, said, table, wide
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, Results, interval, largest, means, notes, of_questions, percent, shortfall
+from .tables import NONE, interval, largest, means, notes, of_questions, percent, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)

@@ -1,4 +1,4 @@
-"""A batch evaluation from beginning to end: what is missing is generated, graded and written; then the results."""
+"""A batch evaluation: generate, grade and write the missing responses, then compute the results."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _BATCH = 256  # responses regraded at a time
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is evaluated, built and checked before anything is generated.
+    """What is evaluated. It is built and checked before anything is generated.
 
-    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of what cannot be had
-    limit: of questions; plain: grade by math-verify's plain recipe too
-    timeout: seconds for a verdict; workers: grading processes, 0: one a core
-    engine: what of the engine must stay the same when the evaluation is continued
-    groups: all benchmarks of each group, asked for or not
-    record: what else is to be known of it all; session: of this process (record.py)
+    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of sets that cannot be had
+    limit: on questions, None for all; plain: also grade by math-verify's plain recipe
+    timeout: seconds for a verdict; workers: grading processes, 0 for one per core
+    engine: settings of the engine that must stay the same when the evaluation is continued
+    groups: all benchmarks of each group, requested or not
+    record: further facts for results.json; session: of this process (environment.py)
     """
 
     asker: Asker
@@ -70,7 +70,7 @@ class EvaluationPlan:
         }
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Of each benchmark, what its results say beside what was measured."""
+        """What the entry of each benchmark in results.json says besides what is measured."""
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
         return {
             asked.benchmark.name: {
@@ -90,7 +90,7 @@ class EvaluationPlan:
         }
 
     def each(self) -> dict[str, dict[str, Any]]:
-        """What those of each benchmark depend on."""
+        """What the responses to each benchmark depend on, and GROWS."""
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens")
         return {
             asked.benchmark.name: {
@@ -105,11 +105,20 @@ class EvaluationPlan:
 def evaluate(
     evaluation: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
 ) -> dict[str, Any] | None:
-    """The results, also written to out/results.json; None if a signal came before all responses were there.
+    """Evaluate, or continue the evaluation in a folder.
 
-    engine: makes it; called only if a response is missing
-    Raises BenchmarkError, SubjectError, FolderError, SampleError, before anything is generated; EngineFailure,
-    GradingError, after which what was finished is there.
+    Args:
+        evaluation: what to evaluate.
+        out: the folder.
+        engine: makes the engine; called only if a response is missing.
+        stop: a signal ends the evaluation after the responses under way.
+
+    Returns:
+        The results, which are also written to out/results.json; None if a signal came before the last response.
+
+    Raises:
+        BenchmarkError, SubjectError, FolderError, SampleError: before anything is generated.
+        EngineFailure, GradingError: the responses finished before are saved.
     """
     try:
         check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
@@ -133,7 +142,7 @@ def evaluate(
                 file.sort()
             facts, not_run, graded_with = _with_earlier(out, evaluation)
             files = {name: files.get(name) or _file(out, name) for name in facts}
-            record = {**evaluation.environment, **_sessions(out), **graded_with, "finished": now()}
+            record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
             results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
             write_json(out / RESULTS, results)
             return results
@@ -142,9 +151,10 @@ def evaluate(
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
-    """New verdicts for the responses that are there, by today's graders, and new results. No model.
+    """Grade the saved responses again, without a model, and compute new results.
 
-    A file of samples is as before or graded anew, whenever this ends. Raises FolderError, SampleError, GradingError.
+    If this is interrupted, each file of samples is either the old one or the new one. Raises FolderError, SampleError,
+    GradingError.
     """
     with claim(out, resume=True):
         try:
@@ -191,10 +201,12 @@ def _generate(
     make_engine: Callable[[], GenerationEngine],
     stop: Stop,
 ) -> None:
-    """Whatever ends it, an engine's failure too: what was finished is graded and written. begin: takes what the engine
-    says of itself"""
+    """Generate, grade and write. Finished responses are graded and written however this ends.
+
+    begin: is called with the engine's description before it generates
+    """
     if done:
-        log.info("%d of %d responses are there already", len(done), len(requests))
+        log.info("%d of %d responses exist already", len(done), len(requests))
     limits = evaluation.timeout, evaluation.workers
     verifiers = {asked.benchmark.name: asked.benchmark.grader(*limits) for asked in evaluation.sets}
     questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
@@ -215,7 +227,7 @@ def _generate(
 
 
 def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engine: dict[str, Any]) -> None:
-    """Write down what generates from now on. Raises FolderError where its numbers would be of another kind."""
+    """Record the session that generates from now on. Raises FolderError if its dtype is another than before."""
     path = out / SESSIONS
     sessions = json.loads(path.read_text(encoding="utf-8")) if continues and path.exists() else []
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != engine.get("dtype"):
@@ -228,20 +240,20 @@ def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engin
 
 
 def _sessions(out: Path) -> dict[str, Any]:
-    """Of the last session that generated, and of all where they differ."""
+    """The record of the last session, and of all sessions if they differ."""
     sessions = json.loads((out / SESSIONS).read_text(encoding="utf-8"))
     return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
 
 
 class _Writer:
-    """Graded samples to their files, and the time they took."""
+    """Writes graded samples to their files, and the time they took."""
 
     def __init__(self, files: Mapping[str, SampleFile], times: Times) -> None:
         self._files, self._times = files, times
         self.begin()
 
     def begin(self) -> None:
-        """Time counts from now on: the engine is there."""
+        """Start measuring time, when the engine is ready."""
         self._last = time.perf_counter()
 
     def write(self, graded: Sequence[tuple[str, Sample]]) -> None:
@@ -256,7 +268,7 @@ class _Writer:
 
 
 class _Progress:
-    """A line every few seconds: what is done, how fast, when it ends."""
+    """Logs a line every few seconds: responses done, speed, time left."""
 
     def __init__(self, requests: Sequence[GenerationRequest], done: set[Key]) -> None:
         self._of = Counter(request.key[0] for request in requests)
@@ -286,8 +298,10 @@ class _Progress:
 def _with_earlier(
     out: Path, evaluation: EvaluationPlan
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
-    """Facts and what was not run, with the benchmarks that were run in this folder before (in the same way: settle),
-    and how they were graded again, if they were."""
+    """(facts, not_run, graded_with), including benchmarks that were run in this folder before.
+
+    `settle` has checked that they were run in the same way. graded_with: how they were regraded, {} if they were not
+    """
     facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
     if (out / RESULTS).exists():
         before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
@@ -307,7 +321,7 @@ def _file(out: Path, benchmark: str) -> SampleFile:
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:
-    """What is there already. Raises FolderError for the response to another prompt."""
+    """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
         for (row, sample), what in file.done.items():

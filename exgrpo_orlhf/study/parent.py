@@ -40,7 +40,7 @@ class Parent:
         self._said = False
 
     def open(self, tags: Mapping[str, str]) -> None:
-        """Find the parent or make it. Its identity is on disk before it exists, so a kill in between makes no second one."""
+        """Find the parent or make it. Its identity is written first, so a kill in between makes no second one."""
         self._attempt(lambda: self._open(tags))
 
     def lacking(self, runs: Sequence[StudyRun]) -> list[StudyRun]:

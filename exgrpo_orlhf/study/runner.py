@@ -1,6 +1,6 @@
 """Runs a study: a process of scripts/train.py for each run, a bounded number at a time.
 
-What has been done is on the disk alone (runs.py): a study that was stopped or killed goes on when it is started again.
+The state of a study is on disk only (runs.py), so a study that was stopped or killed continues when started again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_EVERY = 0.1  # seconds between two looks at the processes
 
 
 class Runner:
-    """waiting, running, finished: the runs; failed: with their exit status; stopped_by: the signal that ended it"""
+    """waiting, running, finished, failed: the runs, failed ones with exit status; stopped_by: the signal that ended it"""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class Runner:
         threads: int | None,
         tags: Mapping[str, str],
     ) -> None:
-        """measured: of the runs that have begun or are finished; script: scripts/train.py; tags: of every run"""
+        """measured: by name, of runs that have begun or finished; script: scripts/train.py; tags: of every run"""
         self.waiting, self.running = list(waiting), dict[StudyRun, subprocess.Popen[bytes]]()
         self.finished, self.failed = list[StudyRun](), dict[StudyRun, int]()
         self.stopped_by: signal.Signals | None = None
         self.measured = dict(measured)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
-        self._in_use = set[StudyRun]()  # those of which it has been said
+        self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
-        """Until all have ended. After a first Ctrl-C or SIGTERM those that run finish their step and save; a second
-        one kills them: what their checkpoints do not have is done again."""
+        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second one kills them;
+        steps after their last checkpoint are then repeated."""
         said = time.monotonic()
-        with StopRequest("the running ones finish their step and save; the same command goes on later") as stop:
+        with StopRequest("the running ones finish their step and save; the same command continues later") as stop:
             try:
                 while self.running or (self.waiting and not stop.signal):
                     if not stop.signal:
@@ -89,14 +89,14 @@ class Runner:
             if len(self.running) == self._jobs:
                 return
             run.folder.mkdir(parents=True, exist_ok=True)
-            if _in_use(run.folder):  # by a process that a killed study left dying, or that was started by hand
+            if _in_use(run.folder):  # by a dying process of a killed study, or one started by hand
                 if run not in self._in_use:
                     log.warning("%s waits: another process trains in %s", run.name, run.folder)
                     self._in_use.add(run)
                 continue
             self.waiting.remove(run)
             run.note_failure(None)
-            # In a group of its own: Ctrl-C in the terminal would reach it too, and two of them end it without saving.
+            # In its own process group: else Ctrl-C in the terminal would reach it too, and two end it without saving.
             with (run.folder / "run.log").open("ab") as file:
                 self.running[run] = subprocess.Popen(
                     [sys.executable, "-P", "-m", "exgrpo_orlhf.study.child", str(os.getpid()), *self.command(run)],

@@ -52,6 +52,8 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         experiment = client.get_experiment_by_name(name)  # another process was first
+    if experiment is None:
+        raise RuntimeError(f"experiment {name!r} vanished while it was looked up")
     if experiment.lifecycle_stage == "deleted":
         raise RuntimeError(
             f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "

@@ -1,4 +1,4 @@
-"""What can answer a benchmark's prompts: transformers, vLLM, a server."""
+"""Engines that answer a benchmark's prompts: transformers, vLLM, a server."""
 
 from .engine import EngineFailure, GenerationEngine, GenerationRequest, Key, Response
 
