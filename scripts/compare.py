@@ -5,8 +5,8 @@
     python scripts/compare.py --experiment exgrpo --group paper --metric eval/avg --out compare.html --png compare.png
 
 Runs come from MLflow (MLFLOW_TRACKING_URI, --uri, else the project's mlflow.db): with --group the children of that
-group, by their tags variant and seed; without it all runs that have the metric, with their gin files as the variant.
-Exit status: 0, or 2 where nothing can be compared.
+group, by their tags variant and seed; without it all runs with the metric, with their gin files as the variant.
+Exit status: 0, or 2 if nothing can be compared.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metric", action="append", metavar="NAME", help="repeatable; higher is better (default eval/greedy_accuracy)"
     )
-    parser.add_argument("--baseline", metavar="VARIANT", help="what the others are compared with, seed by seed")
-    parser.add_argument("--filter", metavar="TEXT", help="also in MLflow's language: \"params.`train.steps` = '200'\"")
-    parser.add_argument("--unfinished", action="store_true", help="take runs that failed, were stopped or still run")
+    parser.add_argument("--baseline", metavar="VARIANT", help="the others are compared with it, seed by seed")
+    parser.add_argument(
+        "--filter", metavar="TEXT", help="further, in MLflow's language: \"params.`train.steps` = '200'\""
+    )
+    parser.add_argument("--unfinished", action="store_true", help="include runs that failed, were stopped or still run")
     parser.add_argument("--uri", help="tracking server or sqlite:///FILE")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="one page with tables, charts and the runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables")

@@ -704,7 +704,7 @@ def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_mod
     monkeypatch.setattr(sets, "commit", unreachable)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     message = refused(bench, tmp_path, "--model", warm_model, "--benchmarks", "chains,gpqa")
-    assert "benchmark 'gpqa' cannot be had: Idavidrein/gpqa is gated: accept its terms" in message
+    assert "benchmark 'gpqa' is not available: Idavidrein/gpqa is gated: accept its terms" in message
 
 
 def unreachable(set_id: str, *_: object) -> str:

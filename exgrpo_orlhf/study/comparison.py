@@ -164,7 +164,7 @@ def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> 
     last = Counter(int(curve.steps[-1]) for variant in variants for curve in variant.curves)
     if len(last) > 1:
         named = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
-        yield f"the last {metric} is not at the same step in all runs, and 'final' compares them in spite of that: {named}"
+        yield f"the last {metric} is not at the same step in all runs, but 'final' compares them: {named}"
     for axis in ("tokens", "seconds"):
         without = [str(c.run) for v in variants for c in v.curves if c.along(axis) is None]
         if without:

@@ -62,7 +62,7 @@ class Parent:
         except Exception as error:  # whatever MLflow, its database or the network came up with
             if not self._said:
                 log.warning(
-                    "MLflow: %s. The runs go on. When it answers, start the same command again to send what it lacks",
+                    "MLflow: %s. Training continues. Start the same command again later to send what is missing",
                     first_line(error),
                 )
             self._said = True

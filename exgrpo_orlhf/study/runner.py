@@ -25,7 +25,7 @@ LOOK_EVERY = 0.1  # seconds between two looks at the processes
 
 
 class Runner:
-    """waiting, running, finished, failed: the runs, failed ones with exit status; stopped_by: the signal that ended it"""
+    """waiting, running, finished, failed: the runs, failed ones with status; stopped_by: the signal that ended it"""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Runner:
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
-        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second one kills them;
-        steps after their last checkpoint are then repeated."""
+        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them, and
+        steps after their last checkpoint are repeated later."""
         said = time.monotonic()
         with StopRequest("the running ones finish their step and save; the same command continues later") as stop:
             try:
@@ -128,7 +128,7 @@ class Runner:
             else:
                 self.failed[run] = status
                 run.note_failure(status)
-                log.error("%s failed (%s); the others go on", run.name, described(status))
+                log.error("%s failed (%s); the others continue", run.name, described(status))
 
     def _say(self) -> None:
         for run in self.running:

@@ -55,8 +55,8 @@ class Store:
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
     ) -> Selection:
-        """The runs to compare: the children of a group (runs with a tag `variant`), else all runs whose last value of one
-        of the metrics is a number.
+        """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
+        last value of one of the metrics.
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
@@ -204,7 +204,8 @@ def _tokens_at(steps: Array, history: tuple[Array, Array] | None) -> Array | Non
     """Tokens at these steps, interpolated. They never fall, although a resumed run may repeat steps."""
     if history is None or not history[0][0] <= steps[0] <= steps[-1] <= history[0][-1]:
         return None
-    return np.interp(steps, history[0], np.maximum.accumulate(history[1]))
+    tokens: Array = np.interp(steps, history[0], np.maximum.accumulate(history[1]))
+    return tokens
 
 
 def _seconds_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
