@@ -1,12 +1,28 @@
-"""Read the charts of a page back: which marks there are, and where they lie."""
+"""Open a page in a browser, and read its charts back: which marks there are, and where they lie."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-SVG = "{http://www.w3.org/2000/svg}"
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]:
+    """The page's DOM after its script has run, and what it wrote to the console."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
+    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
+    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
+    return done.stdout.decode("utf-8"), console
 
 
 def charts(dom: str, kind: str) -> list[Element]:

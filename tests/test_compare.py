@@ -7,9 +7,7 @@ import importlib.util
 import io
 import math
 import re
-import shutil
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -20,7 +18,7 @@ import pytest
 import scipy.stats
 from conftest import ROOT
 from drawn_charts import charts as drawn_charts
-from drawn_charts import horizontal, of_class, points
+from drawn_charts import horizontal, of_class, opened, points
 from mlflow.entities import Metric, Param
 from mlflow.store.tracking.dbmodels import models
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -34,7 +32,6 @@ from exgrpo_orlhf.study.curve import Curve, TrackedRun, band
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
 from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 METRIC, OLD = "eval/avg", "eval/old"
 STEPS = 20
 RATES = {"on_policy": 100, "paper": 125, "official": 120, "ours": 150, "weak": 200}  # tokens a step
@@ -493,16 +490,6 @@ def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
 
 
 # --- the page
-
-
-def opened(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000"]
-    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
-    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
-    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
-    return done.stdout.decode("utf-8"), console
 
 
 def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path, monkeypatch):

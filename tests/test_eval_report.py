@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections import Counter
 from html import unescape
 from pathlib import Path
 
 import pytest
-from drawn_charts import charts, height, horizontal, of_class, points, texts, width
+from drawn_charts import charts, height, horizontal, of_class, opened, points, texts, width
 from results_builder import make_results
 
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}
 UNGRADED = ("timeout", "error")
@@ -52,17 +50,6 @@ def disagree(sample: dict) -> bool:
 def well_formed(text: str) -> str:
     """As a browser shows it: half a surrogate pair is no character."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
-def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]:
-    """The page's DOM after its script has run, and what it wrote to the console."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
-    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
-    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
-    return done.stdout.decode("utf-8"), console
 
 
 def driven(page: Path, tmp_path: Path, script: str, state: str = "") -> str:

@@ -90,8 +90,9 @@ def _row(cells: Sequence[str], left: int) -> str:
     return f"<tr>{inner}</tr>"
 
 
-def panels(charts: Sequence[str]) -> str:
-    return f'<div class="panels">{"".join(charts)}</div>'
+def panels(charts: Sequence[str], more: str = "") -> str:
+    """Charts side by side. more: "three" for three in a row"""
+    return f'<div class="panels {more}">{"".join(charts)}</div>'
 
 
 def wide(chart: str) -> str:

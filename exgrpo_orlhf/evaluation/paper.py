@@ -10,9 +10,6 @@ from typing import Any
 from .folder import Results
 from .tables import NONE, model_name, percent, shortfall
 
-# Columns and their average are each rounded to 0.1, so they may differ by 0.05 + 0.05.
-ROUNDING = 0.1 + 1e-9
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -32,19 +29,6 @@ class Paper:
     titles: dict[str, str]
     averages: dict[str, list[str]]
     rows: dict[tuple[str, str], dict[str, float]]
-
-    def backbones(self) -> list[str]:
-        return list(dict.fromkeys(backbone for backbone, _ in self.rows))
-
-    def uneven(self) -> list[tuple[str, str, str, float, float]]:
-        """(backbone, method, average, printed, from its columns) that differ by more than rounding."""
-        found = []
-        for (backbone, method), row in self.rows.items():
-            for average, of in self.averages.items():
-                mean = sum(row[column] for column in of) / len(of)
-                if abs(mean - row[average]) > ROUNDING:
-                    found.append((backbone, method, average, row[average], round(mean, 1)))
-        return found
 
 
 def read_paper(path: Path) -> Paper:
@@ -70,14 +54,12 @@ def read_paper(path: Path) -> Paper:
     )
 
 
-def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str:
-    """A markdown table: our row with its intervals above the paper's rows (of one backbone, or all).
+def markdown(results: Results, paper: Paper) -> str:
+    """A markdown table: our row with its intervals above the paper's rows.
 
     A * marks a departure from the paper's protocol (part of the rows, other samples or sampling), which a footnote
-    explains. An average is given only if all its columns were run whole. Raises ValueError for an unknown backbone.
+    explains. An average is given only if all its columns were run whole.
     """
-    if backbone is not None and backbone not in paper.backbones():
-        raise ValueError(f"no backbone {backbone!r} in {paper.source}; there are {', '.join(paper.backbones())}")
     values, intervals, plain, footnotes = [], [], [], []
     for column, name in paper.titles.items():
         if column in paper.averages:
@@ -98,8 +80,7 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
         ["by math-verify's plain recipe", *plain],
     ]
     for (model, method), row in paper.rows.items():
-        if backbone in (None, model):
-            lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
+        lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
     text = ["| " + " | ".join(line) + " |" for line in lines]
     text += ["", f"{NONE}: not run, or no average. \\*: not as in the paper.", "", *(f"- {note}" for note in footnotes)]
     text += [

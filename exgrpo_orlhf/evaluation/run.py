@@ -91,14 +91,10 @@ class EvaluationPlan:
 
     def each(self) -> dict[str, dict[str, Any]]:
         """What the responses to each benchmark depend on, and GROWS."""
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens")
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
-            asked.benchmark.name: {
-                **{name: getattr(asked.benchmark, name) for name in names},
-                "rows": asked.found,
-                "limit": self.limit,
-            }
-            for asked in self.sets
+            benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
+            for benchmark, known in self.facts().items()
         }
 
 

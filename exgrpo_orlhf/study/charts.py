@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.charts import PALETTE, SERIES, WIDTH, Drawing, drawing, short
 from .comparison import MEASURES, Comparison
-from .curve import AXES, band
+from .curve import AXES, Array, band
 from .tables import UNITS, interval, number, plus_minus
 
 if TYPE_CHECKING:
@@ -46,13 +46,20 @@ def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None)
         title = f"{comparison.metric} against {NAMES[axis]}" if only is None else only[-1]
         axes = chart.axes(46, 14, 28, 42, title=short(title, 50))
         drawn = _curves(chart, axes, comparison, axis, only)
+        for classes, name, x, mean in drawn:
+            for at, value in zip(x, mean, strict=True):
+                if len(x) <= 60:  # dots to point at
+                    (dot,) = axes.plot(at, value, "o", markersize=3.6, color=PALETTE[classes[:2]])
+                    chart.mark(dot, f"knot series {classes}", f"{name}: {number(value)}")
         return chart.svg(title, "learning") if drawn else None
 
 
-def _curves(chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None) -> bool:
-    """Draw each variant's mean with its interval, and its seeds as thin lines. Returns whether there was any.
+def _curves(
+    chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None
+) -> list[tuple[str, str, Array, Array]]:
+    """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
 
-    More variants than colours are drawn as means alone.
+    Returns (style, name, x, mean) of the curves drawn.
     """
     unit, size = UNITS[axis]
     axes.set(xlabel=unit, ylim=_range(comparison))
@@ -72,7 +79,7 @@ def _curves(chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only:
         (line,) = axes.plot(x, found.mean, linewidth=1.8, label=variant.name, **look)
         chart.mark(line, f"curve {classes}", variant.name)
     axes.set_xlim(left=0)
-    return bool(drawn)
+    return [(style(i), variant.name, found.x / size, found.mean) for i, variant, found in drawn]
 
 
 def finals(comparison: Comparison) -> str:

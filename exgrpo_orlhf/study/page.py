@@ -43,7 +43,7 @@ def _metric(comparison: Comparison) -> str:
         html.legend(names, "hover"),
         "<h3>Learning curves</h3>",
         html.said("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
-        html.panels([chart for axis in AXES if (chart := charts.curves(comparison, axis))]),
+        html.panels([chart for axis in AXES if (chart := charts.curves(comparison, axis))], "three"),
         _each(comparison),
         "<h3>By seed</h3>",
         html.said("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),
@@ -65,9 +65,8 @@ def _each(comparison: Comparison) -> str:
     about = (
         f"There are more variants than colours: above are means alone, here all{beside}, against {charts.NAMES[axis]}."
     )
-    return html.said(about) + html.panels(
-        [chart for name in names if (chart := charts.curves(comparison, axis, [*first, name]))]
-    )
+    panels = [chart for name in names if (chart := charts.curves(comparison, axis, [*first, name]))]
+    return html.said(about) + html.panels(panels, "three")
 
 
 def _table(table: Table) -> str:

@@ -48,7 +48,7 @@ class Runner:
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
-        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them, and
+        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them:
         steps after their last checkpoint are repeated later."""
         said = time.monotonic()
         with StopRequest("the running ones finish their step and save; the same command continues later") as stop:

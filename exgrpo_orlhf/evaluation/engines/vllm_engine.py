@@ -40,16 +40,12 @@ class VllmEngine:
         tensor_parallel: int = 1,
         replicas: int = 1,
         gpu_memory: float = 0.9,
-        max_model_len: int | None = None,
-        seed: int = 0,
     ) -> None:
         """Start vLLM.
 
         Args:
             dtype: 'auto' is the checkpoint's.
             gpu_memory: share of each GPU's memory.
-            max_model_len: tokens of prompt and response; None: as much of the context as the cache has room for.
-            seed: of everything that has no seed of its own.
 
         Raises:
             EngineFailure: vLLM is not installed, GPUs are missing, or the model cannot be loaded.
@@ -88,8 +84,8 @@ class VllmEngine:
                     dtype=dtype,
                     tensor_parallel_size=tensor_parallel,
                     data_parallel_size=replicas,
-                    max_model_len=-1 if max_model_len is None else max_model_len,  # -1: as much as fits
-                    seed=seed,
+                    max_model_len=-1,  # as much of the context as the cache has room for
+                    seed=0,  # of everything that has no seed of its own
                     enable_prefix_caching=True,
                     generation_config="vllm",
                     disable_log_stats=True,
