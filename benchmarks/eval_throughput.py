@@ -40,10 +40,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-from exgrpo_orlhf.evaluation.engines import GenerationEngine, Key, Request, Response
+from exgrpo_orlhf.evaluation.engines import GenerationEngine, GenerationRequest, Key, Response
 from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
 from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
-from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
+from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
 from exgrpo_orlhf.questions.prompts import Prompts
 
 GOAL = 0.05
@@ -64,7 +64,7 @@ def main() -> int:
         )
         asked = sets.load(benchmark, (arguments.data, sets.DATASETS), arguments.limit)
         asker = subject.Asker(model, Prompts(template="plain"), seed=0)
-        evaluation = Evaluation(
+        evaluation = EvaluationPlan(
             asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
             engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, record={}, session={},
         )  # fmt: skip
@@ -120,12 +120,12 @@ class Answering:
     def __init__(self, engine: GenerationEngine, answers: dict[int, str]) -> None:
         self._engine, self._answers, self.reproducible = engine, answers, engine.reproducible
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
         for portion in self._engine.generate(requests, done):
             yield [replace(response, text=self._solution(response)) for response in portion]
 
     @staticmethod
-    def is_right(request: Request) -> bool:
+    def is_right(request: GenerationRequest) -> bool:
         _, row, sample = request.key
         return (row + sample) % 2 == 1
 
@@ -142,11 +142,11 @@ class Answering:
         """The next round needs it."""
 
 
-def bare_vllm(engine: VllmEngine, requests: Sequence[Request]) -> None:
+def bare_vllm(engine: VllmEngine, requests: Sequence[GenerationRequest]) -> None:
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    async def one(i: int, request: Request) -> None:
+    async def one(i: int, request: GenerationRequest) -> None:
         params = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -165,7 +165,7 @@ def bare_vllm(engine: VllmEngine, requests: Sequence[Request]) -> None:
     engine._stream.run(everything())
 
 
-def bare_transformers(engine: TransformersEngine, requests: Sequence[Request]) -> None:
+def bare_transformers(engine: TransformersEngine, requests: Sequence[GenerationRequest]) -> None:
     for chunk in engine._chunks(requests):
         generate(
             engine.model,

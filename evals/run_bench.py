@@ -7,10 +7,10 @@
     python evals/run_bench.py compare results/a results/b
     python evals/run_bench.py report results/a results/b --html out.html
 
-An evaluation is a folder: samples.jsonl of each benchmark, results.json, paper.md, report.html. What is there is not
-generated again: the same command continues after Ctrl-C, a kill or a crash. docs/evaluation.md has the rest.
-Exit status: 0 when all that could be had was evaluated, 128 + signal when a signal ended it, 1 for an engine or grader
-that failed on the way, 2 for what cannot be evaluated, said before anything is generated.
+An evaluation is a folder: samples.jsonl of each benchmark, results.json, paper.md, report.html. Responses that exist
+are not generated again: the same command continues after Ctrl-C, a kill or a crash. See docs/evaluation.md.
+Exit status: 0 if all available benchmarks were evaluated, 128 + signal if a signal ended it, 1 if an engine or grader
+failed, 2 if something is wrong before anything is generated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     except (EngineFailure, GradingError) as error:
-        print(f"error: {error}\nWhat was finished before is saved; the same command continues.", file=sys.stderr)
+        print(f"error: {error}\nFinished responses are saved; the same command continues.", file=sys.stderr)
         return 1
     except (ValueError, OSError, RunFolderError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -68,8 +68,8 @@ def _run(words: list[str]) -> int:
 
     from exgrpo_orlhf.evaluation import sets, subject
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.record import session
-    from exgrpo_orlhf.evaluation.run import Evaluation, evaluate
+    from exgrpo_orlhf.evaluation.environment import session
+    from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
     from exgrpo_orlhf.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
@@ -78,9 +78,7 @@ def _run(words: list[str]) -> int:
         return _list(definitions)
     names = [name.strip() for name in (arguments.benchmarks or "").split(",") if name.strip()]
     if not arguments.suite and not names:
-        raise ValueError(
-            f"what shall be run? Give --suite or --benchmarks; there are {', '.join(definitions.benchmarks)}"
-        )
+        raise ValueError(f"nothing to run: give --suite or --benchmarks; there are {', '.join(definitions.benchmarks)}")
     if not arguments.model:
         parser.error("--model is required")
     if absent := [folder for folder in arguments.data if not folder.is_dir()]:
@@ -95,15 +93,15 @@ def _run(words: list[str]) -> int:
             found.append(sets.load(benchmark, arguments.data, arguments.limit))
         except sets.Unavailable as error:
             if benchmark.name in names:
-                raise ValueError(f"benchmark {benchmark.name!r} cannot be had: {error}") from error
+                raise ValueError(f"benchmark {benchmark.name!r} is not available: {error}") from error
             logging.warning("%s is not run: %s", benchmark.title, error)
             not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
     if not found:
-        raise ValueError("none of the benchmarks can be had; --data FOLDER says where sets are")
+        raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
     asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
     engine = _engine(arguments, model)
     out = arguments.out or ROOT / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
-    evaluation = Evaluation(
+    evaluation = EvaluationPlan(
         asker=asker,
         sets=found,
         not_run=not_run,
@@ -127,7 +125,7 @@ def _run(words: list[str]) -> int:
         session=session(),
     )
     logging.info("%d benchmarks, %d questions → %s", len(found), sum(len(each.rows) for each in found), out)
-    with StopRequest("what is under way is finished and saved, then the evaluation ends") as stop:
+    with StopRequest("responses under way are finished and saved, then the evaluation ends") as stop:
         results = evaluate(evaluation, out, engine, stop)
     if results is None:
         print(f"stopped; the same command continues {out}", file=sys.stderr)
@@ -145,12 +143,12 @@ def _list(definitions: Any) -> int:
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str, str]]:
-    """The model, how it was trained to be asked, and of a server what it is known by."""
+    """(the model, the prompt settings of its training, the settings of a server)."""
     from exgrpo_orlhf.evaluation import subject
 
     if arguments.engine != "openai":
         if arguments.tokenizer:
-            raise ValueError("--tokenizer is for --engine openai: any other model has its own tokenizer beside it")
+            raise ValueError("--tokenizer is for --engine openai: other engines load the model's own tokenizer")
         return *subject.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
@@ -166,12 +164,12 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
-    """As the command line says, else as the checkpoint was trained, else as its tokenizer would have it."""
+    """Prompts by the command line, else as the checkpoint was trained, else by its tokenizer."""
     from exgrpo_orlhf.questions.prompts import Prompts
 
     if model.tokenizer is None:
         if arguments.template:
-            raise ValueError("--template has no place with --api chat: the server writes the prompts")
+            raise ValueError("--template cannot be used with --api chat: the server renders the prompts")
         return Prompts(template="chat", system=arguments.system)
     default = "chat" if model.tokenizer.chat_template else "plain"
     template = arguments.template or trained_with.get("template", default)
@@ -183,7 +181,7 @@ def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, 
 
 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
-    """Makes the engine; what can be known to be wrong with it is said now."""
+    """A function that makes the engine. What can be checked before is checked now."""
     if arguments.engine == "auto":
         import importlib.util
 
@@ -224,7 +222,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
 
 
 def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """Tables, report, MLflow."""
+    """Write tables and report, and log to MLflow."""
     from exgrpo_orlhf.evaluation import mlflow_log, report, tables
 
     _beside_the_paper(out, results)
@@ -238,7 +236,7 @@ def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -
 
 
 def _beside_the_paper(out: Path, results: dict[str, Any]) -> None:
-    """paper.md, where a benchmark of the paper's was run."""
+    """Write paper.md if a benchmark of the paper was run."""
     from exgrpo_orlhf.evaluation import paper
 
     table = paper.read_paper(PAPER)
@@ -249,20 +247,20 @@ def _beside_the_paper(out: Path, results: dict[str, Any]) -> None:
 def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint's folder, hub id, or the server's name for it")
-    parser.add_argument("--list", action="store_true", help="name the benchmarks and suites, and end")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and suites, and exit")
     parser.add_argument("--suite", help="a list of benchmarks by name: paper, math, general, quick, chains")
     parser.add_argument("--benchmarks", help="names, separated by commas")
-    parser.add_argument("--limit", type=_positive, help="so many questions of each, the same ones every time")
+    parser.add_argument("--limit", type=_positive, help="at most that many questions of each, the same ones every time")
     parser.add_argument("--out", type=Path, help="folder (default: results/<model>-<suite> of the project)")
     parser.add_argument(
-        "--data", type=Path, action="append", default=[], metavar="FOLDER", help="where sets are, looked at first"
+        "--data", type=Path, action="append", default=[], metavar="FOLDER", help="a folder with sets, searched first"
     )
     parser.add_argument(
         "--definitions", type=Path, action="append", default=[], metavar="FILE", help="benchmarks of your own, as TOML"
     )
-    sampling = parser.add_argument_group("in place of what the benchmarks say")
+    sampling = parser.add_argument_group("in place of the benchmarks' settings")
     sampling.add_argument("--samples", type=_positive, help="responses to each question")
-    sampling.add_argument("--temperature", type=float, help="0 is greedy, with one sample unless --samples says more")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy decoding, with one sample by default")
     sampling.add_argument("--top-p", type=float)
     sampling.add_argument("--max-tokens", type=_positive, help="of a response")
     prompts = parser.add_argument_group("prompts")
@@ -286,7 +284,7 @@ def _run_parser() -> argparse.ArgumentParser:
         "--key-variable", default="OPENAI_API_KEY", help="openai: the environment variable that holds the key"
     )
     _add_grading(parser)
-    parser.add_argument("--no-mlflow", action="store_true", help="write files alone")
+    parser.add_argument("--no-mlflow", action="store_true", help="write files only")
     parser.add_argument("--experiment", default="exgrpo-eval", help="MLflow experiment of models without a run")
     return parser
 
@@ -294,15 +292,15 @@ def _run_parser() -> argparse.ArgumentParser:
 def _add_grading(parser: argparse.ArgumentParser) -> None:
     grading = parser.add_argument_group("grading")
     grading.add_argument("--timeout", type=float, default=5.0, help="seconds for an answer (default 5)")
-    grading.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
-    grading.add_argument("--one-grader", action="store_true", help="without math-verify's plain recipe beside ours")
+    grading.add_argument("--workers", type=int, default=0, help="processes (default: one per core)")
+    grading.add_argument("--one-grader", action="store_true", help="do not grade by math-verify's plain recipe too")
 
 
 # -- on results -------------------------------------------------------------------------------------------------------
 
 
 def _regrade(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="run_bench.py regrade", description="Grade saved responses again: no model.")
+    parser = argparse.ArgumentParser(prog="run_bench.py regrade", description="Grade saved responses again.")
     parser.add_argument("folder", type=Path)
     _add_grading(parser)
     arguments = parser.parse_args(words)
@@ -322,7 +320,7 @@ def _compare(words: list[str]) -> int:
     )
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the comparison here")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.compare import compare

@@ -23,7 +23,7 @@ import torch
 
 from . import checkpoints, experience
 from .engines.engine import Engine, NonFiniteUpdate, UpdateStats
-from .evaluation.record import session
+from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .progress import Clock, Progress

@@ -5,11 +5,11 @@
     python scripts/ablate.py --gin base.gin ablation_no_entropy.gin --with engines/local_gpu.gin --seeds 0,1 --group a
     python scripts/ablate.py --gin base.gin --grid 'ReplayMixer.rho=0.25,0.5,0.75' --seeds 0-2 --group rho --dry-run
 
-Runs go to runs/<group>/<variant>/seed<k>/ and, below one parent run, to MLflow. The same command goes on where it was
-stopped or killed: finished runs are skipped, failed ones are tried again with --retry. Ctrl-C and SIGTERM let the
-running ones finish their step and save; a second one kills them.
-Exit status: 0 when all runs are finished, 1 if one failed, 128 + signal when a signal ended it, 2 for what cannot be
-run, said before anything starts.
+Runs go to runs/<group>/<variant>/seed<k>/ and, below one parent run, to MLflow. The same command continues a
+study that was stopped or killed: finished runs are skipped, failed ones are tried again with --retry. After Ctrl-C or
+SIGTERM the running ones finish their step and save; a second signal kills them.
+Exit status: 0 if all runs are finished, 1 if one failed, 128 + signal if a signal ended it, 2 if something is wrong
+before anything starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from exgrpo_orlhf.study.runs import Run
+    from exgrpo_orlhf.study.runs import StudyRun
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +50,7 @@ def main() -> int:
             for v in over_grid(variants, arguments.grid)
         ]
         if not suite and not arguments.group:
-            raise ValueError("a list of gin files has no name of its own: give --group NAME")
+            raise ValueError("a list of gin files has no name: give --group NAME")
         group = arguments.group or Path(arguments.suite).stem
         check_name(group, "--group")
         out = arguments.out or ROOT / "runs" / group
@@ -65,7 +65,7 @@ def main() -> int:
         return 2
 
 
-def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path, baseline: str | None) -> int:
+def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
     import torch
 
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
@@ -79,7 +79,7 @@ def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path
         parent.open({"gin": arguments.suite or " ".join(arguments.gin)} | ({"baseline": baseline} if baseline else {}))
         for run in parent.lacking(finished):
             finished.remove(run)
-            print(f"{run.name} is trained, but not to its end in MLflow: it is sent again", file=sys.stderr)
+            print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]
@@ -97,7 +97,7 @@ def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path
 
     torch.set_num_threads(arguments.threads or 1)
     for run in waiting:
-        run.experiment.model.prepare()  # here, once: each of the first processes would warm it up for itself
+        run.experiment.model.prepare()  # once, here: else each of the first processes would warm it up
     runner.go()
     failed |= runner.failed
     finished += runner.finished
@@ -110,7 +110,7 @@ def _study(arguments: argparse.Namespace, runs: list[Run], group: str, out: Path
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
 
 
-def _say_failed(failed: Mapping[Run, int]) -> None:
+def _say_failed(failed: Mapping[StudyRun, int]) -> None:
     from exgrpo_orlhf.study.runner import described
 
     for run, status in failed.items():
@@ -120,8 +120,8 @@ def _say_failed(failed: Mapping[Run, int]) -> None:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
 
 
-def _jobs(runs: list[Run]) -> int:
-    """As many as the cores have threads for; one where a run has a GPU or a cluster to itself."""
+def _jobs(runs: list[StudyRun]) -> int:
+    """As many runs as there are cores for their threads; one if a run uses a GPU or a cluster."""
     import torch
 
     local = [run.experiment.local for run in runs]
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--suite", metavar="FILE", help="gin file that binds Suite.variants, such as gin/suites/paper.gin"
     )
     what.add_argument(
-        "--gin", nargs="+", metavar="FILE", help="a variant each; FILE+FILE combines, the later file wins"
+        "--gin", nargs="+", metavar="FILE", help="one variant per FILE; FILE+FILE combines files, the later one wins"
     )
     parser.add_argument(
         "--with", dest="with_", nargs="+", default=[], metavar="FILE", help="gin files for every run, such as a layout"
@@ -156,19 +156,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grid", action="append", default=[], metavar="NAME=VALUE,…",
-        help="every variant with each of these values; given again, with each combination",
+        help="every variant with each of these values; repeated: with each combination",
     )  # fmt: skip
     parser.add_argument("--seeds", type=seed_list, help="0-7 or 0,3,5 (default: the suite's, else 0)")
     parser.add_argument(
         "--jobs",
         type=_positive,
-        help="runs at a time (default: what the cores have threads for; 1 on GPU and OpenRLHF)",
+        help="runs at a time (default: as many as there are cores for; 1 on GPU and OpenRLHF)",
     )
     parser.add_argument("--threads", type=_positive, help="CPU threads of each process (default: LocalEngine.threads)")
-    parser.add_argument("--group", help="name of the study on the disk and in MLflow (default: the suite's file's)")
+    parser.add_argument("--group", help="name of the study on disk and in MLflow (default: that of the suite's file)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/<group> of the project)")
-    parser.add_argument("--retry", action="store_true", help="run failed ones again, from their last checkpoint")
-    parser.add_argument("--dry-run", action="store_true", help="say what is done, and what would run for how long")
+    parser.add_argument("--retry", action="store_true", help="run failed ones again from their last checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="show what is done, what would run, and for how long")
     return parser
 
 

@@ -5,8 +5,8 @@
     python scripts/compare.py --experiment exgrpo --group paper --metric eval/avg --out compare.html --png compare.png
 
 Runs come from MLflow (MLFLOW_TRACKING_URI, --uri, else the project's mlflow.db): with --group the children of that
-group, by their tags variant and seed; without it all runs that have the metric, with their gin files as the variant.
-Exit status: 0, or 2 where nothing can be compared.
+group, by their tags variant and seed; without it all runs with the metric, with their gin files as the variant.
+Exit status: 0, or 2 if nothing can be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     arguments = _parser().parse_args()
     from exgrpo_orlhf.files import write
-    from exgrpo_orlhf.study import figures, tables
+    from exgrpo_orlhf.study import charts, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page
     from exgrpo_orlhf.study.store import Store, StoreError
@@ -46,7 +46,7 @@ def main() -> int:
             (arguments.markdown, lambda: tables.markdown(title, compared, notes)),
             (arguments.csv, lambda: tables.values_csv(compared)),
             (arguments.curves, lambda: tables.curves_csv(compared)),
-            (arguments.png, lambda: figures.picture(compared)),
+            (arguments.png, lambda: charts.picture(compared)),
             (arguments.out, lambda: page(title, about, compared, notes)),
         )
         for path, make in outputs:
@@ -66,9 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metric", action="append", metavar="NAME", help="repeatable; higher is better (default eval/greedy_accuracy)"
     )
-    parser.add_argument("--baseline", metavar="VARIANT", help="what the others are compared with, seed by seed")
-    parser.add_argument("--filter", metavar="TEXT", help="also in MLflow's language: \"params.`train.steps` = '200'\"")
-    parser.add_argument("--unfinished", action="store_true", help="take runs that failed, were stopped or still run")
+    parser.add_argument("--baseline", metavar="VARIANT", help="the others are compared with it, seed by seed")
+    parser.add_argument(
+        "--filter", metavar="TEXT", help="further, in MLflow's language: \"params.`train.steps` = '200'\""
+    )
+    parser.add_argument("--unfinished", action="store_true", help="include runs that failed, were stopped or still run")
     parser.add_argument("--uri", help="tracking server or sqlite:///FILE")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="one page with tables, charts and the runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables")

@@ -61,6 +61,7 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
                     "sample": sample,
                     "id": f"{rng.getrandbits(128):032x}",
                     "seed": 2**62 + 1 + row * samples + sample,
+                    "question": f"Question {row} of {key}?",
                     "prompt": f"<|im_start|>user\nQuestion {row} of {key}: what is $\\sqrt{{{gold}^2}}$?<|im_end|>\n",
                     "gold": gold,
                     "response": TEXTS[(row * samples + sample) % len(TEXTS)] % gold,

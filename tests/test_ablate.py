@@ -272,7 +272,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     measured = (out / "base" / "seed0" / "metrics.jsonl").read_bytes()
     assert ablate(store, *command) == 1
     shown = capsys.readouterr()
-    assert "base/seed0 is trained, but not to its end in MLflow: it is sent again" in shown.err
+    assert "base/seed0 is trained, but MLflow lacks some of it: it is sent again" in shown.err
     assert (out / "base" / "seed0" / "metrics.jsonl").read_bytes() == measured
     assert "borrows/seed0 failed (exit status 1)" in shown.err
     assert (out / "borrows" / "seed0" / "run.log").read_bytes() == tried, "not without --retry"
@@ -428,13 +428,15 @@ def test_other_texts_are_no_seeds(text):
         seeds(text)
 
 
-SUITES = sorted(path.name for path in (ROOT / "gin" / "suites").glob("*.gin"))
+SUITES = sorted(
+    str(path.relative_to(ROOT)) for folder in ("gin", "docs/study") for path in (ROOT / folder / "suites").glob("*.gin")
+)
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_builds_and_a_run_has_the_identity_that_its_process_will_find(name):
-    suite = config.load_suite(f"suites/{name}")
-    runs = plan(of_suite(suite, f"suites/{name}"), suite.seeds, Path("unused"), config.load)
+    suite = config.load_suite(name)
+    runs = plan(of_suite(suite, name), suite.seeds, Path("unused"), config.load)
     assert len(runs) == len(suite.variants) * len(suite.seeds)
     last = runs[-1]
     assert last.identity == config.load(last.variant.files, last.variant.bindings, seed=last.seed).identity

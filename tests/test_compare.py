@@ -7,19 +7,18 @@ import importlib.util
 import io
 import math
 import re
-import shutil
 import socket
-import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import scipy.stats
 from conftest import ROOT
+from drawn_charts import charts as drawn_charts
+from drawn_charts import horizontal, of_class, opened, points
 from mlflow.entities import Metric, Param
 from mlflow.store.tracking.dbmodels import models
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -27,13 +26,12 @@ from mlflow.tracking import MlflowClient
 from test_tracking import Server
 
 from exgrpo_orlhf.evaluation.statistics import holm
-from exgrpo_orlhf.study import figures, page, seeds, tables
+from exgrpo_orlhf.study import charts, page, seeds, tables
 from exgrpo_orlhf.study.comparison import MEASURES, ComparisonError, compare, settings
-from exgrpo_orlhf.study.curve import Curve, Run, band
+from exgrpo_orlhf.study.curve import Curve, TrackedRun, band
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
-from exgrpo_orlhf.tracking.tracker import MLFLOW_ENVIRONMENT
+from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 METRIC, OLD = "eval/avg", "eval/old"
 STEPS = 20
 RATES = {"on_policy": 100, "paper": 125, "official": 120, "ours": 150, "weak": 200}  # tokens a step
@@ -138,7 +136,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def made(variant: str, seed: int, values, steps=None, engine="local", tokens=100, seconds=2.0, **params) -> Curve:
     steps = np.arange(0.0, 10 * len(values), 10) if steps is None else np.array(steps, float)
     name = f"{variant}-{seed}"
-    run = Run(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset([METRIC]), None)
+    run = TrackedRun(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset([METRIC]), None)
     along = [None if rate is None else steps * rate for rate in (tokens, seconds)]
     return Curve(run, steps, np.array(values, float), *along)
 
@@ -472,7 +470,7 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
     assert "NaN" not in tables.values_csv([found, once]).replace("nan", "NaN")
     for shown in (found, once):
         assert page.page("t", "a", [shown], []).startswith("<!doctype html>")
-        assert figures.picture([shown]).startswith(b"\x89PNG")
+        assert charts.picture([shown]).startswith(b"\x89PNG")
 
 
 def test_bands_are_means_with_intervals_where_all_seeds_are():
@@ -494,39 +492,25 @@ def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
 # --- the page
 
 
-def opened(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000"]
-    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
-    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
-    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
-    return done.stdout.decode("utf-8"), console
-
-
 def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path, monkeypatch):
     out = tmp_path / "page.html"
     chosen = ["--uri", server.uri, "--group", "paper", "--metric", METRIC, "--baseline", "on_policy"]
     assert main(monkeypatch, *chosen, "--out", out) == 0
     dom, console = opened(out, tmp_path)
     assert console == []
-    charts = {
-        kind: [ElementTree.fromstring(svg) for svg in re.findall(rf'<svg class="chart {kind}".*?</svg>', dom, re.S)]
-        for kind in ("learning", "finals", "differences")
-    }
-    assert {kind: len(drawn) for kind, drawn in charts.items()} == {"learning": 3, "finals": 1, "differences": 1}
-    of_class = lambda chart, name: [node for node in chart.iter() if name in node.get("class", "").split()]
-    for chart in charts["learning"]:
+    drawn = {kind: drawn_charts(dom, kind) for kind in ("learning", "finals", "differences")}
+    assert {kind: len(found) for kind, found in drawn.items()} == {"learning": 3, "finals": 1, "differences": 1}
+    for chart in drawn["learning"]:
         assert len(of_class(chart, "band")) == len(of_class(chart, "curve")) == 5
         assert len(of_class(chart, "thin")) == 40
-    (dots,) = charts["finals"]
-    assert len(of_class(dots, "dot")) == 40
-    assert len(of_class(dots, "part")) == 1  # weak, seed 3
-    ticks = [(float(node.text), float(node.get("x"))) for node in of_class(dots, "tick")]
-    (zero, left), (end, right) = ticks[0], ticks[-1]
-    places = [round(left + (right - left) * (final(v, s) - zero) / (end - zero), 1) for v in RISES for s in range(8)]
-    assert sorted(float(dot.get("cx")) for dot in of_class(dots, "dot")) == pytest.approx(sorted(places), abs=0.11)
-    (forest,) = charts["differences"]
+    (last,) = drawn["finals"]
+    dots = of_class(last, "dot")
+    assert len(dots) == 40
+    assert len(of_class(last, "part")) == 1  # weak, seed 3
+    (zero, left), (end, right) = horizontal(last)
+    places = [left + (right - left) * (final(v, s) - zero) / (end - zero) for v in RISES for s in range(8)]
+    assert sorted(points(dot)[0][0] for dot in dots) == pytest.approx(sorted(places), abs=0.11)
+    (forest,) = drawn["differences"]
     assert len(of_class(forest, "whisker")) == 4 * len(MEASURES)
     assert len(set(re.findall(rf'href="{server.uri}/#/experiments/\d+/runs/(\w{{32}})"', dom))) == 40
     for svg in re.findall(r"<svg.*?</svg>", dom, re.S):
@@ -544,4 +528,6 @@ def test_more_variants_than_colours_get_a_panel_each():
     curves = [made(f"v{v:02}", seed, [0.1, 0.3 + v / 50 + seed / 100]) for v in range(20) for seed in (0, 1)]
     text = page.page("t", "a", [compare(METRIC, curves, "v03")], [])
     assert len(re.findall('<svg class="chart learning"', text)) == 3 + 19
-    assert len(re.findall('class="series m3 d2"', text)) == 3 + 1 + 1  # v19: together, its own panel, by seed
+    assert (
+        len(re.findall('class="(?:curve|mean) series m3 d2"', text)) == 3 + 1 + 1
+    )  # v19: together, its own panel, by seed

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections import Counter
 from html import unescape
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
+from drawn_charts import charts, height, horizontal, of_class, opened, points, texts, width
 from results_builder import make_results
 
+from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
-from exgrpo_orlhf.evaluation.results_folder import VERDICTS, Line, ResultsFolder, choose
+from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}
 UNGRADED = ("timeout", "error")
@@ -53,17 +52,6 @@ def well_formed(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
-def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]:
-    """The page's DOM after its script has run, and what it wrote to the console."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
-    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
-    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
-    return done.stdout.decode("utf-8"), console
-
-
 def driven(page: Path, tmp_path: Path, script: str, state: str = "") -> str:
     """The DOM after a further script, on a copy of the page without the policy that would forbid it."""
     text = page.read_text(encoding="utf-8")
@@ -72,14 +60,6 @@ def driven(page: Path, tmp_path: Path, script: str, state: str = "") -> str:
     copy = tmp_path / "driven.html"
     copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
     return opened(copy, tmp_path, state)[0]
-
-
-def charts(dom: str, kind: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(svg) for svg in re.findall(rf'<svg class="chart {kind}".*?</svg>', dom, re.DOTALL)]
-
-
-def of_class(chart: ElementTree.Element, *wanted: str) -> list[ElementTree.Element]:
-    return [node for node in chart.iter() if set(wanted) <= set(node.get("class", "").split())]
 
 
 def listed(dom: str) -> list[str]:
@@ -100,41 +80,39 @@ def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path
     dom, console = opened(page, tmp_path)
     assert console == []
     chart = charts(dom, "intervals")[0]
-    ticks = [node for node in of_class(chart, "tick") if (node.text or "").isdigit()]
-    (zero, left), (end, right) = ((float(node.text), float(node.get("x"))) for node in (ticks[0], ticks[-1]))
+    (zero, left), (end, right) = horizontal(chart)
     place = lambda share: left + (right - left) * (100 * share - zero) / (end - zero)
     expected, drawn = [], []
     for model, folder in enumerate(folders):
         for key in ResultsFolder.read(folder).results["benchmarks"]:
             average = ResultsFolder.read(folder).results["benchmarks"][key]["avg"]
             expected.append((f"m{model}", *(round(place(average[b]), 1) for b in ("value", "low", "high"))))
-    for group in of_class(chart, "point"):
-        (dot,), (whisker,) = of_class(group, "dot"), of_class(group, "whisker")
-        numbers = [float(n) for n in (dot.get("cx"), whisker.get("x1"), whisker.get("x2"))]
-        drawn.append((group.get("class").split()[1], *(round(n, 1) for n in numbers)))
+    for dot, whisker in zip(of_class(chart, "dot"), of_class(chart, "whisker"), strict=True):
+        assert dot.get("class").split()[1] == whisker.get("class").split()[1]
+        ((low, _), (high, _)), ((middle, _),) = points(whisker), points(dot)
+        drawn.append((dot.get("class").split()[1], *(round(n, 1) for n in (middle, low, high))))
     assert len(drawn) == len(expected) == 4
     for mine, theirs in zip(sorted(drawn), sorted(expected), strict=True):
         assert mine[0] == theirs[0]
         assert mine[1:] == pytest.approx(theirs[1:], abs=0.11)
     assert len(of_class(chart, "dot", "part")) == 1  # AMC: 10 of 83
-    assert sum("not run" in (node.text or "") for node in of_class(chart, "tick")) == 2
+    assert sum("not run" in text for text in texts(chart)) == 2
 
 
 def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     dom, _ = opened(page, tmp_path)
     curves = charts(dom, "curves")
     assert len(curves) == 2  # AIME24 and AMC; MATH-500 was answered once
-    points = [curve.get("points").split() for curve in of_class(curves[0], "curve") if "maj" not in curve.get("class")]
-    assert [len(p) for p in points] == [4, 4]  # k = 1, 2, 4, 8 for two models
-    for curve in points:
-        heights = [float(point.split(",")[1]) for point in curve]
+    drawn = [points(curve) for curve in of_class(curves[0], "curve")]
+    assert [len(curve) for curve in drawn] == [4, 4]  # k = 1, 2, 4, 8 for two models
+    for curve in drawn:
+        heights = [y for _, y in curve]
         assert heights == sorted(heights, reverse=True)  # pass@k never falls
     assert len(of_class(curves[0], "maj")) == 2
 
     every = [(folder, key) for folder in folders for key in ResultsFolder.read(folder).lines]
     assert len(charts(dom, "lengths")) == len(every) == 4
-    bars = sum(float(bar.get("height")) for bar in of_class(charts(dom, "lengths")[0], "bar", "correct"))
-    others = sum(float(bar.get("height")) for bar in of_class(charts(dom, "lengths")[0], "bar", "other"))
+    bars, others = (sum(map(height, of_class(charts(dom, "lengths")[0], "bar", what))) for what in ("correct", "other"))
     verdicts = Counter(sample["verdict"] for sample in lines(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
 
@@ -144,7 +122,7 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     )
     widths = Counter()
     for segment in of_class(stacked, "segment"):
-        widths[segment.get("y")] += float(segment.get("width"))
+        widths[points(segment)[0][1]] += width(segment)
     assert len(widths) == 4
     assert max(widths.values()) - min(widths.values()) < 0.1
     cut = sum(any(s["finish"] == "length" for s in lines(folder, key)) for folder, key in every)

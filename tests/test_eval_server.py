@@ -19,7 +19,7 @@ import pytest
 import torch
 from test_eval_vllm import greedy_by_transformers, needs_vllm, request, tiny_model
 
-from exgrpo_orlhf.evaluation.engines import EngineFailure, Request, Response
+from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest, Response
 from exgrpo_orlhf.evaluation.engines.server import ServerEngine
 
 KEY = "sk-secret"
@@ -103,9 +103,9 @@ def asking(url: str, api: str = "completions", **settings: Any) -> Iterator[Serv
         engine.close()
 
 
-def requests(n: int) -> list[Request]:
+def requests(n: int) -> list[GenerationRequest]:
     return [
-        Request(
+        GenerationRequest(
             key=("set", i, 0),
             prompt=f"prompt {i}",
             prompt_ids=(1, 2, 3, i),
@@ -135,7 +135,7 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> A
     return status, headers or {}, {"error": {"message": message}}
 
 
-def everything(engine: ServerEngine, asked: list[Request], done=()) -> dict[Any, Response]:
+def everything(engine: ServerEngine, asked: list[GenerationRequest], done=()) -> dict[Any, Response]:
     responses = [response for portion in engine.generate(asked, done) for response in portion]
     assert len({response.request.key for response in responses}) == len(responses), "an answer came twice"
     return {response.request.key: response for response in responses}
@@ -231,9 +231,9 @@ def test_attempts_come_to_an_end():
         (error(400, "context is 512 tokens"), "context is 512 tokens"),
         ((400, {}, "plain words"), "plain words"),
         ((422, {}, {"detail": [{"msg": "field required"}]}), "field required"),
-        ((200, {}, "<html>"), "does not speak the protocol.*<html>"),
-        ((200, {}, {"choices": []}), "does not speak the protocol"),
-        ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not speak the protocol.*usage"),
+        ((200, {}, "<html>"), "does not follow the protocol.*<html>"),
+        ((200, {}, {"choices": []}), "does not follow the protocol"),
+        ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not follow the protocol.*usage"),
     ],
 )
 def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):

@@ -91,7 +91,13 @@ def test_what_the_engine_and_the_checker_say_is_said(tmp_path):
 def test_the_papers_averages_follow_from_its_columns_but_for_one():
     """GPG-Zero's OOD average is printed so in the paper; its columns have mean 53.7."""
     assert len(PAPER.rows) == 25
-    assert PAPER.uneven() == [("Qwen2.5-Math-7B", "GPG-Zero", "ood_avg", 41.6, 53.7)]
+    uneven = []
+    for model, row in PAPER.rows.items():
+        for average, of in PAPER.averages.items():
+            mean = sum(row[column] for column in of) / len(of)
+            if abs(mean - row[average]) > 0.1 + 1e-9:  # both are rounded to 0.1
+                uneven.append((*model, average, row[average], round(mean, 1)))
+    assert uneven == [("Qwen2.5-Math-7B", "GPG-Zero", "ood_avg", 41.6, 53.7)]
 
 
 def test_the_papers_columns_are_the_suite(tmp_path):
@@ -124,7 +130,7 @@ def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
 
 
 def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_path):
-    text = markdown(make_results(tmp_path / "mine", PARTLY, REASONS), PAPER, "Llama-3.1-8B")
+    text = markdown(make_results(tmp_path / "mine", PARTLY, REASONS), PAPER)
     ours = cells(text, "**mine, step 120**")
     assert "\\*" not in ours[0]
     assert ours[1].endswith("\\*")
@@ -135,8 +141,6 @@ def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_p
     assert "- AMC: 10 questions of 10 rows, 83 are official; avg@4, avg@32 in the paper." in text
     assert "- MATH-500: not run (no math500 here)." in text
     assert "- ID avg: no average, because not all of it was run whole (AIME25: 5 of 12 questions; AMC:" in text
-    assert len(re.findall(r"^\| Llama-3.1-8B, ", text, re.MULTILINE)) == 3
-    assert "Qwen" not in text
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_p
 def test_other_sampling_marks_the_column_and_its_average(tmp_path, field, value, said):
     results = make_results(tmp_path / "mine", WHOLE)
     results["benchmarks"]["gpqa"][field] = value
-    text = markdown(results, PAPER, "Llama-3.1-8B")
+    text = markdown(results, PAPER)
     ours = cells(text, "**mine, step 120**")
     assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [8, 10]
     assert f"- GPQA: {said}." in text
@@ -154,7 +158,7 @@ def test_other_sampling_marks_the_column_and_its_average(tmp_path, field, value,
 
 def test_a_set_that_is_another_than_the_papers_is_marked_and_the_plain_recipes_score_stands_below(tmp_path):
     results = make_results(tmp_path / "mine", WHOLE)
-    text = markdown(results, PUBLISHED, "Llama-3.1-8B")
+    text = markdown(results, PUBLISHED)
     ours = cells(text, "**mine, step 120**")
     assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [5, 6]
     assert "- Olympiad: 12 questions, 675 in the paper's file." in text
@@ -163,13 +167,8 @@ def test_a_set_that_is_another_than_the_papers_is_marked_and_the_plain_recipes_s
     assert plain[1] == "–"
 
 
-def test_an_unknown_backbone_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"no backbone 'GPT-2' in arXiv 2510.02245; there are Qwen2.5-Math-7B, "):
-        markdown(make_results(tmp_path / "mine", PARTLY), PAPER, "GPT-2")
-
-
 def test_a_models_name_does_not_break_the_table(tmp_path):
     results = make_results(tmp_path / "mine", PARTLY)
     results["record"]["model"]["run"] = "a|b"
-    text = markdown(results, PAPER, "Llama-3.1-8B")
+    text = markdown(results, PAPER)
     assert "| **a\\|b, step 120** |" in text

@@ -18,7 +18,7 @@ from test_real_questions import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.evaluation.engines import EngineFailure, Request, Response
+from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest, Response
 from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # importing it takes 15 s
@@ -48,19 +48,19 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-def request(i: int, temperature: float = 1.0, max_tokens: int = 100) -> Request:
+def request(i: int, temperature: float = 1.0, max_tokens: int = 100) -> GenerationRequest:
     """Prompts of 3 to 240 tokens; every second one begins with the same 200, which the cache then holds."""
     rng = random.Random(i)
     ids = [1 + (7 * k) % 90 for k in range(200)] if i % 2 else []
     ids += [rng.randrange(1, TOKENS) for _ in range(rng.randrange(3, 40))]
     messages = (("user", f"question-{i}"),)
     top_p = 1.0 if i % 3 else 0.9
-    return Request(
+    return GenerationRequest(
         ("set", i // 2, i % 2), "", tuple(ids), messages, rng.getrandbits(31), max_tokens, temperature, top_p
     )
 
 
-def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[str]:
+def greedy_by_transformers(folder: Path, requests: Sequence[GenerationRequest]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [request.prompt_ids for request in requests]

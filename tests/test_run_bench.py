@@ -515,7 +515,7 @@ def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(warm_model,
     words = ("--model", warm_model, *CHAINS, "--limit", 4, "--out", tmp_path)
     bench(*words)
     before = timeless(tmp_path)
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.record.versions", lambda: {"torch": "another"})
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.environment.versions", lambda: {"torch": "another"})
     bench(*words)
     assert timeless(tmp_path) == before
 
@@ -704,7 +704,7 @@ def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_mod
     monkeypatch.setattr(sets, "commit", unreachable)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     message = refused(bench, tmp_path, "--model", warm_model, "--benchmarks", "chains,gpqa")
-    assert "benchmark 'gpqa' cannot be had: Idavidrein/gpqa is gated: accept its terms" in message
+    assert "benchmark 'gpqa' is not available: Idavidrein/gpqa is gated: accept its terms" in message
 
 
 def unreachable(set_id: str, *_: object) -> str:

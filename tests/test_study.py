@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,20 @@ import pytest
 from conftest import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.study import luck, quarters
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.curve import Curve, Run
-from exgrpo_orlhf.study.document import Document, DocumentError
+from exgrpo_orlhf.study.curve import Curve, TrackedRun
 from exgrpo_orlhf.study.tables import values_csv
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 FIGURES = ROOT / "docs" / "study"
+sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
+import luck  # noqa: E402
+import quarters  # noqa: E402
+from document import Document, DocumentError  # noqa: E402
 
 
 def a_curve(variant: str, seed: int, values: list[float]) -> Curve:
-    run = Run(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
+    run = TrackedRun(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
     steps = np.arange(len(values), dtype=float)
     return Curve(run, steps, np.array(values), steps * 1e6, steps * 60)
 

@@ -1,4 +1,4 @@
-"""scripts/study.py from runs to document: stopped and started again, every run once, every figure from its files."""
+"""docs/study/build.py from runs to document: stopped and started again, every run once, every figure from its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
 
-from exgrpo_orlhf.study.document import Document
+STUDY = ROOT / "docs" / "study"
+sys.path.insert(0, str(STUDY))
+from document import Document  # noqa: E402
 
 STEPS = 32
 TEXT = "{{mean study_weak paper final}}, {{quarter study_weak paper 4 age}}\n"
@@ -29,7 +31,9 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     """A copy of the code with one small part and a short text."""
     for name in ("exgrpo_orlhf", "gin", "scripts", "evals"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "docs" / "study").mkdir(parents=True)
+    (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
+    for path in STUDY.glob("*.py"):
+        shutil.copy(path, tmp_path / "docs" / "study")
     (tmp_path / "docs" / "study" / "text.md").write_text(TEXT, encoding="utf-8")
     more = ("Tracking.enabled = True", f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 50")
     lines = [
@@ -39,7 +43,7 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
         "Suite.baseline = 'on_policy'",
         "Suite.seeds = (0, 1)",
     ]
-    (tmp_path / "gin" / "suites" / "study_weak.gin").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "docs" / "study" / "suites" / "study_weak.gin").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return tmp_path
 
 
@@ -51,7 +55,7 @@ def start(project: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
     def begin() -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(project / "scripts" / "study.py"), "--only", "study_weak", "--jobs", "1"],
+            [sys.executable, str(project / "docs" / "study" / "build.py"), "--only", "study_weak", "--jobs", "1"],
             env={**environment, "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
             cwd=project,
             process_group=0,
@@ -99,7 +103,8 @@ def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_
 
     figures = project / "docs" / "study"
     names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv", ".png")}
-    assert {path.name for path in figures.iterdir()} == {"text.md", *names}
+    written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert written == {"text.md", *names}
     written = (project / "docs" / "study.md").read_text(encoding="utf-8")
     assert written == Document(figures).fill(TEXT)
     with (figures / "study_weak.csv").open(encoding="utf-8", newline="") as file:
@@ -122,7 +127,7 @@ def test_a_signal_that_a_script_ends_well_in_spite_of_starts_no_other(project: P
 
 def test_a_place_without_a_figure_leaves_the_old_document(project: Path) -> None:
     (project / "docs" / "study.md").write_text("old", encoding="utf-8")
-    command = [sys.executable, "scripts/study.py", "--document"]
+    command = [sys.executable, "docs/study/build.py", "--document"]
     found = subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True)
     assert found.returncode == 2
     assert found.stderr.decode().startswith("error: docs/study/text.md: ")

@@ -17,8 +17,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
-from exgrpo_orlhf.tracking.tracker import MLFLOW_ENVIRONMENT, MetricsLog, MlflowTracker
+from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
 
 ROOT = Path(__file__).parents[1]
 FAST = Tracking(flush_seconds=0.05)

@@ -1,1 +1,1 @@
-"""Benchmarks and validation: what is asked, who answers, how sure the score is, and what it looks like."""
+"""Benchmarks and validation: questions, engines that answer them, scores with intervals, reports."""

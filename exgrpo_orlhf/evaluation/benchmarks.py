@@ -1,4 +1,4 @@
-"""Benchmarks and suites as data: the blocks of evals/benchmarks.toml, and of files of the user's own."""
+"""Benchmarks and suites, read from evals/benchmarks.toml and from the user's own files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tasks.modular_chains import ModularChains
 DEFINITIONS = Path(__file__).resolve().parents[2] / "evals" / "benchmarks.toml"
 
 
-# How to answer, by the kind of the grader, and when it is said.
+# Verifier -> (instruction below a question, when it is added).
 _ASK = {
     "math": ("Reason step by step and put the final answer within \\boxed{}.", "silent"),
     "choice": ("Reason step by step and put the label of the right option within \\boxed{}.", "always"),
@@ -26,15 +26,15 @@ _ASK = {
 
 
 class BenchmarkError(ValueError):
-    """A benchmark that is not there or not well defined: names the file, the block and the key."""
+    """A benchmark that does not exist or is not well defined. The message names file, block and key."""
 
 
 @dataclass(frozen=True)
 class SetFile:
     """A local file of a set.
 
-    convert: how a row becomes a question; question, answer: its columns, where that asks for them; options: the column
-    of the options' texts, for multiple choice; note: said beside the score
+    convert: how a row becomes a question; question, answer: its columns, for the conversions that need them
+    options: the column with the texts of the options, for multiple choice; note: a remark beside the score
     """
 
     name: str
@@ -50,15 +50,15 @@ class Benchmark:
     """One block.
 
     verifier, function: as Verifier.kind and Verifier.function
-    group: benchmarks that have a mean of their own
-    rows: the official number; None: not known
+    group: benchmarks with a common mean
+    rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
-    ask: how to answer, below each question; ''; none. By default a mathematical answer is to be boxed, unless the
-        prompt says so already ('silent'), and the label of an option ('always')
-    ask_when: 'always', or 'silent': only where nothing in the prompt but the question speaks of a box
-    by: a column, or a field of the question's meta, whose values get a score each
-    folder: of the file that defines it, for files beside it
-    departures: what the command line has changed
+    ask: the instruction below each question; '' for none. The default asks to box a mathematical answer, with
+        ask_when = 'silent', and to box the label of an option, with ask_when = 'always'
+    ask_when: 'always', or 'silent': only if nothing else in the prompt mentions a box
+    by: a column, or a field of the question's meta; each of its values gets its own score
+    folder: of the file with the block
+    departures: settings changed by the command line
     """
 
     name: str
@@ -102,19 +102,19 @@ class Benchmark:
         self.grader(5.0, 1)
 
     def instruction(self, silent: bool) -> str | None:
-        """What stands below a question. silent: whether nothing else in the prompt speaks of a box"""
+        """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
         ask, when = _ASK.get(self.verifier, (None, "always"))
         ask, when = (ask if self.ask is None else self.ask), self.ask_when or when
         return ask if ask and (when == "always" or silent) else None
 
     def grader(self, timeout: float, workers: int) -> Verifier:
-        """What could not be graded is counted, and never ends an evaluation."""
+        """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""
         kind: Any = self.verifier
         return Verifier(kind, function=self.function, timeout=timeout, workers=workers, max_failed_share=1.0)
 
 
 class Definitions:
-    """All blocks and suites of some files, later files over earlier ones."""
+    """All blocks and suites of some files. Later files replace blocks of earlier ones."""
 
     def __init__(self, files: Sequence[Path] = (DEFINITIONS,)) -> None:
         """Raises BenchmarkError."""
@@ -128,19 +128,19 @@ class Definitions:
                 self.benchmark(name, f"suite {suite!r}")
 
     def benchmark(self, name: str, asked_by: str = "--benchmarks") -> Benchmark:
-        """Raises BenchmarkError that names the nearest."""
+        """Raises BenchmarkError with the nearest names."""
         if name in self.benchmarks:
             return self.benchmarks[name]
         raise BenchmarkError(f"{asked_by}: there is no benchmark {name!r}; {_nearest(name, self.benchmarks)}")
 
     def suite(self, name: str) -> list[Benchmark]:
-        """Raises BenchmarkError that names the nearest."""
+        """Raises BenchmarkError with the nearest names."""
         if name not in self.suites:
             raise BenchmarkError(f"--suite: there is no suite {name!r}; {_nearest(name, self.suites)}")
         return [self.benchmarks[each] for each in self.suites[name]]
 
     def group(self, name: str) -> list[str]:
-        """All benchmarks of a group."""
+        """The names of all benchmarks of a group."""
         return [each.name for each in self.benchmarks.values() if each.group == name]
 
     def _read(self, file: Path) -> None:
@@ -193,7 +193,7 @@ class Definitions:
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
-    """With the settings that the command line gives (not None); a greedy answer is one sample. Raises ValueError."""
+    """Apply the settings that are not None. Temperature 0 means one sample by default. Raises ValueError."""
     given = {name: value for name, value in settings.items() if value is not None}
     if given.get("temperature") == 0:
         given.setdefault("samples", 1)
@@ -207,7 +207,7 @@ def _chains(given: Mapping[str, Any]) -> ModularChains:
 
 
 def _check(where: str, given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:
-    """Every key is known and has a value of its kind, and none is missing."""
+    """Check that every key is known, has a value of its type, and that none is missing."""
     known = {field.name: field for field in fields(into) if field.name not in without}
     for key, value in given.items():
         if key not in known:

@@ -1,27 +1,119 @@
-"""The report's charts, as SVG text. Colours are classes of report.css, which knows light and dark.
+"""Charts by matplotlib: SVG text for pages, PNG for files, and the charts of the evaluation's report.
 
-Lengths are in SVG units, one pixel at full size. Every axis of shares or counts begins at zero.
+Lengths are in pixels at full size. Every axis of shares or counts begins at zero.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .results_folder import VERDICTS, Line
+from .samples import VERDICTS, Line
 from .tables import percent
 
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# In a page these become variables of its style sheet, which has other values for dark screens: no value twice.
+PALETTE = {
+    **{"paper": "#ffffff", "ink": "#1c1e21", "quiet": "#5a6068", "line": "#d9dce0", "faint": "#eceef0"},
+    **{"m0": "#1f6fb4", "m1": "#c2560c", "m2": "#0d7f66", "m3": "#8d4fa8"},
+    **{"m4": "#6d6f16", "m5": "#b1316b", "m6": "#0b7f95", "m7": "#5b6470"},
+    **{"correct": "#1d8a78", "wrong": "#d0662b", "no_answer": "#9aa1aa", "timeout": "#8d5bb5", "error": "#3d434b"},
+}
+SERIES = 8  # colours m0 to m7
 NAMES = {"correct": "correct", "wrong": "wrong", "no_answer": "no answer", "timeout": "timeout", "error": "error"}
 WIDTH = 1120  # of a chart over the whole page
 PANEL = (270, 200)  # width and height of a small one
 BINS = 24
-PATTERN = (
-    '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<line class="hatch" x1="0" y1="0" x2="0" y2="5"/></pattern></defs>'
-)
+_VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "exgrpo",  # the same chart is the same text
+    "text.parse_math": False,  # a $ in a name is a $
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": PALETTE["ink"],
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
+    **{"axes.axisbelow": True, "axes.grid": True, "grid.color": PALETTE["faint"], "axes.labelcolor": PALETTE["quiet"]},
+    **{"axes.titlesize": 11, "axes.titlelocation": "left", "axes.labelsize": 9.5, "figure.dpi": 72},
+    **{f"{axis}tick.{key}": value for axis in "xy" for key, value in (
+        ("color", PALETTE["quiet"]), ("labelsize", 9), ("major.size", 0), ("minor.size", 0))},
+}  # fmt: skip
+
+
+class Drawing:
+    """A figure in the making. An artist that is marked becomes a group with CSS classes and a tooltip in the SVG."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+        self._marks: list[tuple[str, str]] = []
+
+    def axes(self, left: float, right: float, top: float, bottom: float, **options: Any) -> Axes:
+        """Axes over the whole figure but for these margins, in pixels; options: as Axes.set takes them."""
+        width, height = self.figure.get_size_inches() * 72
+        place = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+        return self.figure.add_axes(place, **options)
+
+    def mark(self, artist: Artist, classes: str, words: str = "") -> None:
+        artist.set_gid(f"mark-{len(self._marks)}")
+        self._marks.append((classes, words))
+
+    def svg(self, label: str, kind: str) -> str:
+        """An element for a page: no ids but those that it refers to, no style of its own, colours by variables."""
+        out = io.StringIO()
+        self.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        width, height = self.figure.get_size_inches() * 72
+        inner = re.sub(r"^.*?<svg[^>]*>|<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.S)
+        inner = re.sub(r' id="(?:[a-z2]+|matplotlib\.axis|\w+Collection)_\d+"', _tick_class, inner)
+        inner = re.sub(r'<g id="mark-(\d+)">', self._group, inner).replace("xlink:href", "href")
+        inner = re.sub(r'style="[^"]*"', lambda style: re.sub(r"#[0-9a-f]{6}", _variable, style[0]), inner)
+        return (
+            f'<svg class="chart {kind}" role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" '
+            f'width="{width:g}" height="{height:g}">{inner}'
+        )
+
+    def png(self) -> bytes:
+        out = io.BytesIO()
+        self.figure.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+    def _group(self, found: re.Match[str]) -> str:
+        classes, words = self._marks[int(found[1])]
+        return f'<g class="{classes}">' + (f"<title>{escape(words)}</title>" if words else "")
+
+
+def _tick_class(found: re.Match[str]) -> str:
+    return f' class="{found[0][5:10]}"' if "tick_" in found[0] else ""
+
+
+def _variable(found: re.Match[str]) -> str:
+    return _VARIABLES.get(found[0], found[0])
+
+
+@contextmanager
+def drawing(width: float, height: float, **options: Any) -> Iterator[Drawing]:
+    """options: as Figure takes them. Draw and render inside the context."""
+    import matplotlib  # half a second
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        yield Drawing(Figure(figsize=(width / 72, height / 72), **options))
+
+
+def short(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,125 +128,76 @@ class Point:
     part: str | None
 
 
-def svg(width: float, height: float, label: str, parts: Sequence[str], kind: str) -> str:
-    return (
-        f'<svg class="chart {kind}" role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}">{"".join(parts)}</svg>'
-    )
-
-
-def element(name: str, cls: str, inner: str = "", **numbers: float) -> str:
-    """Attributes by name, hyphens for underscores, finite or refused."""
-    for attribute, number in numbers.items():
-        if not math.isfinite(number):
-            raise ValueError(f"{attribute} of a {name} is {number}: nothing to draw")
-    given = "".join(f' {attribute}="{round(number, 2):g}"' for attribute, number in numbers.items())
-    return f'<{name} class="{cls}"{given}>{inner}</{name}>'
-
-
-def text(x: float, y: float, words: str, cls: str = "", anchor: str = "start") -> str:
-    return f'<text class="{cls}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def short(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
-
-
-def tooltip(words: str) -> str:
-    return f"<title>{escape(words)}</title>"
-
-
 def top_of(values: Sequence[float]) -> float:
-    """The end of an axis of shares: the least of 5, 10, 20, 50 and 100 % that holds them all."""
+    """The end of an axis of shares: the smallest of 5, 10, 20, 50 and 100 % that holds them all."""
     return next(top for top in (0.05, 0.1, 0.2, 0.5, 1.0) if top == 1.0 or max(values, default=0) <= top)
 
 
-def intervals(rows: Sequence[tuple[str, Sequence[Point | str]]], axis: str) -> str:
-    """Points with their intervals, a line each, under the name of their row. A text in place of a point is a remark."""
-    left, right, line, gap, head = 250, 900, 19, 13, 8
-    height = head + sum(gap + line * len(points) for _, points in rows) + 44
-    floor = height - 44
+def intervals(rows: Sequence[tuple[str, Sequence[Point | str]]], label: str) -> str:
+    """Points with their intervals, one a line, under the name of their row. A text in place of a point is a remark."""
+    line, gap = 19, 13
+    height = sum(gap + line * len(points) for _, points in rows)
     top = top_of([point.high for _, points in rows for point in points if isinstance(point, Point)])
-    parts = []
-    for step in range(6):
-        x = left + (right - left) * step / 5
-        parts.append(element("line", "grid", x1=x, x2=x, y1=head, y2=floor))
-        parts.append(text(x, floor + 16, f"{100 * top * step / 5:g}", "tick", "middle"))
-    parts.append(text((left + right) / 2, floor + 35, axis, "axis", "middle"))
-    y: float = head + gap / 2
-    for name, points in rows:
-        parts.append(text(0, y + line * len(points) / 2 + 4, short(name, 34), "label"))
-        for point in points:
-            middle = y + line / 2
-            if isinstance(point, str):
-                parts.append(text(left + 8, middle + 4, point, "tick"))
-            else:
-                parts.append(_point(point, middle, left, (right - left) / top, right + 16))
-            y += line
-        y += gap
-        parts.append(element("line", "rule", x1=left, x2=right, y1=y - gap / 2, y2=y - gap / 2))
-    return svg(WIDTH, height, axis, parts, "intervals")
+    with drawing(WIDTH, height + 52) as chart:
+        axes = chart.axes(250, 220, 8, 44, xlim=(0, 100 * top), ylim=(height, 0), xlabel=label)
+        axes.set_xticks([20 * top * step for step in range(6)])
+        axes.grid(visible=False, axis="y")
+        names, y = [], gap / 2
+        for name, points in rows:
+            names.append((y + line * len(points) / 2, short(name, 34)))
+            for i, point in enumerate(points):
+                middle = y + line * (i + 0.5)
+                if isinstance(point, str):
+                    axes.text(100 * top * 0.01, middle, point, va="center", color=PALETTE["quiet"])
+                else:
+                    _interval(chart, axes, point, middle, top)
+            y += line * len(points) + gap
+            axes.axhline(y - gap / 2, color=PALETTE["line"], linestyle=":", linewidth=1)
+        axes.set_yticks(*zip(*names, strict=True), color=PALETTE["ink"], fontsize=11)
+        return chart.svg(label, "intervals")
 
 
-def _point(point: Point, y: float, left: float, scale: float, words: float) -> str:
-    low, high, x = (left + scale * share for share in (point.low, point.high, point.value))
+def _interval(chart: Drawing, axes: Axes, point: Point, y: float, top: float) -> None:
     numbers = f"{percent(point.value)} [{percent(point.low)}, {percent(point.high)}]"
-    shape = "dot part" if point.part else "dot"
-    return (
-        f'<g class="point m{point.series}">{tooltip(f"{point.name}: {numbers}")}'
-        + element("line", "whisker", x1=low, x2=high, y1=y, y2=y)
-        + element("circle", shape, cx=x, cy=y, r=4.5)
-        + text(words, y + 4, numbers + (f", {point.part}" if point.part else ""), "value")
-        + "</g>"
-    )
+    colour, words = PALETTE[f"m{point.series}"], f"{point.name}: {numbers}"
+    (whisker,) = axes.plot((100 * point.low, 100 * point.high), (y, y), color=colour, linewidth=2.4, alpha=0.55)
+    face = PALETTE["paper"] if point.part else colour
+    (dot,) = axes.plot((100 * point.value,), (y,), "o", color=colour, markerfacecolor=face, markersize=8, clip_on=False)
+    chart.mark(whisker, f"whisker m{point.series}", words)
+    chart.mark(dot, f"dot m{point.series}{' part' if point.part else ''}", words)
+    axes.text(102 * top, y, numbers + (f", {point.part}" if point.part else ""), va="center", fontsize=11)
 
 
-def curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str, Any]]], top: float) -> str:
+def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str, Any]]], top: float) -> str:
     """One benchmark: pass@k against k on a logarithmic axis, with intervals; maj@k dashed.
 
     models: (colour, k -> estimate of pass@k, k -> estimate of maj@k); top: end of the axis, a share
     """
-    (width, height), left, right, head, foot = PANEL, 42, 18, 26, 40
-    most = max(int(k) for _, by_k, _ in models for k in by_k)
-
-    def at(k: str, share: float) -> tuple[float, float]:
-        x = left + (width - left - right) * math.log(int(k)) / math.log(most)
-        return x, height - foot - (height - head - foot) * share / top
-
-    parts = [
-        text(0, 15, short(name, 40), "title"),
-        text((left + width) / 2, height - 6, "k (samples)", "axis", "middle"),
-    ]
-    for step in range(6):
-        y = at("1", top * step / 5)[1]
-        parts.append(element("line", "grid", x1=left, x2=width - right, y1=y, y2=y))
-        parts.append(text(left - 6, y + 4, f"{100 * top * step / 5:g}", "tick", "end"))
-    last = -math.inf
-    for k in sorted({k for _, by_k, _ in models for k in by_k}, key=int):
-        x = at(k, 0)[0]
-        if x - last >= 20:
-            parts.append(text(x, height - foot + 16, k, "tick", "middle"))
-            last = x
-    for colour, by_k, majority in models:
-        ks = sorted(by_k, key=int)
-        band = [at(k, by_k[k]["low"]) for k in ks] + [at(k, by_k[k]["high"]) for k in reversed(ks)]
-        parts.append(f'<polygon class="band m{colour}" points="{_points(band)}"/>')
-        for cls, estimates in (("curve", by_k), ("curve maj", majority)):
-            points = [at(k, estimates[k]["value"]) for k in sorted(estimates, key=int)]
-            if points:
-                parts.append(f'<polyline class="{cls} m{colour}" points="{_points(points)}"/>')
-        for k in ks:
-            estimate = by_k[k]
-            words = f"pass@{k}: {percent(estimate['value'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
-            x, y = at(k, estimate["value"])
-            parts.append(element("circle", f"knot m{colour}", tooltip(words), cx=x, cy=y, r=2.5))
-    return svg(width, height, f"{name}: pass@k against k", parts, "curves")
-
-
-def _points(points: Sequence[tuple[float, float]]) -> str:
-    if not all(map(math.isfinite, (number for point in points for number in point))):
-        raise ValueError(f"a curve through {points}: nothing to draw")
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    shown: list[int] = []
+    every = sorted({int(k) for _, by_k, _ in models for k in by_k})
+    for k in every:  # names of k at least a tenth of the axis apart
+        if not shown or math.log(k / shown[-1]) >= 0.1 * math.log(every[-1]):
+            shown.append(k)
+    with drawing(*PANEL) as chart:
+        axes = chart.axes(
+            42, 18, 26, 40, ylim=(0, 100 * top), xscale="log", xlabel="k (samples)", title=short(name, 40)
+        )
+        axes.set_xticks(shown, list(map(str, shown)))
+        axes.minorticks_off()
+        axes.grid(visible=False, axis="x")
+        axes.set_yticks([20 * top * step for step in range(6)])
+        for series, by_k, majority in models:
+            ks, colour = sorted(map(int, by_k)), PALETTE[f"m{series}"]
+            value, low, high = ([100 * by_k[str(k)][bound] for k in ks] for bound in ("value", "low", "high"))
+            chart.mark(axes.fill_between(ks, low, high, color=colour, alpha=0.14, linewidth=0), f"band m{series}")
+            chart.mark(axes.plot(ks, value, color=colour, linewidth=1.8)[0], f"curve m{series}")
+            if voted := sorted(map(int, majority)):
+                shares = [100 * majority[str(k)]["value"] for k in voted]
+                chart.mark(axes.plot(voted, shares, "--", color=colour, linewidth=1.4)[0], f"maj m{series}")
+            for k, *numbers in zip(ks, value, low, high, strict=True):
+                words = "pass@{}: {:.1f} [{:.1f}, {:.1f}]".format(k, *numbers)
+                chart.mark(axes.plot(k, numbers[0], "o", color=colour, markersize=4)[0], f"knot m{series}", words)
+        return chart.svg(f"{name}: pass@k against k", "curves")
 
 
 def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
@@ -162,78 +205,76 @@ def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
 
     longest: where the axis ends, at least; limit: the most tokens a response could have, marked where the axis has it
     """
-    (width, height), left, right, head, foot = PANEL, 42, 18, 26, 40
     step = nice(longest / BINS)
     counts = {True: [0] * BINS, False: [0] * BINS}
     for line in lines:
         counts[line.verdict == "correct"][min(int(line.tokens / step), BINS - 1)] += 1
     most = max(1, *counts[True], *counts[False])
-    base = head + (height - head - foot) / 2
-    scale = (height - head - foot) / 2 / most
-    across = (width - left - right) / BINS
-    parts = [
-        text(0, 15, short(name, 40), "title"),
-        text((left + width) / 2, height - 6, "response tokens", "axis", "middle"),
-    ]
-    for y, words in ((base - scale * most, f"{most:,}"), (base, "0"), (base + scale * most, f"{most:,}")):
-        parts.append(element("line", "grid", x1=left, x2=width - right, y1=y, y2=y))
-        parts.append(text(left - 6, y + 4, words, "tick", "end"))
-    for tick in range(0, BINS + 1, 6):
-        parts.append(text(left + tick * across, height - foot + 16, f"{tick * step:,.0f}", "tick", "middle"))
-    for correct, cls in ((True, "bar correct"), (False, "bar other")):
-        for i, count in enumerate(counts[correct]):
-            if count:
-                words = f"{i * step:,.0f} to {(i + 1) * step:,.0f} tokens: {count:,} {'' if correct else 'not '}correct"
-                y = base - scale * count if correct else base
-                x = left + i * across + 0.5
-                bar = element("rect", cls, tooltip(words), x=x, y=y, width=across - 1, height=scale * count)
-                parts.append(bar)
-    if limit <= step * BINS:
-        x = left + limit / step * across
-        parts.append(
-            element("line", "limit", tooltip(f"limit: {limit:,} tokens"), x1=x, x2=x, y1=head, y2=height - foot)
-        )
-    return svg(width, height, f"{name}: response lengths", parts, "lengths")
+    with drawing(*PANEL) as chart:
+        limits = {"xlim": (0, BINS * step), "ylim": (-most, most)}
+        axes = chart.axes(42, 18, 26, 40, xlabel="response tokens", title=short(name, 40), **limits)
+        axes.set_yticks((-most, 0, most), (f"{most:,}", "0", f"{most:,}"))
+        axes.set_xticks([i * step for i in range(0, BINS + 1, 6)], [f"{i * step:,.0f}" for i in range(0, BINS + 1, 6)])
+        axes.grid(visible=False, axis="x")
+        for correct, colour in ((True, "correct"), (False, "wrong")):
+            for i, count in enumerate(counts[correct]):
+                if count:
+                    words = (
+                        f"{i * step:,.0f} to {(i + 1) * step:,.0f} tokens: {count:,} {'' if correct else 'not '}correct"
+                    )
+                    (bar,) = axes.bar((i + 0.5) * step, count if correct else -count, 0.9 * step, color=PALETTE[colour])
+                    chart.mark(bar, f"bar {'correct' if correct else 'other'}", words)
+        if limit <= step * BINS:
+            chart.mark(axes.axvline(limit, color=PALETTE["quiet"], linestyle="--"), "limit", f"limit: {limit:,} tokens")
+        return chart.svg(f"{name}: response lengths", "lengths")
 
 
 def nice(least: float) -> float:
-    """A round number that is not below, and hardly above; at least 1."""
+    """A round number that is not below `least`, and not much above; at least 1."""
     power = 10 ** math.floor(math.log10(max(least, 1)))
-    return next(power * f for f in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * f >= max(least, 1))
+    return next(float(power * f) for f in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * f >= max(least, 1))
 
 
 def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -> str:
     """Shares of the verdicts, a bar for each model under the name of the benchmark; the truncated part is hatched."""
-    left, right, line, gap, head = 300, WIDTH - 20, 21, 10, 4
-    height = head + sum(gap + line * len(models) for _, models in rows) + 40
-    parts, y = [PATTERN], float(head)
-    for benchmark, models in rows:
-        parts.append(text(0, y + line / 2 + 4, short(benchmark, 26 if models[0][0] else 44), "label"))
-        for model, lines in models:
-            parts.append(text(left - 10, y + line / 2 + 4, short(model, 20), "tick", "end"))
-            parts += _stack(lines, left, right - left, y + 2, line - 4)
-            y += line
-        y += gap
-    for step in range(6):
-        x = left + (right - left) * step / 5
-        parts.append(text(x, height - 24, f"{20 * step}", "tick", "middle"))
-    parts.append(text((left + right) / 2, height - 6, "share of samples, %", "axis", "middle"))
-    return svg(WIDTH, height, "share of verdicts", parts, "verdicts")
+    line, gap = 21, 10
+    height = sum(gap + line * len(models) for _, models in rows)
+    with drawing(WIDTH, height + 44) as chart:
+        axes = chart.axes(300, 20, 4, 40, xlim=(0, 100), ylim=(height, 0), xlabel="share of samples, %")
+        axes.grid(visible=False)
+        names, y = [], 0.0
+        for benchmark, models in rows:
+            across = axes.get_yaxis_transform()
+            axes.text(
+                -300 / 800, y + line / 2, short(benchmark, 26 if models[0][0] else 44), va="center", transform=across
+            )
+            for model, lines in models:
+                names.append((y + line / 2, short(model, 20)))
+                _stack(chart, axes, lines, y + line / 2, line - 4)
+                y += line
+            y += gap
+        axes.set_yticks(*zip(*names, strict=True))
+        return chart.svg("share of verdicts", "verdicts")
 
 
-def _stack(lines: Sequence[Line], x: float, width: float, y: float, height: float) -> list[str]:
-    parts = []
+def _stack(chart: Drawing, axes: Axes, lines: Sequence[Line], y: float, height: float) -> None:
+    left = 0.0
     for verdict in VERDICTS:
         those = [line.truncated for line in lines if line.verdict == verdict]
         if not those:
             continue
-        share = len(those) / len(lines)
-        words = f"{NAMES[verdict]}: {len(those):,} of {len(lines):,} ({percent(share)} %), {sum(those):,} truncated"
-        wide, cut = width * share, width * sum(those) / len(lines)
-        parts.append(element("rect", f"segment {verdict}", tooltip(words), x=x, y=y, width=wide, height=height))
+        width, cut = (100 * count / len(lines) for count in (len(those), sum(those)))
+        share = percent(width / 100)
+        words = f"{NAMES[verdict]}: {len(those):,} of {len(lines):,} ({share} %), {sum(those):,} truncated"
+        paper = PALETTE["paper"]
+        (bar,) = axes.barh(y, width, height, left, color=PALETTE[verdict], edgecolor=paper)
+        chart.mark(bar, f"segment {verdict}", words)
         if cut:
-            parts.append(element("rect", "truncated", x=x + wide - cut, y=y, width=cut, height=height))
-        if wide >= 36:
-            parts.append(text(x + wide / 2, y + height / 2 + 4, percent(share), f"inside {verdict}", "middle"))
-        x += wide
-    return parts
+            (bar,) = axes.barh(
+                y, cut, height, left + width - cut, fill=False, edgecolor=paper, hatch="////", linewidth=0
+            )
+            chart.mark(bar, "truncated", words)
+        if width >= 4.5:
+            ink = PALETTE["ink" if verdict == "no_answer" else "paper"]
+            axes.text(left + width / 2, y, share, ha="center", va="center", color=ink)
+        left += width

@@ -1,4 +1,4 @@
-"""Runs side by side: a table in the terminal and a picture of their learning curves."""
+"""Training runs side by side: a table for the terminal and a PNG of their learning curves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # a file, never a window
-import matplotlib.pyplot as plt
-
+from ..files import write
 from ..tracking.metrics_log import MetricsLog
+from .charts import PALETTE, SERIES, drawing
+from .tables import aligned
 
 Rows = list[dict[str, float]]
 ACCURACY = "eval/greedy_accuracy"  # where validation is sampled: eval/validation/avg_at_<k> in its place
@@ -28,7 +26,7 @@ PANELS = (
 
 
 def read(run: Path) -> Rows:
-    """A run's metrics, one row a step. Raises FileNotFoundError if there are none."""
+    """A run's metrics, one row for each step. Raises FileNotFoundError if there are none."""
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: {run} is not the folder of a run")
@@ -44,7 +42,7 @@ def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
 
 
 def table(runs: Mapping[str, Rows]) -> str:
-    """One line a run: accuracy before, after and best, the reward of the last 20 steps, cost."""
+    """A line for each run: accuracy before, after and best, mean reward of the last 20 steps, cost."""
     header = ("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")
     lines = [header]
     for name, rows in runs.items():
@@ -63,22 +61,18 @@ def table(runs: Mapping[str, Rows]) -> str:
                 f"{sum(row['time/step'] for row in steps) / 60:.1f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(text)
+    return "\n".join(aligned(lines, left=len(header)))
 
 
 def plot(runs: Mapping[str, Rows], path: Path, panels: Sequence[tuple[str, str, str]] = PANELS) -> None:
-    """Draw the panels for all runs into a PNG."""
-    figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
-    for axis, (title, x, y) in zip(axes.flat, panels, strict=True):
-        for name, rows in runs.items():
-            axis.plot(*series(rows, x, y), label=name, marker="o" if y == ACCURACY else "", markersize=4)
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel(x)
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """Draw six panels with all runs into a PNG."""
+    with drawing(936, 504, layout="constrained") as chart:
+        axes = chart.figure.subplots(2, 3)
+        for axis, (title, x, y) in zip(axes.flat, panels, strict=True):
+            for i, (name, rows) in enumerate(runs.items()):
+                look = {"color": PALETTE[f"m{i % SERIES}"], "marker": "o" if y == ACCURACY else "", "markersize": 4}
+                axis.plot(*series(rows, x, y), label=name, **look)
+            axis.set(title=title, xlabel=x)
+            axis.set_ylim(bottom=0)
+        axes.flat[0].legend()
+        write(path, chart.png())

@@ -1,32 +1,45 @@
-"""The folder of an evaluation, which is never written under two configurations."""
+"""The folder of an evaluation: its files, and the configuration under which all of them were made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .samples import Line, Sample, read_lines
+
 CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
 SAMPLES = "samples.jsonl"  # in a folder of each benchmark
-GROWS = ("limit", "samples")  # may be raised later: the responses that are there stay what they are
+GROWS = ("limit", "samples")  # settings that may be raised later: the responses that exist stay valid
+FORMAT = 1  # of results.json
+Results = dict[str, Any]  # results.json as read
 
 
 class FolderError(ValueError):
-    """A folder that holds an evaluation of something else, or none: says of what."""
+    """A folder that holds no evaluation, or one with another configuration. The message names the difference."""
 
 
 def settle(
     folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Compare with what the folder was begun with. Returns what is to be written as its configuration.
+    """Compare a configuration with the one in the folder.
 
-    common: what every response depends on; benchmarks: by name, what the responses to it depend on, and GROWS
-    Raises FolderError that names each difference.
+    Args:
+        common: what every response depends on.
+        benchmarks: benchmark -> what its responses depend on, and GROWS.
+
+    Returns:
+        The configuration to write.
+
+    Raises:
+        FolderError: names each difference.
     """
     known = read_config(folder) if (folder / CONFIG).exists() else {"benchmarks": {}}
     known["benchmarks"] = {name: each for name, each in known["benchmarks"].items() if has_samples(folder, name)}
-    if not known["benchmarks"]:  # an attempt that ended before its first response binds nobody
+    if not known["benchmarks"]:  # an attempt that ended before its first response
         known["common"] = dict(common)
     differences = _differences("", known["common"], common)
     for name, wanted in benchmarks.items():
@@ -52,11 +65,11 @@ def has_samples(folder: Path, benchmark: str) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises FolderError where there is none, or where it is no configuration."""
+    """Raises FolderError if there is no configuration, or it cannot be read."""
     try:
-        known = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if set(known) != {"common", "benchmarks"}:
-            raise ValueError("not an evaluation's")
+            raise ValueError("not the configuration of an evaluation")
     except FileNotFoundError:
         raise FolderError(f"{folder}: there is no {CONFIG}; is it the folder of an evaluation?") from None
     except (ValueError, TypeError) as error:
@@ -64,15 +77,72 @@ def read_config(folder: Path) -> dict[str, Any]:
     return known
 
 
+def read_results(folder: Path) -> Results:
+    """results.json of an evaluation that has ended. Raises FolderError if there is none, or it cannot be read."""
+    path = folder / RESULTS
+    if not path.is_file():
+        raise FolderError(f"{folder}: no {RESULTS}; is this the folder of an evaluation that came to its end?")
+    try:
+        results = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FolderError(f"{path}: not JSON ({error})") from error
+    found = results.get("format") if isinstance(results, dict) else None
+    if found != FORMAT:
+        raise FolderError(f"{path}: format {found!r}; this version reads format {FORMAT}")
+    return dict(results)
+
+
+def check_count(path: Path, rows: Iterable[int], benchmark: Mapping[str, Any]) -> None:
+    """Raises FolderError unless samples.jsonl holds as many samples of each question as results.json counts.
+
+    rows: the row of each sample in the file; benchmark: its entry in results.json
+    """
+    counts = Counter(rows)
+    questions, samples = benchmark["questions"], benchmark["samples"]
+    if list(counts.values()) != [samples] * questions:
+        raise FolderError(
+            f"{path} holds {counts.total():,} samples, {RESULTS} counts {questions * samples:,} ({samples} for each of "
+            f"{questions} questions): run or regrade the evaluation to its end first"
+        )
+
+
+@dataclass(frozen=True)
+class ResultsFolder:
+    """A finished evaluation. lines: benchmark -> its samples without their texts, by row and sample"""
+
+    path: Path
+    results: Results
+    lines: dict[str, list[Line]]
+
+    @classmethod
+    def read(cls, path: Path) -> ResultsFolder:
+        """Raises FolderError if there are no results, or the samples are not those counted; SampleError."""
+        results = read_results(path)
+        lines = {}
+        for key, benchmark in results["benchmarks"].items():
+            lines[key] = read_lines(path / key / SAMPLES)
+            check_count(path / key / SAMPLES, (line.row for line in lines[key]), benchmark)
+        return cls(path, results, lines)
+
+    def samples(self, benchmark: str, lines: Sequence[Line]) -> list[Sample]:
+        """These samples with their texts."""
+        with (self.path / benchmark / SAMPLES).open("rb") as file:
+            found: list[Sample] = []
+            for line in lines:
+                file.seek(line.start)
+                found.append(json.loads(file.readline()))
+        return found
+
+
 class Times:
-    """Wall time by benchmark over all sessions, killed ones too: a line every second or so."""
+    """Wall time by benchmark over all sessions, including killed ones: a line about every second."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / TIMES
         self._waiting: dict[str, float] = {}
 
     def add(self, seconds: float, tokens: Mapping[str, int]) -> None:
-        """Seconds that went into the responses of these benchmarks; tokens: of each."""
+        """Share seconds among benchmarks by their tokens. tokens: benchmark -> tokens of the new responses"""
         total = sum(tokens.values())
         for benchmark, count in tokens.items():
             self._waiting[benchmark] = self._waiting.get(benchmark, 0.0) + seconds * count / max(1, total)
@@ -92,7 +162,7 @@ class Times:
             try:
                 seconds = json.loads(line)
             except ValueError:
-                continue  # torn by a kill: less than two seconds
+                continue  # a line torn by a kill: less than two seconds
             for benchmark, value in seconds.items():
                 totals[benchmark] = totals.get(benchmark, 0.0) + value
         return totals
@@ -110,5 +180,5 @@ def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _smaller(now: int | None, before: int | None) -> bool:
-    """None is no limit."""
+    """None means no limit."""
     return (float("inf") if now is None else now) < (float("inf") if before is None else before)

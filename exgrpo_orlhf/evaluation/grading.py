@@ -1,4 +1,4 @@
-"""Verdicts for finished responses, and their lines, while the engine works on the next ones."""
+"""Grade finished responses while the engine generates the next ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .engines import Response
 from .samples import Sample
 from .sets import BenchmarkSet
 
-_TWO_GRADERS = ("math", "choice")  # kinds that are published with math-verify's plain recipe too
-_WAITING = 64  # portions: a grader that falls behind holds up the engine, not the memory
+_TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
+_WAITING = 64  # portions: when grading falls behind, the engine waits and memory does not grow
 
 Graded = list[tuple[str, Sample]]  # (benchmark, sample)
 
 
-class Grading:
-    """One thread, which waits for the graders' processes and writes what they say as soon as it is there."""
+class GradingThread:
+    """A thread that waits for the graders' processes and writes each portion as soon as it is graded."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class Grading:
         plain: bool,
         write: Callable[[Graded], None],
     ) -> None:
-        """verifiers: by benchmark; questions: by benchmark and row; plain: ask math-verify's plain recipe too"""
+        """verifiers: by benchmark; questions: by (benchmark, row); plain: also grade by math-verify's plain recipe"""
         self._verifiers, self._questions, self._plain, self._write = verifiers, questions, plain, write
         self._thread = ThreadPoolExecutor(1, "grading")
         self._room = Semaphore(_WAITING)
-        self._failed: BaseException | None = None  # the first; nothing is graded or written after it
+        self._failed: BaseException | None = None  # the first error; nothing is graded or written after it
 
     def put(self, responses: Sequence[Response]) -> None:
-        """Hand in a portion. Raises what an earlier one failed with: GradingError, OSError."""
+        """Add a portion. Raises the error of an earlier one: GradingError, OSError."""
         self._room.acquire()
         self._raise()
         self._thread.submit(self._work, responses)
 
     def close(self) -> None:
-        """Wait for all that was handed in. Raises as `put`."""
+        """Wait for all portions. Raises as `put` does."""
         self._thread.shutdown(wait=True)
         self._raise()
 
@@ -73,7 +73,7 @@ class Grading:
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
-    """That every reference answer can be graded against, before anything is generated. Raises BenchmarkError."""
+    """Check, before anything is generated, that every reference answer can be graded against. Raises BenchmarkError."""
     for asked in sets:
         verifier = asked.benchmark.grader(timeout, workers)
         where = f"benchmark {asked.benchmark.name!r}, verifier {verifier.kind!r}"
@@ -89,7 +89,7 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
 def verdicts_of(
     verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool
 ) -> list[tuple[Grade, str | None]]:
-    """Our verdict on each response, and the plain recipe's, or None where the two cannot differ or it is not asked."""
+    """Our verdict on each response, and the plain recipe's: None if it is not asked or cannot differ."""
     grades = verifier.grade_all(pairs)
     if not plain or verifier.kind not in _TWO_GRADERS:
         return [(grade, None) for grade in grades]
@@ -98,6 +98,7 @@ def verdicts_of(
 
 
 def sample_of(response: Response, question: Question, grade: Grade, plain: str | None) -> Sample:
+    """The line of a graded response. plain: the verdict of math-verify's plain recipe, None if it was not asked"""
     request = response.request
     _, row, sample = request.key
     return {

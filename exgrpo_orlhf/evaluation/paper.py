@@ -1,4 +1,4 @@
-"""Our numbers beside the table of the ExGRPO paper."""
+"""The results beside the table of the ExGRPO paper."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .tables import NONE, Results, model_name, percent, shortfall
-
-# Columns are rounded to 0.1, and so is their average: the two may lie 0.05 + 0.05 apart.
-ROUNDING = 0.1 + 1e-9
+from .folder import Results
+from .tables import NONE, model_name, percent, shortfall
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A table of a paper, as printed, in %.
+    """A table of a paper as printed, in %.
 
-    samples: column -> samples a question of its protocol; questions: of a column whose set is another than the official
-    one; averages: column -> the columns it is the mean of
-    rows: (backbone, method) -> one value a column
+    samples: column -> samples per question; questions: column -> number of questions where it is not the official one
+    averages: column -> the columns it is the mean of
+    rows: (backbone, method) -> column -> value
     """
 
     source: str
@@ -32,22 +30,9 @@ class Paper:
     averages: dict[str, list[str]]
     rows: dict[tuple[str, str], dict[str, float]]
 
-    def backbones(self) -> list[str]:
-        return list(dict.fromkeys(backbone for backbone, _ in self.rows))
-
-    def uneven(self) -> list[tuple[str, str, str, float, float]]:
-        """(backbone, method, average, printed, from its columns) where these differ by more than rounding."""
-        found = []
-        for (backbone, method), row in self.rows.items():
-            for average, of in self.averages.items():
-                mean = sum(row[column] for column in of) / len(of)
-                if abs(mean - row[average]) > ROUNDING:
-                    found.append((backbone, method, average, row[average], round(mean, 1)))
-        return found
-
 
 def read_paper(path: Path) -> Paper:
-    """evals/paper.toml. Raises ValueError for a row that has not one value a column."""
+    """evals/paper.toml. Raises ValueError for a row with too few or too many values."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     columns, protocol = raw["table"]["columns"], raw["protocol"]
     rows = {}
@@ -69,14 +54,12 @@ def read_paper(path: Path) -> Paper:
     )
 
 
-def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str:
-    """Our row and its intervals above the paper's rows (of one backbone, or all).
+def markdown(results: Results, paper: Paper) -> str:
+    """A markdown table: our row with its intervals above the paper's rows.
 
-    *: not the paper's protocol (part of the rows, other samples or sampling); the footnote says how. An average
-    stands only where every column of it was run whole. Raises ValueError for a backbone that is not in the paper.
+    A * marks a departure from the paper's protocol (part of the rows, other samples or sampling), which a footnote
+    explains. An average is given only if all its columns were run whole.
     """
-    if backbone is not None and backbone not in paper.backbones():
-        raise ValueError(f"no backbone {backbone!r} in {paper.source}; there are {', '.join(paper.backbones())}")
     values, intervals, plain, footnotes = [], [], [], []
     for column, name in paper.titles.items():
         if column in paper.averages:
@@ -97,8 +80,7 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
         ["by math-verify's plain recipe", *plain],
     ]
     for (model, method), row in paper.rows.items():
-        if backbone in (None, model):
-            lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
+        lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
     text = ["| " + " | ".join(line) + " |" for line in lines]
     text += ["", f"{NONE}: not run, or no average. \\*: not as in the paper.", "", *(f"- {note}" for note in footnotes)]
     text += [
@@ -110,7 +92,7 @@ def markdown(results: Results, paper: Paper, backbone: str | None = None) -> str
 
 
 def _column(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
-    """(value, interval, how it was not run as in the paper)."""
+    """(value, interval, departure from the paper or None)."""
     benchmark = results["benchmarks"].get(column)
     if benchmark is None:
         missing = results["not_run"].get(column)
@@ -137,7 +119,7 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
 
 
 def _average(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
-    """(mean of the columns, interval, why there is none or what to know of it)."""
+    """(mean of the columns, interval, why there is none or a remark, or None)."""
     of, run = paper.averages[column], results["benchmarks"]
     lacking = []
     for key in of:

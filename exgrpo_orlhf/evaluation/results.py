@@ -1,4 +1,4 @@
-"""From graded samples to results.json, and from there to metrics."""
+"""Compute results.json from graded samples, and metrics from results.json."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..questions.text import normalised_answer
+from .folder import FORMAT
 from .samples import Sample, SampleFile
 from .statistics import avg_at_k, interval, intervals, macro_mean, maj_at_k, micro_mean, pass_at_k
 
-FORMAT = 1
 _MAJORITY_FROM = 4  # samples
-_MOST_GROUPS = 64  # more of them are no groups: a column of its own for each question
+_MOST_GROUPS = 64  # with more, the column tells questions apart rather than groups
 Array = npt.NDArray[np.float64]
 
 
@@ -29,10 +29,17 @@ def summarise(
     files: Mapping[str, SampleFile],
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """results.json. facts: what is known of each benchmark beside its samples; seconds: that each took.
+    """The content of results.json.
 
-    What could not be graded counts as not solved, and its rate stands beside the score. No mean has in it what was not
-    run: each names the benchmarks that it has.
+    A response that could not be graded counts as not solved, and its rate stands beside the score. A mean names the
+    benchmarks in it; what was not run is in none.
+
+    Args:
+        record: what was evaluated, and with what.
+        facts: benchmark -> what its entry says besides what is measured here.
+        not_run: benchmark -> title, group and reason.
+        files: benchmark -> its samples.
+        seconds: benchmark -> wall time of its responses.
     """
     measured = {benchmark: _Measured.of(files[benchmark]) for benchmark in facts}
     benchmarks = {
@@ -64,11 +71,11 @@ def summarise(
 
 
 def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
-    """By MLflow's names: eval/<benchmark>/avg_at_32, pass_at_8, maj_at_32, rates; eval/avg is the macro mean.
+    """Metrics by their MLflow names: eval/<benchmark>/avg_at_32, pass_at_8, maj_at_32, rates; eval/avg: macro mean.
 
-    A mean is among them only where all that it is named for was run, and whole.
+    A mean is left out unless every benchmark that its name stands for was run whole.
     """
-    found = {}
+    found: dict[str, float] = {}
     for benchmark, known in results["benchmarks"].items():
         prefix = f"eval/{benchmark}"
         average = f"{prefix}/avg_at_{known['avg']['k']}"
@@ -94,9 +101,9 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
 
 @dataclass
 class _Measured:
-    """The samples of a benchmark as arrays, (Q, n): question by question in the set's order.
+    """The samples of a benchmark: arrays (Q, n), questions in the order of the set.
 
-    keys: the answers as majority voting tells them apart, None for no answer
+    keys: the answers as majority voting compares them, None for no answer
     """
 
     correct: Array
@@ -138,7 +145,7 @@ class _Measured:
 
     @property
     def score(self) -> Array:
-        """(Q,) each question's share of correct samples"""
+        """The share of correct samples of each question, (Q,)."""
         return avg_at_k(self.correct)
 
     def summary(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -204,5 +211,5 @@ def _powers(n: int) -> list[int]:
 
 
 def _rng(name: str) -> np.random.Generator:
-    """The same samples have the same intervals, whatever stands beside them."""
+    """A generator by name: the same samples have the same intervals, whatever other benchmarks there are."""
     return np.random.default_rng(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big"))

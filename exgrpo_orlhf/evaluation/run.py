@@ -1,4 +1,4 @@
-"""A batch evaluation from beginning to end: what is missing is generated, graded and written; then the results."""
+"""A batch evaluation: generate, grade and write the missing responses, then compute the results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..files import write_json
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..stopping import Stop
-from .engines import GenerationEngine, Key, Request
+from .engines import GenerationEngine, GenerationRequest, Key
+from .environment import git_commit, now, versions
 from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, has_samples, read_config, settle
-from .grading import Grading, check_golds, verdicts_of
-from .record import git_commit, now, versions
+from .grading import GradingThread, check_golds, verdicts_of
 from .results import summarise
 from .samples import Sample, SampleFile, asked
 from .sets import BenchmarkSet
@@ -35,15 +35,15 @@ _BATCH = 256  # responses regraded at a time
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What is evaluated, built and checked before anything is generated.
+class EvaluationPlan:
+    """What is evaluated. It is built and checked before anything is generated.
 
-    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of what cannot be had
-    limit: of questions; plain: grade by math-verify's plain recipe too
-    timeout: seconds for a verdict; workers: grading processes, 0: one a core
-    engine: what of the engine must stay the same when the evaluation is continued
-    groups: all benchmarks of each group, asked for or not
-    record: what else is to be known of it all; session: of this process (record.py)
+    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of sets that cannot be had
+    limit: on questions, None for all; plain: also grade by math-verify's plain recipe
+    timeout: seconds for a verdict; workers: grading processes, 0 for one per core
+    engine: settings of the engine that must stay the same when the evaluation is continued
+    groups: all benchmarks of each group, requested or not
+    record: further facts for results.json; session: of this process (environment.py)
     """
 
     asker: Asker
@@ -70,7 +70,7 @@ class Evaluation:
         }
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Of each benchmark, what its results say beside what was measured."""
+        """What the entry of each benchmark in results.json says besides what is measured."""
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
         return {
             asked.benchmark.name: {
@@ -90,26 +90,31 @@ class Evaluation:
         }
 
     def each(self) -> dict[str, dict[str, Any]]:
-        """What those of each benchmark depend on."""
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens")
+        """What the responses to each benchmark depend on, and GROWS."""
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
-            asked.benchmark.name: {
-                **{name: getattr(asked.benchmark, name) for name in names},
-                "rows": asked.found,
-                "limit": self.limit,
-            }
-            for asked in self.sets
+            benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
+            for benchmark, known in self.facts().items()
         }
 
 
 def evaluate(
-    evaluation: Evaluation, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
+    evaluation: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
 ) -> dict[str, Any] | None:
-    """The results, also written to out/results.json; None if a signal came before all responses were there.
+    """Evaluate, or continue the evaluation in a folder.
 
-    engine: makes it; called only if a response is missing
-    Raises BenchmarkError, SubjectError, FolderError, SampleError, before anything is generated; EngineFailure,
-    GradingError, after which what was finished is there.
+    Args:
+        evaluation: what to evaluate.
+        out: the folder.
+        engine: makes the engine; called only if a response is missing.
+        stop: a signal ends the evaluation after the responses under way.
+
+    Returns:
+        The results, which are also written to out/results.json; None if a signal came before the last response.
+
+    Raises:
+        BenchmarkError, SubjectError, FolderError, SampleError: before anything is generated.
+        EngineFailure, GradingError: the responses finished before are saved.
     """
     try:
         check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
@@ -142,9 +147,10 @@ def evaluate(
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
-    """New verdicts for the responses that are there, by today's graders, and new results. No model.
+    """Grade the saved responses again, without a model, and compute new results.
 
-    A file of samples is as before or graded anew, whenever this ends. Raises FolderError, SampleError, GradingError.
+    If this is interrupted, each file of samples is either the old one or the new one. Raises FolderError, SampleError,
+    GradingError.
     """
     with claim(out, resume=True):
         try:
@@ -183,18 +189,20 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
 
 
 def _generate(
-    evaluation: Evaluation,
-    requests: Sequence[Request],
+    evaluation: EvaluationPlan,
+    requests: Sequence[GenerationRequest],
     done: set[Key],
     writer: _Writer,
     begin: Callable[[dict[str, Any]], None],
     make_engine: Callable[[], GenerationEngine],
     stop: Stop,
 ) -> None:
-    """Whatever ends it, an engine's failure too: what was finished is graded and written. begin: takes what the engine
-    says of itself"""
+    """Generate, grade and write. Finished responses are graded and written however this ends.
+
+    begin: is called with the engine's description before it generates
+    """
     if done:
-        log.info("%d of %d responses are there already", len(done), len(requests))
+        log.info("%d of %d responses exist already", len(done), len(requests))
     limits = evaluation.timeout, evaluation.workers
     verifiers = {asked.benchmark.name: asked.benchmark.grader(*limits) for asked in evaluation.sets}
     questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
@@ -203,7 +211,7 @@ def _generate(
         begin({**engine.describe(), "reproducible": engine.reproducible})
         progress = _Progress(requests, done)
         with (
-            closing(Grading(verifiers, questions, evaluation.plain, writer.write)) as grading,
+            closing(GradingThread(verifiers, questions, evaluation.plain, writer.write)) as grading,
             closing(engine.generate(requests, done)) as portions,
         ):
             writer.begin()
@@ -215,7 +223,7 @@ def _generate(
 
 
 def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engine: dict[str, Any]) -> None:
-    """Write down what generates from now on. Raises FolderError where its numbers would be of another kind."""
+    """Record the session that generates from now on. Raises FolderError if its dtype is another than before."""
     path = out / SESSIONS
     sessions = json.loads(path.read_text(encoding="utf-8")) if continues and path.exists() else []
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != engine.get("dtype"):
@@ -228,20 +236,20 @@ def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engin
 
 
 def _sessions(out: Path) -> dict[str, Any]:
-    """Of the last session that generated, and of all where they differ."""
+    """The record of the last session, and of all sessions if they differ."""
     sessions = json.loads((out / SESSIONS).read_text(encoding="utf-8"))
     return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
 
 
 class _Writer:
-    """Graded samples to their files, and the time they took."""
+    """Writes graded samples to their files, and the time they took."""
 
     def __init__(self, files: Mapping[str, SampleFile], times: Times) -> None:
         self._files, self._times = files, times
         self.begin()
 
     def begin(self) -> None:
-        """Time counts from now on: the engine is there."""
+        """Start measuring time, when the engine is ready."""
         self._last = time.perf_counter()
 
     def write(self, graded: Sequence[tuple[str, Sample]]) -> None:
@@ -256,9 +264,9 @@ class _Writer:
 
 
 class _Progress:
-    """A line every few seconds: what is done, how fast, when it ends."""
+    """Logs a line every few seconds: responses done, speed, time left."""
 
-    def __init__(self, requests: Sequence[Request], done: set[Key]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest], done: set[Key]) -> None:
         self._of = Counter(request.key[0] for request in requests)
         self._done = Counter(key[0] for key in done)
         self._began = self._said = time.perf_counter()
@@ -284,10 +292,12 @@ class _Progress:
 
 
 def _with_earlier(
-    out: Path, evaluation: Evaluation
+    out: Path, evaluation: EvaluationPlan
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
-    """Facts and what was not run, with the benchmarks that were run in this folder before (in the same way: settle),
-    and how they were graded again, if they were."""
+    """(facts, not_run, graded_with), including benchmarks that were run in this folder before.
+
+    `settle` has checked that they were run in the same way. graded_with: how they were regraded, {} if they were not
+    """
     facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
     if (out / RESULTS).exists():
         before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
@@ -306,8 +316,8 @@ def _file(out: Path, benchmark: str) -> SampleFile:
     return SampleFile(out / benchmark / SAMPLES)
 
 
-def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:
-    """What is there already. Raises FolderError for the response to another prompt."""
+def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:
+    """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
         for (row, sample), what in file.done.items():

@@ -1,31 +1,35 @@
-"""The samples of a benchmark on the disk: one line each, appended as they come, so that nothing is lost."""
+"""The samples of a benchmark in `samples.jsonl`: one line each, appended as soon as it is graded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from ..files import replacing
 
 Place = tuple[int, int]  # row of the set, sample
+VERDICTS = ("correct", "wrong", "no_answer", "timeout", "error")
+UNGRADED = ("timeout", "error")
 
 
 class SampleError(ValueError):
-    """A file of samples that cannot be used: names the file and the line."""
+    """A file of samples that cannot be used. The message names the file and the line."""
 
 
 class Sample(TypedDict):
     """One line.
 
-    row: of the set, from 0; sample: from 0; id: the question's; seed: of this response
-    question: its text, for graders that look at it; prompt: as rendered; gold: the answer
-    extracted: what was taken for the response's answer
-    sound: whether the reasoning holds, where that is checked; plain: the verdict of math-verify's plain recipe
-    group: of the question, where the benchmark has groups
+    row: of the set, from 0; sample: of the question, from 0; id: of the question; seed: of this response
+    question: its text; prompt: the text that the model got; gold: the reference answer
+    extracted: the answer found in the response
+    sound: whether the reasoning holds, None where that is not checked
+    plain: the verdict of math-verify's plain recipe, None where it was not asked
+    group: of the question, None where the benchmark has no groups
     """
 
     row: int
@@ -46,14 +50,88 @@ class Sample(TypedDict):
     group: str | None
 
 
+class Line(NamedTuple):
+    """A sample without its texts. start: offset of its line in bytes; tokens: of the response."""
+
+    start: int
+    row: int
+    sample: int
+    verdict: str
+    plain: str | None
+    truncated: bool
+    tokens: int
+
+    @property
+    def disagree(self) -> bool:
+        """One grader says that the response is correct, the other does not."""
+        return self.plain is not None and (self.plain == "correct") != (self.verdict == "correct")
+
+
+def read_samples(path: Path) -> Iterator[tuple[int, Sample]]:
+    """Each sample with the offset of its line in bytes. Raises SampleError with file and line."""
+    if not path.is_file():
+        raise SampleError(f"{path} does not exist")
+    start = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone, a text may contain U+2028
+            try:
+                sample: Sample = json.loads(line)
+                if set(Sample.__annotations__) != set(sample):
+                    raise ValueError("its fields are not those of a sample")
+                if not {sample["verdict"], sample["plain"]} <= {*VERDICTS, None}:
+                    raise ValueError(
+                        f"verdicts are {', '.join(VERDICTS)}, not {sample['verdict']!r}, {sample['plain']!r}"
+                    )
+            except (ValueError, TypeError) as error:
+                raise SampleError(
+                    f"{path}, line {number}: not a sample ({error}): {line[:120]!r}; mend or remove it"
+                ) from error
+            yield start, sample
+            start += len(line)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All samples without their texts, by row and sample. Raises SampleError."""
+    lines = [
+        Line(start, s["row"], s["sample"], s["verdict"], s["plain"], s["finish"] == "length", s["response_tokens"])
+        for start, s in read_samples(path)
+    ]
+    return sorted(lines, key=lambda line: (line.row, line.sample))
+
+
+def choose(lines: Sequence[Line], count: int) -> list[Line]:
+    """At most `count` samples for a reader to look at, in their order, always the same ones.
+
+    First come those on which the graders disagree and those that could not be graded. The room left is divided evenly
+    among the verdicts, with truncated responses apart. Each part is spread evenly over the set, which may be sorted by
+    subject.
+    """
+    if len(lines) <= count:
+        return list(lines)
+    first = [line for line in lines if line.disagree or line.verdict in UNGRADED]
+    chosen = _spread(first, min(count, len(first)))
+    pools = defaultdict(list)
+    for line in lines:
+        if not (line.disagree or line.verdict in UNGRADED):
+            pools[line.verdict, line.truncated].append(line)
+    for done, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
+        chosen += _spread(pool, min(len(pool), (count - len(chosen)) // (len(pools) - done)))
+    return sorted(chosen, key=lambda line: (line.row, line.sample))
+
+
+def _spread(lines: Sequence[Line], count: int) -> list[Line]:
+    return [lines[i * len(lines) // count] for i in range(count)]
+
+
 class SampleFile:
-    """`samples.jsonl` of one benchmark. A torn last line, of a process that was killed, is taken away on opening."""
+    """`samples.jsonl` of one benchmark, to write and read. Opening it removes a torn last line of a killed process."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SampleError for a line that is not a sample, or is there twice."""
+        """Raises SampleError for a line that is not a sample, or that is there twice."""
         self.path = path
-        self.done: dict[Place, bytes] = {}  # with what was asked
+        self.done: dict[Place, bytes] = {}  # with the hash of seed and prompt
         self._ordered = True
+        self._last: Place = (-1, -1)
         if path.exists():
             self._cut_torn_line()
             self._scan()
@@ -61,7 +139,7 @@ class SampleFile:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Whole lines, handed to the system before this returns; where that fails (a full disk), none of them."""
+        """Write whole lines, with the operating system when this returns. If that fails (a full disk), none is left."""
         with self.path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             lines = memoryview(b"".join(_line(sample) for sample in samples))
@@ -76,28 +154,19 @@ class SampleFile:
 
     def read(self) -> Iterator[Sample]:
         """Raises SampleError."""
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone
-                try:
-                    sample = json.loads(line)
-                    whole = set(Sample.__annotations__) == set(sample)
-                except (ValueError, TypeError):
-                    whole = False
-                if not whole:
-                    raise SampleError(f"{self.path}, line {number}: not a sample: {line[:120]!r}; mend or remove it")
-                yield sample
+        return (sample for _, sample in read_samples(self.path))
 
     def sort(self) -> None:
-        """By row and sample: two runs that gave the same responses have the same file, in whatever order they came."""
+        """By row and sample: equal responses give an equal file, in whatever order they came."""
         if not self._ordered:
             self.write(sorted(self.read(), key=lambda sample: (sample["row"], sample["sample"])))
 
     def write(self, samples: Iterable[Sample]) -> None:
-        """All samples anew: the file is as before or as wanted, never half of it."""
+        """Replace all samples. The file is the old one or the new one, never a part."""
         with replacing(self.path) as partial, partial.open("wb") as file:
             file.writelines(_line(sample) for sample in samples)
         self.done.clear()
-        self._ordered = True
+        self._ordered, self._last = True, (-1, -1)
         self._scan()
 
     def _scan(self) -> None:
@@ -111,7 +180,7 @@ class SampleFile:
 
     def _note(self, sample: Sample) -> None:
         place = (sample["row"], sample["sample"])
-        self._ordered = self._ordered and (not self.done or place > self._last)
+        self._ordered = self._ordered and place > self._last
         self._last = place
         self.done[place] = asked(sample["seed"], sample["prompt"])
 
@@ -130,7 +199,7 @@ class SampleFile:
 
 
 def asked(seed: int, prompt: str) -> bytes:
-    """A response belongs to this and to no other."""
+    """The hash of what a response answers."""
     return hashlib.blake2b(f"{seed} {prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 

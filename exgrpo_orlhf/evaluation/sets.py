@@ -1,4 +1,4 @@
-"""A benchmark's questions: found in a file or on the hub, counted, converted, and chosen from."""
+"""The questions of a benchmark: find them in a file or on the hub, convert, count and choose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .benchmarks import Benchmark, BenchmarkError, SetFile
 
 _PREPARED = "prepared"  # verl's layout, as scripts/prepare_data.py writes it
 
-# By the name that `convert` has in a block: the columns it reads, and the function.
+# Value of `convert` in a block -> (the columns it reads, the function).
 _CONVERSIONS: dict[str, tuple[tuple[str, ...], Conversion]] = {
     "verl": (("prompt", "reward_model"), conversions.verl_messages),
     "after_hashes": (("question", "answer"), conversions.after_hashes),
@@ -40,15 +40,15 @@ DATASETS = Path(__file__).resolve().parents[2] / "datasets"  # where scripts/pre
 
 
 class Unavailable(ValueError):
-    """A set that cannot be had here: says why, and what to do."""
+    """A set that is not available here. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class BenchmarkSet:
-    """A benchmark with the questions that are asked.
+    """A benchmark with the questions to ask.
 
-    rows: (row of the set, from 0, question), in the set's order; a question that the set repeats occurs as often
-    found: rows of the whole set; source: where it came from; notes: what a reader of the score must know
+    rows: (row of the set, from 0, question), in the set's order, with the set's repetitions
+    found: number of rows of the whole set; source: where they came from; notes: remarks for readers of the score
     """
 
     benchmark: Benchmark
@@ -59,32 +59,39 @@ class BenchmarkSet:
 
     @property
     def fingerprint(self) -> str:
-        """Of the questions asked, in their order."""
+        """Hash of the questions asked, in their order."""
         return fingerprint(question for _, question in self.rows)
 
     @property
     def whole(self) -> bool:
-        """Whether the score is one of the official set."""
+        """Whether the questions are the whole official set."""
         return len(self.rows) == self.found and self.benchmark.rows in (None, self.found)
 
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:
-    """The benchmark's set from the first place that has it: the folders, the folder of its block, datasets/, the hub.
+    """The set from the first place that has it: the folders, the folder of its block, datasets/, the hub.
 
-    limit: so many questions; chosen by their hashes, so that they are spread over the set, the same ones in every
-        run, and part of those of any larger limit
-    hub: look there too
-    Raises Unavailable where no place has it, BenchmarkError where a file is not as the block says.
+    Args:
+        benchmark: the block.
+        folders: where to look first.
+        limit: at most that many questions, chosen by their hashes: spread over the set, the same in every run, and a
+            subset of those of any larger limit.
+        hub: whether to look on the hub.
+
+    Raises:
+        Unavailable: no place has the set.
+        BenchmarkError: a file is not as the block says.
     """
     places = (*folders, benchmark.folder, DATASETS)
+    notes: tuple[str, ...] = ()
     if benchmark.chains:
-        rows, source, notes = _made(benchmark, benchmark.chains), "made here", ()
+        rows, source = _made(benchmark, benchmark.chains), "made here"
     elif (place := _place(benchmark, places)) is not None:
         path, file = place
         rows, notes = _from_file(benchmark, path, file)
         source = str(path)
     elif benchmark.public and hub:
-        rows, source, notes = _from_hub(benchmark, benchmark.public), f"{benchmark.public.id} of the hub", ()
+        rows, source = _from_hub(benchmark, benchmark.public), f"{benchmark.public.id} of the hub"
     else:
         names = " or ".join([_prepared_name(benchmark), *(file.name for file in benchmark.files)])
         raise Unavailable(f"there is no {names} in {', '.join(map(str, places))}; give its folder with --data")
@@ -99,10 +106,11 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
 
 
 def _made(benchmark: Benchmark, chains: ModularChains) -> list[tuple[int, Question]]:
-    """With the questions' own ids: they are known from training."""
+    """Questions made by the task, with its ids, by which they are recognised as those of training."""
     made = []
     for row, question in enumerate(chains.load()):
-        group = {"group": str(question.meta[benchmark.by])} if benchmark.by in question.meta else {}
+        by = benchmark.by
+        group = {"group": str(question.meta[by])} if by is not None and by in question.meta else {}
         made.append((row, replace(question, meta={**question.meta, **group})))
     return made
 
@@ -120,7 +128,7 @@ def _place(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile
 
 
 def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tuple[int, Question]], tuple[str, ...]]:
-    """The questions, and what is to be said of them."""
+    """The questions, and notes on them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,7 +170,7 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tu
 def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Question]]:
     binding = "the entry in exgrpo_orlhf/questions/catalogue.py"
     try:
-        # A short question first: the long one tries for half a minute where there is no network.
+        # A short request first: loading the table tries for half a minute where there is no network.
         if os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0"):
             commit(public.id, public.revision, binding)
         table = load_table(public.id, public.subset, public.split, public.revision, binding)
@@ -183,7 +191,7 @@ def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Questi
 
 
 def _conversion(benchmark: Benchmark, file: SetFile) -> tuple[tuple[str, ...], Conversion]:
-    """The columns that it reads, and the function."""
+    """The columns that a file's conversion reads, and the function."""
     if file.convert == _PREPARED:
         return _CONVERSIONS["verl"]
     if file.options:
@@ -199,7 +207,7 @@ def _conversion(benchmark: Benchmark, file: SetFile) -> tuple[tuple[str, ...], C
 
 
 class _Row(dict[str, Any]):
-    """A row whose columns can be named by dotted paths into nested records."""
+    """A row with columns that may be dotted paths into nested records."""
 
     def __missing__(self, name: str) -> Any:
         if missing_in(self, name):
@@ -210,13 +218,13 @@ class _Row(dict[str, Any]):
 def _questions(
     benchmark: Benchmark, rows: Iterable[Mapping[str, Any]], convert: Conversion, place: str
 ) -> list[tuple[int, Question]]:
-    """All rows: a benchmark's score is over the set as it is, repetitions included."""
+    """The questions of all rows, with repetitions, because the score is over the set as it is."""
     questions = []
     for index, row in enumerate(rows):
         try:
             text, answer = convert(_Row(row))
             text, answer = text.strip(), answer.strip()
-            text.encode(), answer.encode()  # half a surrogate pair is no text
+            text.encode(), answer.encode()  # raises for half a surrogate pair
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
                 f"benchmark {benchmark.name!r}: {place}, row {index}: not of the form expected "
@@ -232,7 +240,7 @@ def _questions(
 
 
 def _chosen(rows: list[tuple[int, Question]], limit: int) -> list[tuple[int, Question]]:
-    """Repetitions of a question have different hashes: they are rows like any others."""
+    """The `limit` rows with the smallest hashes, in order. Repetitions of a question have different hashes."""
     seen: Counter[str] = Counter()
     order = []
     for position, (_, question) in enumerate(rows):

@@ -1,20 +1,20 @@
-"""What can be said about a model from its graded samples, and how surely.
+"""Metrics of graded samples, with confidence intervals and paired tests.
 
-The unit is the question: 32 samples of one question are not 32 questions. Every metric is first a number for each
-question, shape (Q,); everything after that resamples questions and nothing else.
+The unit is the question: 32 samples of one question are not 32 questions. Every metric is first computed for each
+question, shape (Q,). Only questions are resampled.
 
 Intervals are 95 % BCa bootstrap intervals (Efron 1987) with three choices, each made by simulation with clustered
 samples (tests/test_eval_statistics.py repeats it):
 
-- the bias constant of BCa is set to the acceleration: it is that for a mean, and estimated from resamples of a few
-  equal values it is mostly noise;
-- quantiles are taken one step further out, as a t interval is wider than a z interval, with the degrees of freedom
-  with which the sample knows its own variance, 2Q / (kurtosis − 1 − skewness²): infinite for right-or-wrong values,
-  whose variance follows from their mean, 2.5 Q for uniform ones;
-- means of few values are a lattice, so that quantiles interpolate between the midpoints of its steps.
+- The bias constant of BCa is set to the acceleration, its value for a mean. An estimate from resamples of a few equal
+  values would be mostly noise.
+- Quantiles are widened as a t interval is wider than a z interval. The degrees of freedom are those of the variance
+  estimate, 2Q / (kurtosis − 1 − skewness²): infinite for values 0 and 1, whose variance follows from their mean, and
+  2.5 Q for uniform values.
+- Means of few values lie on a lattice, so quantiles interpolate between the midpoints of its steps.
 
-A bootstrap of equal values has no width. There the bound is exact: that of Clopper and Pearson for a value that all Q
-questions show. A single question thus says next to nothing: 1 right of 1 is [0.025, 1].
+A bootstrap of equal values has width 0. There the bound is exact, that of Clopper and Pearson for a value that all Q
+questions have: for 1 correct question of 1 the interval is [0.025, 1].
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Array = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 RESAMPLES = 10_000
-_AT_ONCE = 4_000_000  # counts drawn at once, 32 MB
-_DIGITS = 12  # of means that are the same but for rounding
+_AT_ONCE = 4_000_000  # counts drawn at a time, 32 MB
+_DIGITS = 12  # means that agree to this many digits are equal
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,14 @@ class PairedDifference:
 
 def avg_at_k(correct: npt.ArrayLike) -> Array:
     """correct: (Q, n), bool or shares. Each question's mean over its n samples, (Q,)."""
-    return _graded(correct).mean(axis=1)
+    means: Array = _graded(correct).mean(axis=1)
+    return means
 
 
 def pass_at_k(correct_counts: npt.ArrayLike, n: int, k: int) -> Array:
-    """The chance that k of a question's n samples, drawn without replacement, hold a correct one, (Q,).
+    """The probability that k of a question's n samples, drawn without replacement, include a correct one, (Q,).
 
-    1 − C(n−c, k) / C(n, k), as a product of k factors below 1: unbiased for the chance that k new samples do.
+    1 − C(n−c, k) / C(n, k), computed as a product of k factors below 1. It is unbiased for k new samples.
 
     correct_counts: c, (Q,), integers from 0 to n. Raises ValueError if they are not, or k is not from 1 to n.
     """
@@ -77,11 +78,11 @@ def pass_at_k(correct_counts: npt.ArrayLike, n: int, k: int) -> Array:
 
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: npt.ArrayLike, k: int) -> Array:
-    """The chance that the most frequent answer of k samples is right, (Q,).
+    """The probability that the most frequent answer of k samples is correct, (Q,).
 
-    Samples without an answer do not vote; nobody votes: not right. Tied answers: the mean over them, as if drawn. An
-    answer whose samples are graded differently counts by the share graded correct. For k < n: the mean over the n // k
-    blocks of k consecutive samples.
+    Samples without an answer do not vote; without any vote the result is 0. Tied answers count by their mean. An
+    answer whose samples are graded differently counts by the share graded correct. For k < n this is the mean over the
+    n // k blocks of k consecutive samples.
 
     answers: n keys a question, None for no answer; correct: (Q, n). Raises ValueError if the shapes differ or k is not
     from 1 to n.
@@ -104,35 +105,37 @@ def _majority(keys: Sequence[str | None], correct: Array) -> float:
     if not votes:
         return 0.0
     most = max(votes.values())
-    # All tied answers have as many samples, so that the mean over answers is the mean over their samples.
-    return float(np.mean([right for key, right in zip(keys, correct, strict=True) if votes.get(key) == most]))
+    # All tied answers have the same number of samples: the mean over answers is the mean over their samples.
+    return float(
+        np.mean([right for key, right in zip(keys, correct, strict=True) if key is not None and votes[key] == most])
+    )
 
 
 def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
-    """per_question: (Q,), values from 0 to 1. Raises ValueError if they are not, or there are none."""
-    return intervals([per_question], rng, resamples)[0]
+    """The mean and its interval. per_question: (Q,), from 0 to 1. Raises ValueError if they are not, or Q = 0."""
+    return intervals(np.asarray(per_question)[None], rng, resamples)[0]
 
 
 def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Estimate]:
-    """Of several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
+    """The same for several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
     return _bootstrap([_metrics(per_question)], [1.0], rng, resamples)
 
 
 def macro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
-    """The mean of the benchmarks' means, each counting the same; questions are resampled inside each benchmark.
+    """The mean of the benchmarks' means with equal weights; questions are resampled within each benchmark.
 
     benchmarks: (Q_b,) each. Raises as `interval`, and ValueError without a benchmark.
     """
-    strata = [_metrics([values]) for values in benchmarks]
+    strata = [_metrics(np.asarray(values)[None]) for values in benchmarks]
     return _bootstrap(strata, _equal_weights(len(strata)), rng, resamples)[0]
 
 
 def micro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
-    """The mean over all questions of all benchmarks; resampled inside each, whose size is no accident.
+    """The mean over all questions of all benchmarks, resampled within each, because their sizes are fixed.
 
     Arguments and errors as `macro_mean`.
     """
-    strata = [_metrics([values]) for values in benchmarks]
+    strata = [_metrics(np.asarray(values)[None]) for values in benchmarks]
     _equal_weights(len(strata))
     total = sum(values.shape[1] for values in strata)
     return _bootstrap(strata, [values.shape[1] / total for values in strata], rng, resamples)[0]
@@ -141,19 +144,19 @@ def micro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, re
 def paired(
     a: npt.ArrayLike, b: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> PairedDifference:
-    """b − a over the same questions in the same order, (Q,) each, values from 0 to 1.
+    """The mean of b − a over the same questions in the same order, (Q,) each, values from 0 to 1.
 
-    A wild bootstrap: the sign of every question's difference is flipped at random, which imposes that there is none;
-    p is the share of resamples whose mean is further from 0 than the one observed, plus half of those as far (without
-    the half, right-or-wrong values at Q = 30 would be called different in 1 to 3 % of the cases, not in 5 %). Sound
-    for any Q where the two models are alike, for large Q where only their means are.
+    A wild bootstrap: the sign of every question's difference is flipped at random, which imposes the null hypothesis.
+    p is the share of resamples with a mean further from 0 than the observed one, plus half of those equally far.
+    Without that half, values 0 and 1 at Q = 30 would be called different in 1 to 3 % of the cases instead of 5 %. The
+    test is valid for any Q if the two models have the same distribution, for large Q if only their means are equal.
 
     The interval holds the differences that the same resamples do not reject: 0 is inside it only if p ≥ 0.05, and
-    outside it only if p < 0.05. It takes no more work: a resample is as far as the observed mean from a shift between
-    the mean of the flipped differences and the mean of the others (Hartigan 1969). Differences that are all equal get
-    the exact bound (module docstring) beside the same p.
+    outside it only if p < 0.05. It needs no further resamples: for shifts between the mean of the flipped differences
+    and the mean of the others, a resample is at least as far as the observed mean (Hartigan 1969). If all differences
+    are equal, the interval is the exact bound (module docstring), with the same p.
 
-    Raises ValueError if the lengths differ, there are no questions or a value is no share.
+    Raises ValueError if the lengths differ, there are no questions or a value is outside 0 to 1.
     """
     return paired_macro([(a, b)], rng, resamples)
 
@@ -161,10 +164,10 @@ def paired(
 def paired_macro(
     benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> PairedDifference:
-    """The mean of the benchmarks' differences b − a, each counting the same; signs are flipped inside each.
+    """The mean of the benchmarks' differences b − a with equal weights; signs are flipped within each benchmark.
 
-    benchmarks: (a, b), (Q_b,) each. As `paired` otherwise. Where benchmarks differ in their difference the test errs
-    on the side of none.
+    benchmarks: (a, b), (Q_b,) each. Otherwise as `paired`. The test is conservative if the benchmarks' differences
+    differ.
     """
     strata = [_differences(a, b) for a, b in benchmarks]
     weights = _equal_weights(len(strata))
@@ -176,7 +179,7 @@ def paired_macro(
             flips = 2 * rng.binomial(counts, 0.5, (rows.stop - rows.start, len(values))) - counts
             sums[rows] += weight / len(stratum) * (flips @ values)
             signs[rows] += weight / len(stratum) * flips.sum(axis=1)
-    all_alike = np.abs(signs) > 1 - 1e-9  # all flipped or none: as far as the observed mean, whatever the shift
+    all_alike = np.abs(signs) > 1 - 1e-9  # all flipped or none: as far as the observed mean for every shift
     with np.errstate(divide="ignore", invalid="ignore"):
         one = np.where(all_alike, -1.0, (difference + sums) / (1 + signs))
         other = np.where(all_alike, 1.0, (difference - sums) / (1 - signs))
@@ -194,8 +197,7 @@ def paired_macro(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: of m, the k-th smallest times m − k + 1, never below a smaller one's. None: no test,
-    and not counted."""
+    """Holm's step-down correction: the k-th smallest of m times m − k + 1, made monotone. None (no test) is skipped."""
     tested = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -219,7 +221,7 @@ def _bootstrap(
 def _resampled(stratum: Array, rng: np.random.Generator, resamples: int) -> Iterator[tuple[slice, Array]]:
     """Means of resampled questions, (M, some of the resamples).
 
-    How often each question is drawn matters only by what it shows: one multinomial count for each distinct column.
+    Questions with equal values are interchangeable, so one multinomial count is drawn for each distinct column.
     """
     columns, counts = np.unique(stratum, axis=1, return_counts=True)  # (M, U), (U,)
     for rows in _chunks(resamples, len(counts)):
@@ -229,7 +231,7 @@ def _resampled(stratum: Array, rng: np.random.Generator, resamples: int) -> Iter
 
 def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Estimate:
     """One metric: its values (Q_s,) in each stratum, and the resampled means (resamples,)."""
-    from scipy.special import ndtr, stdtrit  # 40 MB that a run without validation does without
+    from scipy.special import ndtr, stdtrit  # 40 MB that a run without validation does not need
 
     value = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
     variance = inflated = third = noise = 0.0  # of the mean; `noise`: of its variance, given the mean
@@ -255,10 +257,10 @@ def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Est
 def _with_constants(
     value: float, low: float, high: float, strata: Sequence[Array], weights: Sequence[float], floor: float
 ) -> Estimate:
-    """The interval with the exact bounds of those strata whose questions all show one value, by adding squares.
+    """Add the exact bounds of strata whose questions all have one value, by adding squares of half widths.
 
-    With probability 97.5 %, at most the share u of all questions shows something else, (1 − u)^Q = 0.025; and that is
-    at least `floor`, at most 1.
+    With probability 97.5 %, at most a share u of all questions has other values, where (1 − u)^Q = 0.025. Those values
+    lie between `floor` and 1.
     """
     below, above = max(value - float(low), 0.0) ** 2, max(float(high) - value, 0.0) ** 2
     for weight, values in zip(weights, strata, strict=True):
@@ -269,8 +271,8 @@ def _with_constants(
     return Estimate(value, max(value - below**0.5, floor), min(value + above**0.5, 1.0))
 
 
-def _quantile(sample: Array, shares: npt.ArrayLike) -> Array:
-    """Between the midpoints of the steps of the sample's distribution function."""
+def _quantile(sample: Array, shares: Array) -> Array:
+    """Quantiles, interpolated between the midpoints of the steps of the sample's distribution function."""
     values, counts = np.unique(np.round(sample, _DIGITS), return_counts=True)
     return np.interp(shares, (np.cumsum(counts) - counts / 2) / len(sample), values)
 
@@ -291,10 +293,10 @@ def _equal_weights(count: int) -> list[float]:
 
 
 def _differences(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
-    first, second = _metrics([a])[0], _metrics([b])[0]
+    first, second = (_metrics(np.asarray(values)[None])[0] for values in (a, b))
     if len(first) != len(second):
         raise ValueError(f"paired values must be of the same questions; got {len(first)} and {len(second)}")
-    return np.round(second - first, _DIGITS)
+    return np.asarray(np.round(second - first, _DIGITS))
 
 
 def _metrics(values: npt.ArrayLike) -> Array:

@@ -1,4 +1,4 @@
-"""The model that is evaluated: where it is, what exactly it is, and how it wants to be asked."""
+"""The evaluated model: its location, its identity, and its prompts."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from ..checkpoints import BEST, find
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
 from .benchmarks import Benchmark
-from .engines import Request
+from .engines import GenerationRequest
 from .seeds import response_seed
 from .sets import BenchmarkSet
 
-_NO_LIMIT = 1 << 40  # tokens: here the model's context is the limit
-_OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")  # of a model
+_NO_LIMIT = 1 << 40  # prompt tokens: the model's context is the limit
+_OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")  # files of a model
 
 
 class SubjectError(ValueError):
-    """A model that cannot be evaluated: says why, and what to do."""
+    """A model that cannot be evaluated. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """path: as `from_pretrained` takes it, or a server's name for it
-    tokenizer: None where a server has it
-    hash: of its files, None for one of the hub, which has a revision, or of a server
-    context: its positions; None: no limit is known
-    run, step, mlflow_run_id, metrics_log: of the training run that made it, where it is a checkpoint of this trainer;
-        the last is the identity of its metrics, by which MLflow knows it too
+    """A model.
+
+    path: as `from_pretrained` takes it, or a server's name for it
+    tokenizer: None if only the server has it
+    context: its number of positions; None: no limit is known
+    hash: of its files; None for a model of the hub, which has a revision, and for one of a server
+    run, step, mlflow_run_id, metrics_log: of the training run, if it is a checkpoint of this trainer; metrics_log is
+        the identity of the run's metrics log, by which MLflow can find the run
     """
 
     path: str
@@ -60,7 +62,7 @@ class Subject:
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
-    """The model and, where it is a checkpoint of a run, that run's `Prompts` settings. Raises SubjectError."""
+    """The model and, if it is a checkpoint of a run, the run's `Prompts` settings. Raises SubjectError."""
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
     folder = Path(model).expanduser()
@@ -81,12 +83,12 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
             f"--model {model}: it or its tokenizer cannot be loaded ({said}); give a folder with both, or a hub id "
             "where there is a network (log in with `hf auth login` where the model is gated)"
         ) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files a tokenizer is made that knows nothing
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files an empty tokenizer is made
         raise SubjectError(
             f"--model {model}: there is no tokenizer; save that of the model it was trained from beside the "
             "weights (tokenizer.save_pretrained)"
         )
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)  # not every architecture has a limit
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)  # not every architecture has one
     subject = Subject(path, tokenizer, context)
     if not folder.is_dir():
         return replace(subject, revision=getattr(config, "_commit_hash", None)), {}
@@ -107,7 +109,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
 
 
 def served(name: str, tokenizer: str | None) -> Subject:
-    """A model behind a server. tokenizer: folder or hub id; None: the server has it. Raises SubjectError."""
+    """A model of a server. tokenizer: folder or hub id; None: only the server has it. Raises SubjectError."""
     from transformers import AutoConfig, AutoTokenizer
 
     if tokenizer is None:
@@ -118,13 +120,13 @@ def served(name: str, tokenizer: str | None) -> Subject:
         raise SubjectError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
     try:
         context = getattr(AutoConfig.from_pretrained(tokenizer).get_text_config(), "max_position_embeddings", None)
-    except (OSError, ValueError, KeyError):  # a tokenizer alone: the server says when a prompt is too long
+    except (OSError, ValueError, KeyError):  # a tokenizer alone: the server refuses prompts that are too long
         context = None
     return Subject(name, known, context)
 
 
 def hash_of(folder: Path) -> str:
-    """Of a model's own files by name and content, without what training or evaluation keeps beside them."""
+    """Hash of a model's files, names and contents, without other files of training or evaluation."""
     total = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.iterdir()):
         if path.suffix in _OWN_FILES and path.is_file():
@@ -134,10 +136,10 @@ def hash_of(folder: Path) -> str:
 
 
 class Asker:
-    """From benchmarks' questions to requests."""
+    """Makes requests from the questions of benchmarks."""
 
     def __init__(self, subject: Subject, prompts: Prompts, seed: int) -> None:
-        """Raises SubjectError where the tokenizer lacks what the template needs."""
+        """Raises SubjectError if the tokenizer lacks something that the template needs."""
         self.subject, self.prompts, self.seed = subject, prompts, seed
         self.encoder: PromptEncoder | None = None
         self._stop: tuple[int, ...] = ()
@@ -151,15 +153,15 @@ class Asker:
         except (ValueError, TemplateError) as error:
             raise SubjectError(str(error).replace("Prompts.template = ", "--template ")) from error
 
-    def requests(self, sets: Sequence[BenchmarkSet]) -> list[Request]:
-        """`samples` for each question, in order. Raises SubjectError where the model has no room for one."""
+    def requests(self, sets: Sequence[BenchmarkSet]) -> list[GenerationRequest]:
+        """Requests for all samples of all questions, in order. Raises SubjectError if one exceeds the context."""
         requests = [request for asked in sets for request in self._of(asked)]
         if self.subject.context is not None:
             self._check_room(requests, self.subject.context)
         return requests
 
     def instruction(self, benchmark: Benchmark) -> str | None:
-        """What stands below each question."""
+        """The instruction below each question of a benchmark; None for none."""
         return benchmark.instruction(self._silent)
 
     def describe(self) -> dict[str, Any]:
@@ -169,16 +171,16 @@ class Asker:
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
         }
 
-    def _of(self, asked: BenchmarkSet) -> Iterator[Request]:
+    def _of(self, asked: BenchmarkSet) -> Iterator[GenerationRequest]:
         benchmark = asked.benchmark
         instruction = self.instruction(benchmark)
         for row, question in asked.rows:
             put = question
-            if instruction:  # with an id of its own, or the encoder would know it by the one without
+            if instruction:  # a new id, because the encoder caches by id
                 put = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
             text, ids, messages = self._encoded(benchmark, row, put)
             for sample in range(benchmark.samples):
-                yield Request(
+                yield GenerationRequest(
                     (benchmark.name, row, sample),
                     text,
                     ids,
@@ -206,7 +208,7 @@ class Asker:
                 f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {put.prompt!r:.80}"
             ) from error
 
-    def _check_room(self, requests: Sequence[Request], context: int) -> None:
+    def _check_room(self, requests: Sequence[GenerationRequest], context: int) -> None:
         longest = max(requests, key=lambda request: len(request.prompt_ids) + request.max_tokens)
         length, tokens = len(longest.prompt_ids), longest.max_tokens
         if length + tokens <= context:
@@ -221,7 +223,7 @@ class Asker:
 
 
 def _prompts_of(identity: dict[str, str]) -> dict[str, Any]:
-    """The bindings of `Prompts` that a run was trained with."""
+    """The settings of `Prompts` that a run was trained with."""
     bound = {name.rpartition(".")[2]: value for name, value in identity.items() if re.match(r"Prompts\.", name)}
     return {name: ast.literal_eval(value) for name, value in bound.items() if name in ("template", "system")}
 

@@ -1,6 +1,6 @@
-"""The results of an evaluation in the terminal, and the words that every output says them in.
+"""The results of an evaluation as a table for the terminal, and the wording that all outputs share.
 
-`results` is results.json as read. Values in it are shares, 0 to 1; what is shown is in %.
+`results` is results.json as read. Its values are shares, 0 to 1; outputs show %.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-Results = dict[str, Any]
+from .folder import Results
+
 NONE = "–"
 
 
@@ -25,7 +26,7 @@ def interval(estimate: dict[str, Any]) -> str:
 
 
 def model_name(results: Results) -> str:
-    """The run and step that the checkpoint names, else the last part of its path."""
+    """Run and step of a checkpoint, else the last part of the model's path."""
     model = results["record"]["model"]
     if model["run"] is None:
         return Path(model["path"]).name
@@ -33,12 +34,12 @@ def model_name(results: Results) -> str:
 
 
 def title(results: Results, key: str) -> str:
-    """Of a benchmark, run or not."""
-    return (results["benchmarks"].get(key) or results["not_run"].get(key) or {"title": key})["title"]
+    """The title of a benchmark, whether it was run or not."""
+    return str((results["benchmarks"].get(key) or results["not_run"].get(key) or {"title": key})["title"])
 
 
 def shortfall(benchmark: dict[str, Any]) -> str | None:
-    """How the questions asked differ from the official set, or None if they are the whole of it."""
+    """How the questions asked differ from the official set; None if they are all of it."""
     asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
     if official is not None and rows != official:
         return f"{asked} questions of {rows} rows, {official} are official"
@@ -46,7 +47,7 @@ def shortfall(benchmark: dict[str, Any]) -> str | None:
 
 
 def of_questions(benchmark: dict[str, Any]) -> str:
-    """'30' for a whole set, '20/30' for a part of one, '20/40 (83)' where the set found is not the official one."""
+    """'30' for a whole set, '20/30' for a part, '20/40 (83)' where the set that was found is not the official one."""
     asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
     if shortfall(benchmark) is None:
         return f"{asked:,}"
@@ -59,7 +60,7 @@ def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
-    """(name, estimate, what it is over) of every mean: which benchmarks out of how many, and which of them in part."""
+    """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
     every = [*results["benchmarks"], *results["not_run"]]
     macro, micro = results["means"]["macro"], results["means"]["micro"]
     same = f"the same {len(macro['benchmarks'])} of {len(every)}"
@@ -85,7 +86,7 @@ def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
 
 
 def notes(results: Results) -> list[tuple[str, str]]:
-    """(what it is about, note): the engine's own word on whether it repeats itself, then benchmark by benchmark."""
+    """(subject, note): whether the engine gives the same responses again, then benchmark by benchmark."""
     reason = results["record"]["engine"]["reproducible"]
     found = [] if reason is None else [("responses may differ when repeated", reason)]
     for benchmark in results["benchmarks"].values():
@@ -97,10 +98,10 @@ def notes(results: Results) -> list[tuple[str, str]]:
 
 
 def terminal(results: Results) -> str:
-    """One line a benchmark, the means with what they are over, what was not run and why, the notes.
+    """One line for each benchmark, the means, what was not run and why, and the notes.
 
-    plain: avg@k by math-verify's plain recipe; truncated, no answer, timeout / error: % of the samples; tokens: of a
-    response, on average.
+    Columns: plain is avg@k by math-verify's plain recipe; truncated, no answer, timeout / error are % of the samples;
+    tokens is the mean length of a response.
     """
     head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer")
     lines: list[tuple[str, ...]] = [(*head, "timeout / error", "tokens", "seconds")]
@@ -135,14 +136,14 @@ def terminal(results: Results) -> str:
 
 
 def _at(found: tuple[str, dict[str, Any]] | None, samples: int) -> str:
-    """The k is said where it is not the number of samples."""
+    """With the k where it is not the number of samples."""
     if found is None:
         return NONE
     return percent(found[1]["value"]) + ("" if int(found[0]) == samples else f" @{found[0]}")
 
 
 def aligned(lines: Sequence[tuple[str, ...]], left: int, rule: bool = True) -> list[str]:
-    """Columns two spaces apart, the first `left` of them flush left, a rule below the first line."""
+    """Columns two spaces apart, the first `left` of them flush left; rule: a line below the first one."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Evaluation during training, by the code of the batch evaluation, on the run's own validation questions."""
+"""Evaluation during training on the run's validation questions, with the code of the batch evaluation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
 from .benchmarks import Definitions
-from .engines import Request, Response
+from .engines import GenerationRequest, Response
+from .environment import now
 from .folder import RESULTS, SAMPLES
 from .grading import sample_of
-from .record import now
 from .results import metrics, summarise
 from .samples import SampleFile
 from .seeds import response_seed
@@ -36,7 +36,7 @@ Answer = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], l
 
 
 class Validation:
-    """The questions of a run, and what the policy makes of them at some steps."""
+    """Evaluates the policy of a run on its validation questions."""
 
     def __init__(
         self,
@@ -48,10 +48,19 @@ class Validation:
         max_tokens: int,
         record: Mapping[str, Any],
     ) -> None:
-        """run: its folder, where evaluation/<step>/ keeps samples and results; seed: of the responses, the same at
-        every step, so that what changes is the policy; record: what results.json says of the run
+        """Check the questions.
 
-        Raises ValueError for questions that a test set has too.
+        Args:
+            questions: the validation questions.
+            settings: how to sample and grade.
+            verifier: grades the responses.
+            run: the run's folder; samples and results go to its evaluation/<step>/.
+            seed: of the responses; the same at every step, so that only the policy changes.
+            max_tokens: of a response.
+            record: what results.json says of the run.
+
+        Raises:
+            ValueError: a test set has some of the questions.
         """
         self._record = {**record, "seed": seed}
         self.questions, self.settings, self._verifier, self._run = (
@@ -64,7 +73,8 @@ class Validation:
             [response_seed(seed, NAME, row, question.id, sample) for sample in range(settings.samples)]
             for row, question in enumerate(questions)
         ]
-        self._facts = {
+        self._max_tokens = max_tokens
+        self._facts: dict[str, Any] = {
             "title": "Validation",
             "group": NAME,
             "samples": settings.samples,
@@ -90,21 +100,21 @@ class Validation:
     def evaluate(
         self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
     ) -> dict[str, float]:
-        """Metrics for the log; the samples and results.json go to evaluation/<step>/ of the run.
+        """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
-        answer: from questions, the seeds of each one's responses, temperature and top-p to the responses of each
+        answer: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
         """
-        settings, tokens = self.settings, self._facts["max_tokens"]
+        settings = self.settings
         rollouts = answer(self.questions, self._seeds, settings.temperature, settings.top_p)
         responses = [
             Response(
-                Request(
+                GenerationRequest(
                     (NAME, row, sample),
                     prompts.render(question),
                     tuple(prompts.encode(question)),
                     tuple(prompts.turns(question)),
                     self._seeds[row][sample],
-                    tokens,
+                    self._max_tokens,
                     settings.temperature,
                     settings.top_p,
                 ),
@@ -120,7 +130,7 @@ class Validation:
         samples = [sample_of(*each, None) for each in zip(responses, asked, grades, strict=True)]
         folder = self._run / "evaluation" / str(step)
         path = folder / NAME / SAMPLES
-        path.unlink(missing_ok=True)  # of a step that is run again: nothing in it is wanted
+        path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
         file.write(samples)
         model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
@@ -130,7 +140,7 @@ class Validation:
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 
     def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
-        """The plain names of a greedy evaluation, in all and by number of operands where questions have one."""
+        """Short metric names of a greedy evaluation, in total and by number of operands if questions have one."""
         lucky = measured["lucky_guess_rate"]
         found = {"eval/lucky_guess_rate": 0.0 if lucky is None else lucky}
         if self.settings.temperature:
@@ -142,8 +152,7 @@ class Validation:
 
 
 def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
-    """Raises ValueError for a validation question that a set of the suite has too; sets that are not here are named
-    in the log."""
+    """Raises ValueError if a set of the suite has a validation question. Sets that are not available are logged."""
     absent = []
     for benchmark in Definitions().suite(suite):
         try:
@@ -156,14 +165,14 @@ def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
             raise ValueError(
                 f"{len(shared)} of {len(questions)} validation questions are in {benchmark.title} ({tests.source}), "
                 f"such as {plain_text(shared[0][1].prompt)[:80]!r}: a checkpoint chosen by them would be chosen on the "
-                "test. Bind another set to Work.validation, or set Evaluation.disjoint_from = None if that is meant"
+                "test. Bind another set to Work.validation, or set Evaluation.disjoint_from = None if this is intended"
             )
     if absent:
         log.info("validation was not compared with %s: not in %s", ", ".join(absent), sets.DATASETS)
 
 
 def _grouped(question: Question) -> Question:
-    """Chains are scored by their length too."""
+    """Put modular chains into groups by their number of operands, so that each length gets a score."""
     if "operands" not in question.meta:
         return question
     return replace(question, meta={**question.meta, "group": str(question.meta["operands"])})

@@ -1,7 +1,7 @@
-"""Becomes the command after its first argument, the parent's process id; is killed when the parent dies.
+"""Run a command that is killed when the parent dies. Arguments: the parent's process id, then the command.
 
-Between fork and the command there is nothing else to run: the parent has threads (MLflow's), a hook of Popen is not
-safe beside them. The order to be killed outlives exec.
+A preexec function of Popen would not be safe, because the parent has threads (MLflow's). The request to be killed
+survives exec.
 """
 
 import os

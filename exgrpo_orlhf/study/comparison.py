@@ -1,4 +1,4 @@
-"""Variants compared over seeds: what each reached, and by how much it differs from a baseline."""
+"""Compare variants over seeds: what each reached, and its differences from a baseline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..evaluation.statistics import holm
-from .curve import AXES, Curve, Run
+from .curve import AXES, Curve, TrackedRun
 from .seeds import Mean, mean, paired
 
-# What is taken from every run and compared, in the metric's unit: (key, heading).
+# What is measured of every run and compared, in the metric's unit: (key, heading).
 MEASURES = (
     ("final", "final"),  # the last value at the last step
     ("equal_tokens", "at equal tokens"),  # at the fewest generated tokens that a compared run has, interpolated
@@ -20,18 +20,19 @@ MEASURES = (
     ("area_tokens", "area, tokens"),
     ("area_seconds", "area, seconds"),
 )
-# What a run cost until its last value.
+# What a run has cost at its last value.
 COSTS = ("tokens", "seconds")
-SEED = "train.seed"  # the param that must differ between the runs of a variant
+Ranges = Mapping[str, tuple[float, float] | None]  # of each axis: what all runs cover, None without
+SEED = "train.seed"  # the param by which the runs of a variant differ
 
 
 class ComparisonError(ValueError):
-    """What was asked for cannot be compared; the message names what is there."""
+    """The request cannot be compared. The message names what there is."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Curves in the order of their seeds; values: by measure and cost, one a curve, NaN where it cannot be taken."""
+class ComparedVariant:
+    """Curves in the order of their seeds. values: measure or cost -> a value for each curve, NaN if there is none"""
 
     name: str
     curves: tuple[Curve, ...]
@@ -43,20 +44,20 @@ class Variant:
 
     @property
     def collapsed(self) -> tuple[int, ...]:
-        """The seeds that did: see Curve.collapsed."""
+        """The seeds whose curve collapsed."""
         return tuple(curve.run.seed for curve in self.curves if curve.collapsed)
 
     def mean(self, measure: str) -> Mean | None:
-        """None where the measure cannot be taken of every run: a mean over some would be of others."""
+        """The mean over seeds; None if a run lacks the measure, because the mean would be over other runs."""
         values = self.values[measure]
         return None if any(map(math.isnan, values)) else mean(values)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """variant − baseline over the seeds that both have.
+class VariantDifference:
+    """variant − baseline over the common seeds.
 
-    p: paired t test; p_holm: corrected over the variants compared by this measure; p_exact: sign flips, uncorrected.
+    p: paired t test; p_holm: corrected for the variants compared by this measure; p_exact: sign flips, uncorrected
     """
 
     variant: str
@@ -70,19 +71,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric. ranges: (low, high) of each axis that all runs cover, None without; notes: what a reader must know"""
+    """Variants compared by one metric. notes: remarks that a reader needs"""
 
     metric: str
-    variants: tuple[Variant, ...]
+    variants: tuple[ComparedVariant, ...]
     baseline: str | None
-    differences: tuple[Difference, ...]
-    ranges: Mapping[str, tuple[float, float] | None]
+    differences: tuple[VariantDifference, ...]
+    ranges: Ranges
     notes: tuple[str, ...]
 
 
 def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Comparison:
-    """At most one curve for each variant and seed, at least one in all. The baseline comes first, the other variants
-    by name. Raises ComparisonError for a baseline that is not among them."""
+    """Compare variants. The baseline comes first, the others follow by name.
+
+    curves: at least one, at most one for each variant and seed. Raises ComparisonError for an unknown baseline.
+    """
     by_variant: dict[str, list[Curve]] = {}
     for curve in curves:
         by_variant.setdefault(curve.run.variant, []).append(curve)
@@ -95,7 +98,7 @@ def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Compa
     for name in sorted(by_variant, key=lambda name: (name != baseline, name)):
         chosen = tuple(sorted(by_variant[name], key=lambda curve: curve.run.seed))
         taken = [_measured(curve, ranges) for curve in chosen]
-        variants.append(Variant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
+        variants.append(ComparedVariant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
     differences = _differences(variants) if baseline is not None else ()
     notes = (*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ()))
     return Comparison(metric, tuple(variants), baseline, differences, ranges, notes)
@@ -110,7 +113,7 @@ def _common(curves: Sequence[Curve], axis: str) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-def _measured(curve: Curve, ranges: Mapping[str, tuple[float, float] | None]) -> dict[str, float]:
+def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
     found = {"final": curve.final}
     tokens = ranges["tokens"]
     found["equal_tokens"] = math.nan if tokens is None else curve.at("tokens", tokens[1])
@@ -123,10 +126,10 @@ def _measured(curve: Curve, ranges: Mapping[str, tuple[float, float] | None]) ->
     return found
 
 
-def _differences(variants: Sequence[Variant]) -> tuple[Difference, ...]:
-    """Of all variants but the first, the baseline; measures in order, variants within them."""
+def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference, ...]:
+    """Differences of all variants from the first, the baseline, by measure and then by variant."""
     base, *others = variants
-    found: list[Difference] = []
+    found: list[VariantDifference] = []
     for measure, _ in MEASURES:
         theirs = dict(zip(base.seeds, base.values[measure], strict=True))
         tests = []
@@ -138,13 +141,13 @@ def _differences(variants: Sequence[Variant]) -> tuple[Difference, ...]:
                 tests.append((variant.name, seeds, paired(differences)))
         corrected = holm([test.p for _, _, test in tests])
         found += [
-            Difference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
+            VariantDifference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
             for (name, seeds, test), p_holm in zip(tests, corrected, strict=True)
         ]
     return tuple(found)
 
 
-def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[float, float] | None]) -> Iterable[str]:
+def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> Iterable[str]:
     runs = [curve.run for variant in variants for curve in variant.curves]
     if len({run.engine for run in runs}) > 1:
         yield f"runs of different engines are compared: {_by_engine(variants)}"
@@ -161,14 +164,14 @@ def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[
     last = Counter(int(curve.steps[-1]) for variant in variants for curve in variant.curves)
     if len(last) > 1:
         named = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
-        yield f"the last {metric} is not at the same step in all runs, and 'final' compares them all the same: {named}"
+        yield f"the last {metric} is not at the same step in all runs, but 'final' compares them: {named}"
     for axis in ("tokens", "seconds"):
         without = [str(c.run) for v in variants for c in v.curves if c.along(axis) is None]
         if without:
             yield f"no record of {axis} at the steps of {metric}, so no comparison by {axis}: {some(without)}"
     if any(len(curve.steps) == 1 for variant in variants for curve in variant.curves):
         alone = [str(c.run) for v in variants for c in v.curves if len(c.steps) == 1]
-        yield f"{metric} was measured once only, so that there is no area and no collapse to see: {some(alone)}"
+        yield f"{metric} was measured once only, so there is no area and no collapse: {some(alone)}"
     for axis, common in ranges.items():
         if common is None and all(c.along(axis) is not None for v in variants for c in v.curves):
             yield f"no range of {axis} is covered by all runs: nothing is compared along it"
@@ -180,7 +183,7 @@ def _notes(metric: str, variants: Sequence[Variant], ranges: Mapping[str, tuple[
             )
 
 
-def _paired_notes(variants: Sequence[Variant]) -> Iterable[str]:
+def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
     base, *others = variants
     for variant in others:
         common = [seed for seed in variant.seeds if seed in base.seeds]
@@ -192,10 +195,10 @@ def _paired_notes(variants: Sequence[Variant]) -> Iterable[str]:
             yield f"{variant.name}: differences are over {_seeds(common)}, which {base.name} has too"
 
 
-def settings(variants: Sequence[Variant]) -> tuple[dict[str, list[str]], list[str]]:
-    """(param -> its value in each variant, where variants differ; notes on variants whose own runs differ).
+def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]], list[str]]:
+    """(param -> its value in each variant, if variants differ; notes on variants whose own runs differ).
 
-    Several values of one variant are joined by ' | '; a param a variant lacks is ''.
+    Several values of one variant are joined by ' | '. A missing param is ''.
     """
     names = sorted({name for v in variants for c in v.curves for name in c.run.params} - {SEED})
     differing: dict[str, list[str]] = {}
@@ -212,9 +215,9 @@ def settings(variants: Sequence[Variant]) -> tuple[dict[str, list[str]], list[st
     ]
 
 
-def newest(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
-    """One run for each variant and seed, a finished one before others and the newest before older ones; notes."""
-    by_key: dict[tuple[str, int], list[Run]] = {}
+def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
+    """One run for each variant and seed: the newest finished one, else the newest; and notes on the others."""
+    by_key: dict[tuple[str, int], list[TrackedRun]] = {}
     for run in runs:
         by_key.setdefault((run.variant, run.seed), []).append(run)
     chosen, notes = [], []
@@ -227,7 +230,7 @@ def newest(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
     return chosen, notes
 
 
-def _by_engine(variants: Sequence[Variant]) -> str:
+def _by_engine(variants: Sequence[ComparedVariant]) -> str:
     counts = Counter((curve.run.engine, variant.name) for variant in variants for curve in variant.curves)
     found = [
         f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
@@ -237,6 +240,7 @@ def _by_engine(variants: Sequence[Variant]) -> str:
 
 
 def count(runs: int | Sequence[object]) -> str:
+    """'1 run', '2 runs'"""
     number = runs if isinstance(runs, int) else len(runs)
     return f"{number:,} run{'' if number == 1 else 's'}"
 
@@ -246,5 +250,5 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def some(names: Sequence[str], most: int = 6) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

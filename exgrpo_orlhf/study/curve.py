@@ -1,4 +1,4 @@
-"""One run's metric along the run, and the numbers taken from it."""
+"""The curve of one metric of a run, and numbers computed from it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run as the tracking server lists it.
+class TrackedRun:
+    """A run as listed by the tracking server.
 
-    metrics: names of those it has; started: milliseconds since 1970; url: of its page, None for a local store
+    metrics: their names; started: milliseconds since 1970; url: of its page, None for a local store
     """
 
     id: str
@@ -39,13 +39,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric where it was measured, (N,) each with N ≥ 1.
+    """The measured values of a metric, arrays (N,) with N ≥ 1.
 
-    steps: increasing; tokens: generated from the run's start to the end of that step; seconds: spent on the steps until
-    then, without evaluation. Neither falls. None: the run has no record of them for these steps.
+    steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
+    then, without evaluation. Tokens and seconds never fall; None: the run has no record of them for these steps.
     """
 
-    run: Run
+    run: TrackedRun
     steps: Array
     values: Array
     tokens: Array | None
@@ -60,22 +60,22 @@ class Curve:
 
     @property
     def collapsed(self) -> bool:
-        """Ends below its start, or below half of its own best (where that is above 0). Higher is better here."""
+        """Ends below its start, or below half of its best value if that is above 0. Higher values are better."""
         best = float(self.values.max())
         return self.final < float(self.values[0]) or (best > 0 and self.final < best / 2)
 
     def at(self, axis: str, x: float) -> float:
-        """The value there, interpolated linearly; NaN outside what was measured."""
+        """The value at x, interpolated linearly; NaN outside the measured range."""
         along = self.along(axis)
         if along is None or not along[0] <= x <= along[-1]:
             return math.nan
         return float(np.interp(x, along, self.values))
 
     def area(self, axis: str, low: float, high: float) -> float:
-        """The area under the curve from low to high over that width: its mean height, in the metric's own unit.
+        """The mean height of the curve from low to high, in the metric's unit.
 
-        Trapezoids through the measured points and the interpolated ends; NaN where the curve does not cover the range
-        or it has no width.
+        It is computed by trapezoids through the measured points and the interpolated ends; NaN if the curve does not
+        cover the range, or low = high.
         """
         along = self.along(axis)
         if along is None or not along[0] <= low < high <= along[-1]:

@@ -1,6 +1,6 @@
 """Runs a study: a process of scripts/train.py for each run, a bounded number at a time.
 
-What has been done is on the disk alone (runs.py): a study that was stopped or killed goes on when it is started again.
+The state of a study is on disk only (runs.py), so a study that was stopped or killed continues when started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..files import locked
 from ..stopping import StopRequest
-from .runs import Measured, Run, seconds_left
+from .runs import Measured, StudyRun, seconds_left
 
 log = logging.getLogger(__name__)
 SAY_EVERY = 5.0  # seconds between two lines of progress
@@ -25,12 +25,12 @@ LOOK_EVERY = 0.1  # seconds between two looks at the processes
 
 
 class Runner:
-    """waiting, running, finished: the runs; failed: with their exit status; stopped_by: the signal that ended it"""
+    """waiting, running, finished, failed: the runs, failed ones with status; stopped_by: the signal that ended it"""
 
     def __init__(
         self,
         group: str,
-        waiting: Sequence[Run],
+        waiting: Sequence[StudyRun],
         measured: Mapping[str, Measured],
         *,
         script: Path,
@@ -38,20 +38,20 @@ class Runner:
         threads: int | None,
         tags: Mapping[str, str],
     ) -> None:
-        """measured: of the runs that have begun or are finished; script: scripts/train.py; tags: of every run"""
-        self.waiting, self.running = list(waiting), dict[Run, subprocess.Popen[bytes]]()
-        self.finished, self.failed = list[Run](), dict[Run, int]()
+        """measured: by name, of runs that have begun or finished; script: scripts/train.py; tags: of every run"""
+        self.waiting, self.running = list(waiting), dict[StudyRun, subprocess.Popen[bytes]]()
+        self.finished, self.failed = list[StudyRun](), dict[StudyRun, int]()
         self.stopped_by: signal.Signals | None = None
         self.measured = dict(measured)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
-        self._in_use = set[Run]()  # those of which it has been said
+        self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
-        """Until all have ended. After a first Ctrl-C or SIGTERM those that run finish their step and save; a second
-        one kills them: what their checkpoints do not have is done again."""
+        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them:
+        steps after their last checkpoint are repeated later."""
         said = time.monotonic()
-        with StopRequest("the running ones finish their step and save; the same command goes on later") as stop:
+        with StopRequest("the running ones finish their step and save; the same command continues later") as stop:
             try:
                 while self.running or (self.waiting and not stop.signal):
                     if not stop.signal:
@@ -74,7 +74,7 @@ class Runner:
                         process.wait()
             self.stopped_by = stop.signal if self.running or self.waiting else None
 
-    def command(self, run: Run) -> list[str]:
+    def command(self, run: StudyRun) -> list[str]:
         words = [sys.executable, str(self._script), "--resume", "--seed", str(run.seed), "--out", str(run.folder)]
         for file in run.variant.files:
             words += ["--gin", file]
@@ -89,14 +89,14 @@ class Runner:
             if len(self.running) == self._jobs:
                 return
             run.folder.mkdir(parents=True, exist_ok=True)
-            if _in_use(run.folder):  # by a process that a killed study left dying, or that was started by hand
+            if _in_use(run.folder):  # by a dying process of a killed study, or one started by hand
                 if run not in self._in_use:
                     log.warning("%s waits: another process trains in %s", run.name, run.folder)
                     self._in_use.add(run)
                 continue
             self.waiting.remove(run)
             run.note_failure(None)
-            # In a group of its own: Ctrl-C in the terminal would reach it too, and two of them end it without saving.
+            # In its own process group: else Ctrl-C in the terminal would reach it too, and two end it without saving.
             with (run.folder / "run.log").open("ab") as file:
                 self.running[run] = subprocess.Popen(
                     [sys.executable, "-P", "-m", "exgrpo_orlhf.study.child", str(os.getpid()), *self.command(run)],
@@ -108,7 +108,7 @@ class Runner:
                 )
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
 
-    def _environment(self, run: Run) -> dict[str, str]:
+    def _environment(self, run: StudyRun) -> dict[str, str]:
         threads = self._threads or (run.experiment.local.threads if run.experiment.local else None)
         return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
 
@@ -128,7 +128,7 @@ class Runner:
             else:
                 self.failed[run] = status
                 run.note_failure(status)
-                log.error("%s failed (%s); the others go on", run.name, described(status))
+                log.error("%s failed (%s); the others continue", run.name, described(status))
 
     def _say(self) -> None:
         for run in self.running:

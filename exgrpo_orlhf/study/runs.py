@@ -1,8 +1,8 @@
-"""The runs of a study as they lie on the disk: which there are, how far each is, how long the rest takes.
+"""The runs of a study on disk: which there are, how far each one is, and the time left.
 
-runs/<group>/<variant>/seed<k>/     a run's folder, as scripts/train.py makes it, and beside its files
-    run.log                         what its processes said
-    failed.json                     exit status and configuration of a process that failed, until it is tried again
+runs/<group>/<variant>/seed<k>/     a run's folder, as scripts/train.py makes it, and with these files besides its own
+    run.log                         the output of its processes
+    failed.json                     exit status and configuration of a failed process, until it is tried again
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import checkpoints
+from ..evaluation.tables import aligned
 from ..experiment import Experiment
 from ..settings import ConfigError
 from ..tracking.metrics_log import MetricsLog
@@ -24,8 +25,8 @@ _SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # by Ev
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """experiment: of the variant, built with the first seed; only its seed differs in the others"""
+class StudyRun:
+    """A run to train. experiment: of the variant, built with the first seed; other runs differ in the seed only"""
 
     variant: Variant
     seed: int
@@ -38,7 +39,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Planned ones."""
+        """Planned steps."""
         return self.experiment.settings.steps
 
     @property
@@ -46,7 +47,7 @@ class Run:
         return {**self.experiment.identity, "train.seed": repr(self.seed)}
 
     def finished(self) -> bool:
-        """The checkpoint of the last step is there. CheckpointError if the newest has another configuration."""
+        """Whether the last step's checkpoint exists. CheckpointError if the newest one has another configuration."""
         found = checkpoints.find(self.folder)
         if not found:
             return False
@@ -54,7 +55,7 @@ class Run:
         return max(found) >= self.steps
 
     def failure(self) -> int | None:
-        """The exit status with which this configuration failed here."""
+        """The exit status with which this configuration failed; None if it did not fail."""
         try:
             failed = json.loads((self.folder / "failed.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -78,7 +79,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """What metrics.jsonl says. step: the last one, −1 for none; seconds: of all steps; score: the last evaluation's"""
+    """From metrics.jsonl. step: the last one, −1 for none; seconds: of all steps; score: of the last evaluation"""
 
     step: int = -1
     seconds: float = 0.0
@@ -86,7 +87,7 @@ class Measured:
     score_name: str = ""
 
     @classmethod
-    def of(cls, run: Run) -> Measured:
+    def of(cls, run: StudyRun) -> Measured:
         """Raises ValueError for a file that is not a metrics log."""
         rows = list(MetricsLog(run.folder / "metrics.jsonl").rows())
         seconds = sum(row.get("time/step", 0.0) + row.get("time/evaluation", 0.0) for row in rows)
@@ -97,12 +98,14 @@ class Measured:
         return cls(step, seconds)
 
 
-def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Callable[..., Experiment]) -> list[Run]:
-    """All runs, those of the first seed first; every configuration is built.
+def plan(
+    variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Callable[..., Experiment]
+) -> list[StudyRun]:
+    """All runs, first those of the first seed. Every configuration is built.
 
     load: config.load
 
-    Raises ConfigError, with the variant's name, also for two variants that are the same.
+    Raises ConfigError with the variant's name, also for two variants with the same configuration.
     """
     experiments = {}
     for variant in variants:
@@ -112,14 +115,14 @@ def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path, load: Cal
             raise ConfigError(f"variant {variant.name}: {error}") from error
     _refuse_alike(experiments)
     return [
-        Run(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
+        StudyRun(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
         for seed in seeds
         for variant in variants
     ]
 
 
 def _refuse_alike(experiments: dict[str, Experiment]) -> None:
-    """The same run under two names would count twice in every comparison."""
+    """Raise ConfigError for two equal variants: the same run would count twice in every comparison."""
     first: dict[str, str] = {}
     for name, experiment in experiments.items():
         other = first.setdefault(experiment.config_hash, name)
@@ -127,20 +130,20 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
             continue
         theirs = experiments[other].params
         changed = sorted(key for key, value in experiment.params.items() if theirs.get(key) != value)
-        but = f", but for {', '.join(changed)}, which makes no other experiment" if changed else ""
+        but = f", apart from {', '.join(changed)}, which does not change the experiment" if changed else ""
         raise ConfigError(
             f"the variants {other} and {name} are the same configuration ({experiment.config_hash}){but}; leave one "
-            "out, or see whether a later file or --set takes back what makes the difference"
+            "out, or check whether a later file or --set undoes the difference"
         )
     uris = {(x.tracking.experiment, x.tracking.uri) for x in experiments.values()}
     if len(uris) > 1:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
-def seconds_left(runs: Sequence[Run], measured: Mapping[str, Measured], jobs: int) -> float | None:
-    """Of the runs, `jobs` at a time, at the pace of their variant's steps so far, or of all steps where it has none.
+def seconds_left(runs: Sequence[StudyRun], measured: Mapping[str, Measured], jobs: int) -> float | None:
+    """Seconds for the runs, `jobs` at a time, at the mean pace of their variant so far, else of all variants.
 
-    measured: by the name of a run, also of finished ones. None where no step has been measured.
+    measured: by name of the run, also of finished ones. Returns None if no step has been measured.
     """
     steps: defaultdict[str, int] = defaultdict(int)
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -158,13 +161,13 @@ def seconds_left(runs: Sequence[Run], measured: Mapping[str, Measured], jobs: in
     return max(sum(work) / jobs, *work, 0.0)
 
 
-def table(runs: Sequence[Run], finished: Collection[str], measured: Mapping[str, Measured]) -> str:
-    """A line a variant: finished runs, for each seed the last evaluation's score or how far it is, their mean.
+def table(runs: Sequence[StudyRun], finished: Collection[str], measured: Mapping[str, Measured]) -> str:
+    """A line for each variant: finished runs, for each seed the score of the last evaluation or the step, and the mean.
 
-    finished, measured: by the name of a run
+    finished, measured: by name of the run
     """
     seeds = list(dict.fromkeys(run.seed for run in runs))
-    by_variant: dict[str, dict[int, Run]] = {}
+    by_variant: dict[str, dict[int, StudyRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant.name, {})[run.seed] = run
     lines = [("variant", "finished", *(f"seed {seed}" for seed in seeds), "mean")]
@@ -174,12 +177,10 @@ def table(runs: Sequence[Run], finished: Collection[str], measured: Mapping[str,
         cells = [_cell(of_seed[seed], of_seed[seed] in done, measured) for seed in seeds]
         mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
         lines.append((variant, f"{len(done)} of {len(of_seed)}", *cells, mean))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([text[0], "  ".join("-" * width for width in widths), *text[1:]])
+    return "\n".join(aligned(lines, left=len(lines[0])))
 
 
-def _cell(run: Run, finished: bool, measured: Mapping[str, Measured]) -> str:
+def _cell(run: StudyRun, finished: bool, measured: Mapping[str, Measured]) -> str:
     each = measured.get(run.name, Measured())
     if finished:
         return "done" if each.score is None else f"{each.score:.3f}"

@@ -1,15 +1,15 @@
-"""What a handful of seeds can say: t intervals, paired differences and their p-values.
+"""Statistics over a few seeds: t intervals, paired differences and their p-values.
 
 The unit is the seed: one training run gives one number. Intervals are 95 % t intervals of the mean. Differences are
-taken seed by seed, so that what the seed decides for both (questions' order, validation questions) falls out.
+paired by seed, so effects of the seed on both runs (order of questions, validation questions) cancel.
 
-The p-value that is corrected and reported is that of the paired t test: it agrees with the interval (0 is outside it
-exactly where p < 0.05), it can be small with few seeds, and it errs on the side of none where some seeds collapse
-(tests/test_compare.py simulates that). Beside it stands the exact sign-flip test, which assumes
-only that a difference is as likely one way as the other: of n seeds it knows 2^n sign patterns, so that it is never
-below 2/2^n (0.25 for 3 seeds, 2/256 = 0.008 for 8).
+The p-value that is corrected and reported is that of the paired t test. It agrees with the interval (0 is outside
+exactly if p < 0.05), it can be small with few seeds, and it is conservative if some seeds collapse
+(tests/test_compare.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
+difference are equally likely. With n seeds there are 2^n sign patterns, so its p-value is never below 2/2^n (0.25 for
+3 seeds, 2/256 = 0.008 for 8).
 
-Equal numbers have no spread to reckon with: no interval and no t test then, as with a single seed.
+Equal numbers have no spread, so there is no interval and no t test, as with a single seed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 EXACT_UP_TO = 16  # seeds: 65,536 sign patterns
-_NO_SPREAD = 1e-12  # standard deviation over magnitude, below which it is rounding
+_NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is rounding
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Over `count` seeds, with its 95 % interval; None: fewer than two seeds, or all equal."""
+    """A mean over `count` seeds with its 95 % interval; None: fewer than two seeds, or all equal."""
 
     value: float
     low: float | None
@@ -38,9 +38,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Paired:
-    """Of the mean difference over `count` seeds against 0, two-sided. p: paired t; p_exact: sign flips.
+    """A mean difference, tested against 0, two-sided.
 
-    p is None where `mean` has no interval, p_exact for more than EXACT_UP_TO seeds.
+    p: paired t test, None if `mean` has no interval; p_exact: sign flips, None for more than EXACT_UP_TO seeds
     """
 
     mean: Mean
@@ -49,7 +49,7 @@ class Paired:
 
 
 def mean(values: npt.ArrayLike) -> Mean:
-    """values: (n,), n ≥ 1, finite."""
+    """The mean and its interval. values: (n,), n ≥ 1, finite"""
     x = np.asarray(values, np.float64)
     error = _standard_error(x)
     if error is None:
@@ -59,7 +59,7 @@ def mean(values: npt.ArrayLike) -> Mean:
 
 
 def paired(differences: npt.ArrayLike) -> Paired:
-    """differences: (n,), n ≥ 1, finite: one a seed."""
+    """Test a mean difference. differences: (n,), n ≥ 1, finite, one for each seed"""
     d = np.asarray(differences, np.float64)
     error = _standard_error(d)
     p = None if error is None else float(2 * stdtr(len(d) - 1, -abs(d.mean()) / error))
@@ -67,7 +67,7 @@ def paired(differences: npt.ArrayLike) -> Paired:
 
 
 def sign_flip(differences: npt.NDArray[np.float64]) -> float:
-    """The share of all 2^n sign patterns whose mean is at least as far from 0 as the one observed, itself included."""
+    """The share of all 2^n sign patterns with a mean at least as far from 0 as the observed one, which is included."""
     sums = np.zeros(1)
     for d in differences:
         sums = np.concatenate([sums + d, sums - d])

@@ -1,13 +1,12 @@
-"""Runs and their curves out of an MLflow store: a local database or any tracking server.
+"""Read runs and their curves from an MLflow store: a local database or a tracking server.
 
-Runs are listed by pages and chosen by the server's own filter; histories are fetched of the chosen runs alone, of the
-metrics wanted and the two that every axis needs, some at a time. All of it is MLflow's public client: its servers'
-bulk endpoint belongs to their web page, cuts at 25,000 values without saying so, and local stores lack it.
+Runs are listed by pages and selected by the server's filter. Histories are fetched for the selected runs only, several
+at a time: the requested metrics and the two that the axes need. This uses only MLflow's public client. The bulk
+endpoint of its servers is made for their web page and silently cuts at 25,000 values, and local stores lack it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -17,60 +16,55 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..tracking.tracker import MLFLOW_ENVIRONMENT
+from ..tracking.client import all_runs, connect, without_password
 from .comparison import count, newest, some
-from .curve import Array, Curve, Run
+from .curve import Array, Curve, TrackedRun
 
-PAGE = 100  # runs: with ours, 25,000 params, metrics and tags; MLflow sends all of them, whatever is looked at
+PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
-SLOW = 2.0  # seconds, after which progress is shown
+SLOW = 2.0  # seconds between two lines of progress
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"
 _PRESENT = "LIKE '%'"  # of a tag
 
 
 class StoreError(ValueError):
-    """The store does not answer, or has not what was asked for; the message names what it has."""
+    """The store does not answer, or lacks what was requested. The message names what it has."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """runs: one for each variant and seed; notes: what was left out, and why"""
+    """runs: one for each variant and seed; notes: which runs were left out, and why"""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TrackedRun, ...]
     notes: tuple[str, ...]
 
 
 class Store:
-    """Raises StoreError from every call: no answer, no such experiment, group or metric."""
+    """An MLflow store. Every call raises StoreError if it does not answer, or lacks the experiment, group or metric."""
 
     def __init__(self, uri: str) -> None:
         database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
-        for name, value in MLFLOW_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        from mlflow.tracking import MlflowClient  # seconds
-
-        self.uri, self._uri = _without_password(uri), uri
-        self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
+        self.uri, self._uri = without_password(uri), uri
+        self._client = self._ask(lambda: connect(uri, create=False))
 
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
     ) -> Selection:
-        """The runs to compare: the children of a group (they have a tag `variant`), else all that have one of the
-        metrics (a number as its last value).
+        """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
+        last value of one of the metrics.
 
-        more: a further filter in MLflow's language; unfinished: take runs too that have not ended well
+        more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
         where = self._experiment(experiment)
         asked = [more] if more else []
         if group is not None:
             queries = [[*asked, f"tags.`group` = {_quoted(group)}", f"tags.`variant` {_PRESENT}"]]
-        else:  # MLflow's filters know no "or", and no "has" but this
+        else:  # MLflow's filters have no "or", and this is the only way to say "has"
             queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
         pages = (run for each in queries for run in self._pages(where, " and ".join(each), "runs listed"))
         found = list({run.info.run_id: run for run in pages}.values())
@@ -84,7 +78,7 @@ class Store:
         notes = []
         if strange := [run for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             named = some([f"{run.info.run_name} ({run.info.run_id})" for run in strange])
-            notes.append(f"left out, for they do not say their variant (tag variant or gin) and seed: {named}")
+            notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {named}")
         ended = [run for run in listed if unfinished or run.status == "FINISHED"]
         if len(ended) < len(listed):
             left = [f"{run}: {run.status}" for run in listed if run.status != "FINISHED"]
@@ -100,8 +94,8 @@ class Store:
                 raise StoreError(f"none of {count(listed)} can be compared by {metric!r}: {'; '.join(notes)}")
         return Selection(tuple(chosen), (*notes, *doubles))
 
-    def curves(self, runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[Curve]]:
-        """Each metric's curves, of the runs that have it."""
+    def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
+        """The curves of each metric, of the runs that have it."""
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -130,27 +124,20 @@ class Store:
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; {known}")
 
     def _pages(self, where: str, clauses: str, doing: str) -> Iterator[Any]:
-        def pages() -> Iterator[Any]:
-            token = None
-            while True:
-                page = self._ask(
-                    lambda token=token: self._client.search_runs(
-                        [where], filter_string=clauses, max_results=PAGE, page_token=token
-                    )
-                )
-                yield from page
-                token = page.token
-                if not token:
-                    return
+        runs = all_runs(self._client, where, clauses, PAGE)
 
-        return _told(pages(), doing)
+        def found() -> Iterator[Any]:
+            while (run := self._ask(lambda: next(runs, None))) is not None:
+                yield run
 
-    def _history(self, run: Run, name: str) -> tuple[Array, Array]:
-        """(steps, values), (N,) each, steps increasing; of several values at a step the latest."""
+        return _told(found(), doing)
+
+    def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
+        """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
         logged = self._ask(lambda: self._client.get_metric_history(run.id, name))
         at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
         steps, values = np.array(list(at), np.float64), np.array(list(at.values()), np.float64)
-        sound = np.abs(values) < sys.float_info.max  # which is what MLflow makes of an infinity
+        sound = np.abs(values) < sys.float_info.max  # MLflow stores an infinity as this number
         if not sound.all():
             bad = int(steps[~sound][0])
             raise StoreError(
@@ -158,8 +145,8 @@ class Store:
             )
         return steps, values
 
-    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[Run], list[Any]]:
-        """(ours, those that are not: without a variant or a seed, such as evaluations of a released model)."""
+    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[TrackedRun], list[Any]]:
+        """(runs with variant and seed, runs without, such as evaluations of a released model)."""
         runs, unnamed = [], []
         for run in found:
             info, tags = run.info, run.data.tags
@@ -169,11 +156,11 @@ class Store:
                 continue
             url = f"{self.uri}/#/experiments/{where}/runs/{info.run_id}" if self.uri.startswith("http") else None
             about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
-            runs.append(Run(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+            runs.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
         return runs, unnamed
 
     def _nothing(self, where: str, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> str:
-        """Why no run was found, with what there is."""
+        """The message if no run was found, with what there is."""
         filtered = f" that pass {more!r}" if more else ""
         if group is not None:
             groups: Counter[str] = Counter()
@@ -197,7 +184,7 @@ class Store:
         return f"none of {count(listed)} of {experiment!r}{filtered} has the metric {missing[0]!r}; {known}"
 
     def _ask(self, call: Any) -> Any:
-        """The answer; StoreError in a line for whatever MLflow, its database or the network came up with."""
+        """The result of a call. Errors of MLflow, its database or the network become a StoreError of one line."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -208,28 +195,30 @@ class Store:
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
 
 
-def _curve(run: Run, measured: Any, tokens: Any, seconds: Any) -> Curve:
+def _curve(run: TrackedRun, measured: Any, tokens: Any, seconds: Any) -> Curve:
     steps, values = measured
     return Curve(run, steps, values, _tokens_at(steps, tokens), _seconds_at(steps, seconds))
 
 
 def _tokens_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
-    """Interpolated where the run noted them at other steps. They never fall: a resumed run may repeat some steps."""
+    """Tokens at these steps, interpolated. They never fall, although a resumed run may repeat steps."""
     if history is None or not history[0][0] <= steps[0] <= steps[-1] <= history[0][-1]:
         return None
-    return np.interp(steps, history[0], np.maximum.accumulate(history[1]))
+    tokens: Array = np.interp(steps, history[0], np.maximum.accumulate(history[1]))
+    return tokens
 
 
 def _seconds_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
-    """The sum of all steps' times until then."""
+    """The sum of the times of all steps up to each of these."""
     if history is None or steps[-1] > history[0][-1]:
         return None
     total = np.concatenate([[0.0], np.cumsum(history[1])])
-    return total[np.searchsorted(history[0], steps, side="right")]
+    until: Array = total[np.searchsorted(history[0], steps, side="right")]
+    return until
 
 
 def _told(items: Iterator[Any], doing: str, total: int | None = None) -> Iterator[Any]:
-    """The items; on standard error how many there were, once that takes a while."""
+    """Yield the items, and report their number on standard error every SLOW seconds."""
     said = time.monotonic()
     for number, item in enumerate(items, 1):
         if time.monotonic() - said > SLOW:
@@ -239,7 +228,7 @@ def _told(items: Iterator[Any], doing: str, total: int | None = None) -> Iterato
 
 
 def _named(metric: str, present: Counter[str]) -> str:
-    """The metrics there are, those like it first and ours of evaluations before others."""
+    """The metrics that exist: similar names first, then those of evaluations."""
     near = get_close_matches(metric, present, 3)
     names = near + sorted((name for name in present if name not in near), key=lambda n: (not n.startswith("eval/"), n))
     shown = ", ".join(f"{name} ({count(present[name])})" for name in names[:12])
@@ -251,7 +240,3 @@ def _quoted(value: str) -> str:
     if "'" in value and '"' in value:
         raise StoreError(f"MLflow's filters cannot hold a name with both kinds of quotes: {value}")
     return f'"{value}"' if "'" in value else f"'{value}'"
-
-
-def _without_password(uri: str) -> str:
-    return uri.replace(f"{urlsplit(uri).netloc.rpartition('@')[0]}@", "", 1) if "@" in urlsplit(uri).netloc else uri

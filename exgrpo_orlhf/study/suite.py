@@ -1,4 +1,4 @@
-"""What a study runs: variants of an experiment by name, and seeds."""
+"""The runs of a study: named variants of an experiment, and seeds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from ..settings import require
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")  # a folder's and a tag's
-# A value up to the next comma that stands in no brackets or quotes.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")  # of folders and tags
+# A value up to the next comma outside brackets and quotes.
 _VALUE = re.compile(r"(?:[^,()\[\]{}'\"]|'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\})+")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Which runs belong together (gin name `Suite`).
+    """The variants and seeds of a study (gin name `Suite`).
 
-    Whatever else the suite's file binds or includes holds for every run, unless its variant binds it differently.
+    All other bindings and includes of the suite's file hold for every run, unless its variant binds them differently.
 
     variants: name -> gin files and bindings; () is the suite's file alone
-    baseline: the variant that the others are compared with
-    seeds: train.seed of the runs of every variant
+    baseline: the variant with which the others are compared
+    seeds: values of train.seed for every variant
     """
 
     variants: dict[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Variant:
-    """name: its folder and MLflow tag; files, bindings: --gin and --set of scripts/train.py"""
+    """One configuration. name: of its folder and MLflow tag; files, bindings: --gin and --set of scripts/train.py"""
 
     name: str
     files: tuple[str, ...]
@@ -61,6 +61,7 @@ class Variant:
 
 
 def check_name(name: object, what: str) -> None:
+    """ConfigError for a name that cannot be that of a folder. what: describes the name"""
     require(
         isinstance(name, str) and _NAME.fullmatch(name) is not None,
         f"{what} must be letters, digits, '_', '.', '+', '=' and '-', as it names a folder; got {name!r}",
@@ -68,7 +69,7 @@ def check_name(name: object, what: str) -> None:
 
 
 def of_suite(suite: Suite, file: str) -> list[Variant]:
-    """The suite's file comes first, so that a variant's bindings win over it. What has a '=' is a binding."""
+    """The variants of a suite. Its file comes first, so a variant's bindings win. A part with a '=' is a binding."""
     return [
         Variant(name, (file, *(p for p in parts if "=" not in p)), tuple(p for p in parts if "=" in p))
         for name, parts in suite.variants.items()
@@ -76,7 +77,7 @@ def of_suite(suite: Suite, file: str) -> list[Variant]:
 
 
 def of_files(combinations: Sequence[str]) -> list[Variant]:
-    """'a.gin' is a variant, named 'a'; so is 'a.gin+engines/local_gpu.gin', named 'a+local_gpu'. Raises ValueError."""
+    """A variant for each text: 'a.gin' is named 'a', 'a.gin+engines/local_gpu.gin' 'a+local_gpu'. Raises ValueError."""
     variants = []
     for combination in combinations:
         files = tuple(combination.split("+"))
@@ -87,7 +88,7 @@ def of_files(combinations: Sequence[str]) -> list[Variant]:
 
 
 def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]:
-    """Each variant with each combination of the values, such as 'base-rho=0.25' of 'ReplayMixer.rho=0.25,0.5'.
+    """Each variant with each combination of values: 'ReplayMixer.rho=0.25,0.5' gives 'base-rho=0.25', 'base-rho=0.5'.
 
     Raises ValueError.
     """
@@ -113,7 +114,7 @@ def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]
 
 
 def seeds(text: str) -> tuple[int, ...]:
-    """'0-7', '0,3,5' or both together. Raises ValueError."""
+    """Seeds from '0-7', '0,3,5' or a mixture. Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
@@ -136,7 +137,7 @@ def _distinct(variants: list[Variant]) -> list[Variant]:
         if other is not variant:
             raise ValueError(
                 f"two variants have the name {variant.name}: {_said(other)} and {_said(variant)}; in a suite's file "
-                "(gin/suites/) they can be given names"
+                "(gin/suites/) they can have names of their own"
             )
     return variants
 

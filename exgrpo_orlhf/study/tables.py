@@ -1,4 +1,4 @@
-"""A comparison as tables and sentences, and these as terminal text, markdown and CSV."""
+"""A comparison as tables and remarks, in the terminal, in markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..evaluation.tables import NONE, aligned
-from .comparison import COSTS, MEASURES, Comparison, Variant
+from .comparison import COSTS, MEASURES, ComparedVariant, Comparison
 from .curve import Curve
 from .seeds import EXACT_UP_TO, Mean
 
@@ -23,7 +23,7 @@ CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "ru
 
 @dataclass(frozen=True)
 class Table:
-    """head and cells are plain text; the first `left` columns are flush left"""
+    """A table of plain text. The first `left` columns are flush left."""
 
     title: str
     head: tuple[str, ...]
@@ -32,7 +32,7 @@ class Table:
 
 
 def number(value: float, like: float | None = None, sign: str = "") -> str:
-    """With 3 decimals below 10, 1 below 1000, else none; `like`: the number whose magnitude decides."""
+    """A number with 3 decimals below 10, 1 below 1000, else none. like: the number whose magnitude decides"""
     size = abs(value if like is None else like)
     return f"{value:{sign},.{3 if size < 10 else 1 if size < 1000 else 0}f}"
 
@@ -51,7 +51,7 @@ def p_value(p: float | None) -> str:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """What each variant reached; then, with a baseline, the differences, measure by measure."""
+    """A table of what each variant reached and, with a baseline, one of the differences by measure."""
     rows = []
     for variant in comparison.variants:
         name = variant.name + (" (baseline)" if variant.name == comparison.baseline else "")
@@ -70,7 +70,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def _differences(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The measure is named in its first row."""
+    """Rows by measure, which is named in its first row."""
     for key, heading in MEASURES:
         for i, each in enumerate(each for each in comparison.differences if each.measure == key):
             first, ps = ("" if i else heading), (each.p, each.p_holm, each.p_exact)
@@ -85,7 +85,7 @@ def interval(found: Mean) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What the columns mean, with the numbers of this comparison."""
+    """Explanations of the columns, with the numbers of this comparison."""
     said = ["collapsed: seeds that end below their start or below half of their own best"]
     if tokens := comparison.ranges["tokens"]:
         said.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
@@ -105,7 +105,7 @@ def remarks(comparison: Comparison) -> list[str]:
                 least = f"2/{2**count} = {2 / 2**count:.3g}"
                 said.append(f"p (sign flips): exact, uncorrected; with {count} seeds it is never below {least}")
         if any(each.mean.low is None and each.mean.count > 1 for each in comparison.differences):
-            said.append("no interval and no p where all seeds differ by the same: there is no spread to reckon with")
+            said.append("no interval and no p where all seeds differ by the same amount: there is no spread")
     return said
 
 
@@ -136,8 +136,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def values_csv(comparisons: Sequence[Comparison]) -> str:
-    """A row for each measure and cost of each run (kind `run`), of each variant (`variant`) and, for measures, of each
-    difference from the baseline (`difference`). Numbers are whole; what cannot be taken is empty."""
+    """A row for each measure and cost of each run (kind `run`) and of each variant (`variant`), and for each measure of
+    each difference from the baseline (`difference`). Numbers are not rounded; a missing number is empty."""
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
         for variant in comparison.variants:
@@ -150,12 +150,12 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
         for each in comparison.differences:
             tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
             about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
-            found = {"value": each.mean.value, "low": each.mean.low, "high": each.mean.high}
-            rows.append({"kind": "difference", **about, "seeds": each.mean.count, **found, **tests})
+            numbers = {"value": each.mean.value, "low": each.mean.low, "high": each.mean.high}
+            rows.append({"kind": "difference", **about, "seeds": each.mean.count, **numbers, **tests})
     return _csv(VALUES, rows)
 
 
-def _of_runs(variant: Variant, key: str) -> list[dict[str, object]]:
+def _of_runs(variant: ComparedVariant, key: str) -> list[dict[str, object]]:
     return [
         {
             **{"kind": "run", "seed": curve.run.seed, "value": None if math.isnan(value) else value},
@@ -186,5 +186,5 @@ def _csv(head: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, head, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)  # None is written as nothing
+    writer.writerows(rows)  # None becomes an empty cell
     return out.getvalue()

@@ -11,31 +11,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..files import locked
 from ..settings import Tracking
+from .client import LOG_TAG, connect, experiment_id, first_line, known_run, tagged_run, without_password
 from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
 
-LOG_TAG = "metrics_log"  # the MLflow tag that holds MetricsLog.identity
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
-
-# Set where the user has not, for this process and those it starts. MLflow's own retries (7, up to 120 s each) would
-# hold the thread for minutes; ours go on for as long as the run lives. A run reports to nobody it was not told to.
-MLFLOW_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 
 
 class MlflowTracker:
@@ -107,7 +96,7 @@ class MlflowTracker:
             logger.warning(
                 "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
                 "disk; resume this run when the server answers, and the steps are sent first.",
-                *(_without_password(self._uri), steps, self._log.path, len(self._artifacts)),
+                *(without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
 
@@ -118,20 +107,20 @@ class MlflowTracker:
                 self._catch_up(closing)
             except Exception as error:  # whatever MLflow, its database or the network came up with
                 known, self._connected = self._failure is not None, False
-                self._failure = _without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:500])
+                self._failure = first_line(error, 500)
                 if closing and known:
                     return
                 if not known:
                     logger.warning(
                         "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
-                        *(_without_password(self._uri), self._failure, self._log.path),
+                        *(without_password(self._uri), self._failure, self._log.path),
                     )
             else:
                 if self._failure is not None:
                     self._failure = None
                     logger.warning(
                         "MLflow at %s answers again and has all steps up to %d",
-                        *(_without_password(self._uri), self._cursor),
+                        *(without_password(self._uri), self._cursor),
                     )
                 if closing:
                     return
@@ -175,14 +164,10 @@ class MlflowTracker:
 
     def _connect(self) -> None:
         """Finds or makes the run, completes its params, and reads back how far it got."""
-        for name, value in MLFLOW_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        from mlflow.entities import Param, RunTag
-        from mlflow.tracking import MlflowClient  # seconds: the thread pays them, not the run
-
         if self._client is None:
-            create_sqlite(self._uri)
-            self._client = MlflowClient(tracking_uri=self._uri)
+            self._client = connect(self._uri)  # seconds: the thread pays them, not the run
+        from mlflow.entities import Param, RunTag
+
         run = self._known_run() or self._begun_run()
         if run.info.lifecycle_stage == "deleted":
             raise RuntimeError(
@@ -200,51 +185,21 @@ class MlflowTracker:
         self._connected = True
 
     def _known_run(self) -> Any:
-        from mlflow.exceptions import MlflowException
-
         if self._run_id is None:
             return None
-        try:
-            return self._client.get_run(self._run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
+        run = known_run(self._client, self._run_id)
+        if run is None:
             logger.warning(
                 "MLflow at %s has no run %s; all steps go to another run there",
-                *(_without_password(self._uri), self._run_id),
+                *(without_password(self._uri), self._run_id),
             )
-            return None
+        return run
 
     def _begun_run(self) -> Any:
         """The run this log has begun on this server, else a new one."""
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
-        query = f"tags.{LOG_TAG} = '{self._tags[LOG_TAG]}'"
-        begun = self._client.search_runs([experiment], filter_string=query, max_results=1)
-        if begun:
-            return begun[0]
-        return self._client.create_run(experiment, self._started, self._tags, self._run_name)
-
-
-def experiment_id(client: Any, uri: str, name: str) -> str:
-    """Of the experiment of this name, made where there is none. RuntimeError where it is deleted."""
-    from mlflow.exceptions import MlflowException
-
-    experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
-    if experiment is None:
-        # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
-        location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
-        try:
-            return str(client.create_experiment(name, artifact_location=location))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        experiment = client.get_experiment_by_name(name)  # another process was first
-    if experiment.lifecycle_stage == "deleted":
-        raise RuntimeError(
-            f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "
-            f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
-        )
-    return str(experiment.experiment_id)
+        begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
+        return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
 
 
 def _param_text(value: Any) -> str:
@@ -255,33 +210,3 @@ def _param_text(value: Any) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     note = f" … cut here: {len(text)} characters, blake2b {digest}"
     return text[: PARAM_LENGTH - len(note)] + note
-
-
-def _without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]+@", "//", text)
-
-
-def _sqlite_file(uri: str) -> Path | None:
-    name = uri.removeprefix("sqlite:///").partition("?")[0]
-    return Path(name) if uri.startswith("sqlite:///") and name not in ("", ":memory:") else None
-
-
-def create_sqlite(uri: str) -> None:
-    """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
-
-    MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one
-    fails, and a kill on the way can leave a database that no later start opens.
-    """
-    from mlflow.tracking import MlflowClient
-
-    database = _sqlite_file(uri)
-    if database is None or database.exists():
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with locked(database.with_name(database.name + ".lock")):
-        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
-            leftover.unlink()
-        fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")
-        if not database.exists():
-            MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
-            os.replace(fresh, database)

@@ -1,5 +1,5 @@
-"""What can answer a benchmark's prompts: transformers, vLLM, a server."""
+"""Engines that answer a benchmark's prompts: transformers, vLLM, a server."""
 
-from .engine import EngineFailure, GenerationEngine, Key, Request, Response
+from .engine import EngineFailure, GenerationEngine, GenerationRequest, Key, Response
 
-__all__ = ["EngineFailure", "GenerationEngine", "Key", "Request", "Response"]
+__all__ = ["EngineFailure", "GenerationEngine", "GenerationRequest", "Key", "Response"]

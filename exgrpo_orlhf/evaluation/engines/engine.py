@@ -1,8 +1,8 @@
-"""What the evaluation asks of an engine: responses to prompts, each with a seed of its own."""
+"""The interface of an engine: it gives responses to prompts, each with a seed of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -10,14 +10,14 @@ Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One response that is asked for.
+class GenerationRequest:
+    """A response to generate.
 
-    prompt: the text as rendered by the template; prompt_ids: its tokens, with which an engine begins
-    messages: (role, content) pairs that the text was rendered from, for servers that render themselves
+    prompt: the text rendered by the template; prompt_ids: its tokens, which an engine takes as they are
+    messages: (role, content) pairs of the prompt, for servers that apply their own template
     seed: of this response alone, below 2^63
-    temperature: 0 is greedy
-    stop_ids: tokens that end the response besides the model's own
+    temperature: 0 is greedy decoding
+    stop_ids: tokens that end the response, in addition to the model's own
     """
 
     key: Key
@@ -33,12 +33,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """text: without special tokens; tokens: of the response, end token included; finish: 'length' if truncated
+    """text: without special tokens; tokens: their number, with the end token; finish: 'length' if truncated
 
-    prompt_tokens: where the engine writes the prompt itself
+    prompt_tokens: their number, if a server rendered the prompt; else None
     """
 
-    request: Request
+    request: GenerationRequest
     text: str
     tokens: int
     finish: Literal["stop", "length"]
@@ -46,27 +46,29 @@ class Response:
 
 
 class EngineFailure(RuntimeError):
-    """An engine that died, refuses or does not answer. What it had answered before is kept."""
+    """An engine died, refused a request or does not answer. Its earlier responses are kept."""
 
 
 class GenerationEngine(Protocol):
-    """reproducible: None if a response depends on nothing but its request; else why it may differ in its last bits
-    with other requests beside it, as the results say it
+    """reproducible: None if a response depends on its request alone; else a sentence on why it may differ when other
+    requests are computed with it
     """
 
     reproducible: str | None
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
-        """The responses to all requests but those done, in whatever order and portions they come; each exactly once.
+    def generate(
+        self, requests: Sequence[GenerationRequest], done: Collection[Key]
+    ) -> Generator[list[Response], None, None]:
+        """Yield the responses to all requests except those done, each once, in portions of any order.
 
-        Closing the iterator early gives up what is under way. Raises EngineFailure.
+        Closing the iterator cancels requests under way. Raises EngineFailure.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Its settings and versions, for the record; JSON."""
+        """Settings and versions for the record, as JSON."""
         ...
 
     def close(self) -> None:
-        """Give back memory and end processes; may be called twice."""
+        """Release memory and end processes. May be called twice."""
         ...

@@ -1,4 +1,4 @@
-"""Responses by a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, a provider."""
+"""Responses by a server with OpenAI's protocol: vLLM, SGLang, llama.cpp, a provider."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ import difflib
 import email.utils
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, Literal
 
 import httpx
 
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
-_SEEDS = 2**31  # servers differ in what they take; all take this
+_SEEDS = 2**31  # seeds below this are accepted by all servers
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
-_GO_ON = "what was answered so far is kept; run the same command again to go on"
+_GO_ON = "the responses so far are kept; run the same command again to continue"
 
 
 class ServerEngine:
-    """`concurrency` requests at a time; each is tried again when the server is overloaded or the connection breaks.
+    """Sends `concurrency` requests at a time, and tries again if the server is overloaded or the connection breaks.
 
-    api 'completions' sends the prompt's token ids, as the protocol allows: the server begins where every other engine
-    begins, and adds no second token of beginning. It must serve the model whose tokenizer made them; that it counts as
-    many is checked. 'chat' sends the messages: the server applies a template of its own.
+    api 'completions' sends the prompt's token ids, so the server starts from the same tokens as every other engine and
+    adds no second begin token. It must serve the model of the tokenizer that made them; its count of prompt tokens is
+    checked. 'chat' sends the messages, and the server applies its own template.
 
-    The protocol has no top-k and no repetition penalty: a server that takes such defaults from the model's generation
+    The protocol has no top-k and no repetition penalty. A server that takes such defaults from the model's generation
     config must be told not to (vLLM: --generation-config vllm).
     """
 
     reproducible = (
-        "a server promises at most to honour the seed: its version, and what it computes beside a request, change "
-        "responses"
+        "a server at most accepts the seed: its version, and the other requests it computes, can change responses"
     )
 
     def __init__(
@@ -47,8 +46,8 @@ class ServerEngine:
         timeout: float = 600,
         retries: int = 5,
     ) -> None:
-        """base_url: with its version, http://localhost:8000/v1; timeout: seconds for one response; retries: after the
-        first attempt
+        """base_url: with its version, such as http://localhost:8000/v1; timeout: seconds for one response; retries:
+        further attempts after the first
         """
         self.base_url, self.model, self.api = base_url.rstrip("/"), model, api
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
@@ -61,7 +60,7 @@ class ServerEngine:
         self._stream = Stream()
 
     def check(self) -> None:
-        """Raises EngineFailure unless the server is there and has the model."""
+        """Raises EngineFailure unless the server answers and has the model."""
         try:
             answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -83,12 +82,14 @@ class ServerEngine:
                 f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {', '.join(near)}"
             )
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
-        """Portions as they come: whatever has ended since the last one was taken."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], done: Collection[Key]
+    ) -> Generator[list[Response], None, None]:
+        """Portions of the responses that have arrived since the last portion."""
         pending = [request for request in requests if request.key not in done]
         yield from self._stream.answers(pending, self._answer, self.concurrency)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: GenerationRequest) -> Response:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -104,12 +105,12 @@ class ServerEngine:
         return self._response(request, await self._post(path, body))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """The server's answer with status 200. Raises EngineFailure when it refuses or the attempts are used up."""
+        """The server's answer with status 200. Raises EngineFailure if it refuses, or after the last attempt."""
         for attempt in range(self.retries + 1):
-            wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at the same moment
+            wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at once
             try:
                 answer = await self._client.post(self.base_url + path, json=body)
-            except httpx.ReadTimeout as error:  # the same request would take as long again
+            except httpx.ReadTimeout as error:  # trying again would take as long
                 raise EngineFailure(
                     f"{self._where} did not answer within {self.timeout:.0f} s: give --concurrency less than "
                     f"{self.concurrency}, or --max-tokens less; {_GO_ON}"
@@ -135,17 +136,17 @@ class ServerEngine:
             advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
         return EngineFailure(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
 
-    def _response(self, request: Request, answer: httpx.Response) -> Response:
+    def _response(self, request: GenerationRequest, answer: httpx.Response) -> Response:
         where = "/".join(map(str, request.key))
         try:
             content = answer.json()
             (choice,), usage = content["choices"], content["usage"]
-            # A reasoning model that was cut in its thoughts has no content.
+            # A reasoning model that was truncated while thinking has no content.
             text = choice["text"] if self.api == "completions" else choice["message"]["content"] or ""
             finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineFailure(
-                f"{where}: {self._where} does not speak the protocol ({type(error).__name__}: {error}): "
+                f"{where}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
                 f"{answer.text[:300]!r}; {_GO_ON}"
             ) from error
         if finish not in ("stop", "length"):
@@ -159,7 +160,7 @@ class ServerEngine:
 
     @property
     def _where(self) -> str:
-        """The address without user and password, for messages and the record."""
+        """The address without user and password."""
         url = httpx.URL(self.base_url)
         return str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url
 
@@ -185,7 +186,7 @@ def _words(error: Exception) -> str:
 
 
 def _message(answer: httpx.Response) -> str:
-    """The server's own words, wherever in its answer they stand."""
+    """The server's error message, from wherever its answer holds it."""
     try:
         content = answer.json()
         error = content.get("error", content)
@@ -195,7 +196,7 @@ def _message(answer: httpx.Response) -> str:
 
 
 def _retry_after(answer: httpx.Response) -> float:
-    """Seconds that the server asks for, given as such or as a date; 0 if it does not."""
+    """Seconds that the server asks to wait, from a number or a date; 0 if it does not."""
     value = answer.headers.get("retry-after", "0")
     if value.isdigit():
         return float(value)

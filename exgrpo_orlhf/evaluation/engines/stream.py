@@ -1,21 +1,25 @@
-"""Many requests under way at a time, in an event loop with a thread of its own; answers are taken as they come."""
+"""Many requests at a time, in an event loop with its own thread. Responses are yielded as they arrive."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from .engine import Request, Response
+from .engine import GenerationRequest, Response
 
-_LAST_WORDS = 10.0  # seconds that what is given up gets to say so to its engine
+_LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
+
+
+_Result = TypeVar("_Result")
+Answer = Callable[[GenerationRequest], Awaitable[Response]]
 
 
 class Stream:
-    """The event loop. It lives until `close`, because an engine's connections belong to the loop they began in."""
+    """The event loop. It runs until `close`, because an engine's connections belong to the loop that opened them."""
 
     def __init__(self) -> None:
         started = threading.Event()
@@ -29,12 +33,15 @@ class Stream:
         await self._stop.wait()
 
     def answers(
-        self, requests: Sequence[Request], answer: Callable[[Request], Awaitable[Response]], at_once: int
+        self,
+        requests: Sequence[GenerationRequest],
+        answer: Answer,
+        at_once: int,
     ) -> Iterator[list[Response]]:
-        """Every response that has come since the last portion was taken; the next request begins when one ends.
+        """Yield portions: all responses that arrived since the last portion. A new request starts when one ends.
 
-        What `answer` raises ends all requests, and is raised after the responses that came before it. A closed iterator
-        cancels what is under way.
+        An exception of `answer` ends all requests and is raised after the responses that arrived before it. Closing the
+        iterator cancels the requests under way. at_once: requests at a time
         """
         came: queue.SimpleQueue[Response | BaseException] = queue.SimpleQueue()
         work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, answer, at_once, came), self._loop)
@@ -42,7 +49,7 @@ class Stream:
         try:
             while end is None:
                 portion = []
-                one = came.get()
+                one: Response | BaseException | None = came.get()
                 while isinstance(one, Response):
                     portion.append(one)
                     one = came.get() if not came.empty() else None
@@ -60,12 +67,12 @@ class Stream:
 
     async def _answer_all(
         self,
-        requests: Sequence[Request],
-        answer: Callable[[Request], Awaitable[Response]],
+        requests: Sequence[GenerationRequest],
+        answer: Answer,
         at_once: int,
         came: queue.SimpleQueue[Any],
     ) -> None:
-        """Put each response as it comes, and at last _Done or the exception that ended it all."""
+        """Put each response as it arrives, then _Done or the exception that ended all requests."""
         waiting = iter(requests)
 
         async def one_after_another() -> None:
@@ -82,8 +89,8 @@ class Stream:
         finally:
             came.put(end)
 
-    def run(self, work: Awaitable[Any]) -> Any:
-        """The result of a coroutine in the loop."""
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -93,4 +100,4 @@ class Stream:
 
 
 class _Done(Exception):
-    """All requests are answered, or nobody asks any more."""
+    """All requests are answered or cancelled."""

@@ -1,8 +1,8 @@
-"""Responses by transformers in this process: one CPU or one GPU, any causal language model."""
+"""Responses by transformers in this process, on one CPU or one GPU, of any causal language model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -12,21 +12,27 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ...engines.local.generation import end_tokens, generate
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 
 
 class TransformersEngine:
-    """Chunks of requests with similar prompts, each generated to its end.
+    """Generates chunks of requests with prompts of similar length.
 
-    A chunk is the same whatever is done already: one of which something is missing is generated again as a whole, so
-    that a run that was killed goes on exactly as it would have.
+    Chunks do not depend on which responses exist already. A chunk with a missing response is generated again as a
+    whole, so an evaluation that was killed continues with the same responses that it would have had.
     """
 
     def __init__(self, model_path: str, tokenizer: Any, *, device: str, dtype: str, threads: int, rows: int) -> None:
-        """device: 'auto' takes the GPU if there is one; dtype: 'auto' is float32 on a CPU, bfloat16 on a GPU; threads:
-        of the CPU; rows: responses generated at a time
+        """Load the model.
 
-        Raises EngineFailure for a device that is not there or a model that cannot be loaded.
+        Args:
+            device: as torch names it; 'auto' is the GPU if there is one.
+            dtype: 'auto' is float32 on a CPU, bfloat16 on a GPU.
+            threads: of the CPU.
+            rows: responses generated at a time.
+
+        Raises:
+            EngineFailure: the device does not exist, or the model cannot be loaded.
         """
         torch.set_num_threads(threads)
         self.rows, self.tokenizer, self.threads = rows, tokenizer, threads
@@ -35,15 +41,16 @@ class TransformersEngine:
             torch.empty(0, device=name)
         except (RuntimeError, AssertionError) as error:
             said = str(error).partition("\n")[0]
-            raise EngineFailure(f"--device {device}: not here ({said}); use auto or cpu") from error
+            raise EngineFailure(f"--device {device} is not available ({said}); use auto or cpu") from error
         self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
         try:
-            model, loaded = AutoModelForCausalLM.from_pretrained(
+            found: Any = AutoModelForCausalLM.from_pretrained(
                 model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa", output_loading_info=True
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             said = f"{type(error).__name__}: {error}"
             raise EngineFailure(f"{model_path}: no causal language model for transformers ({said})") from error
+        model, loaded = found
         if missing := sorted(loaded["missing_keys"]):
             raise EngineFailure(
                 f"{model_path} lacks {len(missing)} of its weights, such as {missing[0]}, which would be random "
@@ -59,13 +66,15 @@ class TransformersEngine:
             "bits of the logits differ, and seldom a token"
         )
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], done: Collection[Key]
+    ) -> Generator[list[Response], None, None]:
         for chunk in self._chunks(requests):
             if all(request.key in done for request in chunk):
                 continue
             yield self._answer(chunk, done)
 
-    def _answer(self, chunk: Sequence[Request], done: Collection[Key]) -> list[Response]:
+    def _answer(self, chunk: Sequence[GenerationRequest], done: Collection[Key]) -> list[Response]:
         first = chunk[0]
         try:
             rollouts = generate(
@@ -93,10 +102,10 @@ class TransformersEngine:
             if request.key not in done
         ]
 
-    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Of one benchmark and setting each; prompts of similar length, so that little is padding."""
+    def _chunks(self, requests: Sequence[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
+        """Chunks of one benchmark and setting, with prompts of similar length, so that there is little padding."""
 
-        def setting(request: Request) -> tuple[Any, ...]:
+        def setting(request: GenerationRequest) -> tuple[Any, ...]:
             return request.key[0], request.temperature, request.top_p, request.max_tokens
 
         for _, alike in groupby(requests, setting):
@@ -115,4 +124,4 @@ class TransformersEngine:
         }
 
     def close(self) -> None:
-        """The model goes with the object."""
+        """Nothing to do: the model is freed with the object."""

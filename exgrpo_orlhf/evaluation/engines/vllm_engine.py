@@ -1,52 +1,54 @@
-"""Responses by vLLM in processes of its own: on GPUs, split by tensor and by replica, or on a CPU."""
+"""Responses by vLLM in its own processes: on GPUs, with tensor parallelism and replicas, or on a CPU."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, Literal
 
-from .engine import EngineFailure, Key, Request, Response
+from .engine import EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
-# Read when vLLM is imported, here and in its processes; what the user has set stays.
+# Set before vLLM is imported, for this process and its own; values that the user has set stay.
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
 _CPU = {
     "TORCH_COMPILE_DISABLE": "1",  # 15 s for the sampler alone
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in its engine's process, not in one more
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in its engine's process, not in a further one
 }
-_CPU_CACHE_BYTES = 256 * 2**20  # of keys and values; vLLM would take a share of the machine's memory
-_QUEUE = 2  # requests handed to a replica for each that it computes at once: it never waits for the next one
-_GO_ON = "what was answered so far is kept; run the same command again to go on"
+_CPU_CACHE_BYTES = 256 * 2**20  # for keys and values; by default vLLM takes a share of the machine's memory
+_QUEUE = 2  # requests queued for each one that a replica computes, so that it never waits
+_GO_ON = "the responses so far are kept; run the same command again to continue"
 
 
 class VllmEngine:
-    """vLLM's asynchronous engine, with its own data parallelism for replicas; requests are handed on as others end.
+    """vLLM's asynchronous engine with its data parallelism for replicas.
 
-    Prompts go as token ids, so that vLLM adds nothing to them; the text is decoded here. Of the model's generation
-    config the end tokens count, and no sampling setting. A request's seed makes its own generator in vLLM.
+    Prompts are sent as token ids, so vLLM adds nothing to them, and responses are decoded here. Of the model's
+    generation config only the end tokens are used, no sampling setting. In vLLM each request has its own generator,
+    made from its seed.
     """
 
     def __init__(
         self,
         model_path: str,
         *,
-        dtype: str = "auto",
+        dtype: Any = "auto",
         tensor_parallel: int = 1,
         replicas: int = 1,
         gpu_memory: float = 0.9,
-        max_model_len: int | None = None,
-        seed: int = 0,
     ) -> None:
-        """dtype: 'auto' is the checkpoint's; gpu_memory: share of each GPU's memory; max_model_len: prompt and response
-        in tokens, None for as much of the model's context as the cache has room for; seed: of whatever has no seed of
-        its own
+        """Start vLLM.
 
-        Raises EngineFailure if vLLM is not installed, GPUs are missing or the model cannot be loaded.
+        Args:
+            dtype: 'auto' is the checkpoint's.
+            gpu_memory: share of each GPU's memory.
+
+        Raises:
+            EngineFailure: vLLM is not installed, GPUs are missing, or the model cannot be loaded.
         """
         if find_spec("vllm") is None:
             raise EngineFailure("vLLM is not installed: pip install -e '.[openrlhf]', or --engine transformers")
@@ -68,11 +70,11 @@ class VllmEngine:
             settings = {
                 "kv_cache_memory_bytes": _CPU_CACHE_BYTES,
                 "enforce_eager": True,
-                # With it vLLM 0.29 takes back a draw of a request's generator, which a CPU's cannot: the engine dies.
+                # With chunked prefill vLLM 0.29 rewinds a request's generator. On a CPU that kills the engine.
                 "enable_chunked_prefill": False,
             }
-        # Ctrl-C is for this process, which ends the others: blocked here, it is blocked in all that begin here. When
-        # Python's resource tracker begins, it lifts the block, so it comes first.
+        # Ctrl-C must reach this process alone, which ends the others. A signal blocked here is blocked in all processes
+        # that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -82,8 +84,8 @@ class VllmEngine:
                     dtype=dtype,
                     tensor_parallel_size=tensor_parallel,
                     data_parallel_size=replicas,
-                    max_model_len=-1 if max_model_len is None else max_model_len,  # -1: as much as fits
-                    seed=seed,
+                    max_model_len=-1,  # as much of the context as the cache has room for
+                    seed=0,  # of everything that has no seed of its own
                     enable_prefix_caching=True,
                     generation_config="vllm",
                     disable_log_stats=True,
@@ -105,14 +107,16 @@ class VllmEngine:
         self.reproducible = _reproducible(cpu)
         self._stream = Stream()
 
-    def generate(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[list[Response]]:
-        """Portions as they come: whatever has ended since the last one was taken."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], done: Collection[Key]
+    ) -> Generator[list[Response], None, None]:
+        """Portions of the responses that have arrived since the last portion."""
         pending = [request for request in requests if request.key not in done]
         self._check_lengths(pending)
         at_once = _QUEUE * self._replicas * self._config.scheduler_config.max_num_seqs
         yield from self._stream.answers(pending, self._answer, at_once)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: GenerationRequest) -> Response:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -135,17 +139,18 @@ class VllmEngine:
         except (EngineGenerateError, ValueError) as error:
             raise EngineFailure(f"{name}: vLLM refuses: {error.__cause__ or error}; {_GO_ON}") from error
         response = output.outputs[0]
-        if response.finish_reason == "abort":  # what the other replicas say when one has died
+        if response.finish_reason == "abort":  # the other replicas report this when one has died
             raise self._death()
         if response.finish_reason not in ("stop", "length"):
             raise EngineFailure(f"{name}: vLLM ended the response by {response.finish_reason!r}; {_GO_ON}")
+        finish: Literal["stop", "length"] = "stop" if response.finish_reason == "stop" else "length"
         text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
-        return Response(request, text, len(response.token_ids), response.finish_reason)
+        return Response(request, text, len(response.token_ids), finish)
 
     def _death(self) -> EngineFailure:
         return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {_GO_ON}")
 
-    def _check_lengths(self, requests: Sequence[Request]) -> None:
+    def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
         for request in requests:
             asked = len(request.prompt_ids) + request.max_tokens
@@ -175,10 +180,10 @@ class VllmEngine:
     def close(self) -> None:
         import zmq  # comes with vLLM
 
-        self._stream.close()  # first, or vLLM takes the end of its processes for their death
+        self._stream.close()  # first, or vLLM reports the end of its processes as a failure
         self._llm.shutdown()
-        # The loop in which vLLM's sockets worked is closed by now, and then vLLM leaves them open. Their context would
-        # wait for them for ever, whenever it is collected. Closed as plain sockets: an asyncio one asks its loop.
+        # Their event loop is closed by now, so vLLM leaves its sockets open, and their context would wait for them for
+        # ever when it is collected. They are closed as plain sockets, because an asyncio socket needs its loop.
         for part in vars(self._llm.engine_core.resources).values():
             if isinstance(part, zmq.Socket):
                 zmq.Socket.close(part, linger=0)
@@ -187,15 +192,17 @@ class VllmEngine:
 
 
 def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:
-    """A shell that waits for the end of this process and then kills those: after kill -9 vLLM's would go on for ever,
-    with the GPU's memory. It learns of the end by its standard input.
+    """A shell that kills these processes when this one ends: after kill -9 they would run for ever and keep the GPU's
+    memory. The end of this process closes the shell's standard input.
     """
     command = ["sh", "-c", 'cat > /dev/null; kill -9 "$@"', "sh", *map(str, pids)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def _reproducible(cpu: bool) -> str | None:
-    """On a CPU nothing depended on what was computed beside a request: measured with 1, 4 and 256 at a time, in other
+    """As GenerationEngine.reproducible.
+
+    On a CPU, responses did not depend on other requests: this was measured with 1, 4 and 256 at a time, in several
     orders, with a cold and a warm prefix cache, in float32 and bfloat16.
     """
     from vllm import envs
@@ -203,8 +210,8 @@ def _reproducible(cpu: bool) -> str | None:
     if cpu or envs.VLLM_BATCH_INVARIANT:
         return None
     return (
-        "on a GPU the last bits of the logits differ with what is computed beside a request, and now and then a token; "
-        "VLLM_BATCH_INVARIANT=1 is vLLM's slower mode without that, for compute capability 9.0 and above"
+        "on a GPU the last bits of the logits, and sometimes a token, depend on the other requests in a batch; "
+        "VLLM_BATCH_INVARIANT=1 is vLLM's slower mode that avoids this, for compute capability 9.0 and above"
     )
 
 

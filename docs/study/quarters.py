@@ -1,26 +1,26 @@
-"""How replay changes in the course of a run: the mean of its metrics over each quarter of the steps."""
+"""How replay changes during a run: the mean of its metrics over each quarter of the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 QUARTERS = 4
-METRICS = {  # column -> metric, over the steps that replay something
+METRICS = {  # column -> metric, averaged over the steps that replay something
     "age": "replay/age_mean",
     "ess": "replay/ess",
     "log_weight_max": "replay/log_weight_max",
     "saturated": "replay/saturated_share",
     "share": "replay/actual_share",
 }
-STATES = {"candidates": "replay/candidates", "retired": "replay/retired"}  # over all steps
+STATES = {"candidates": "replay/candidates", "retired": "replay/retired"}  # averaged over all steps
 HEAD = ("variant", "seed", "quarter", *METRICS, *STATES)
 
 
 def rows(runs: Path) -> Iterator[dict[str, object]]:
-    """Of a part's folder (<variant>/seed<n>), the runs that replay, by HEAD. A column without a value is left out.
+    """Rows of HEAD for a part's runs (<variant>/seed<n>) that replay. Columns without a value are left out.
 
     Raises ValueError for a file that is not a metrics log.
     """

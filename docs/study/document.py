@@ -1,6 +1,7 @@
-"""A text with places for figures, filled from the study's CSV files alone.
+"""Fill the places of a text with figures, which all come from the study's CSV files.
 
-A place is {{what words…}}: {{mean normal ours final}}, {{difference weak ours on_policy area_tokens}}, {{table slips}}.
+A place is {{name arguments…}}, such as {{mean normal ours final}}, {{difference weak ours on_policy area_tokens}} or
+{{table slips}}.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .comparison import MEASURES
-from .seeds import mean, paired
-from .tables import interval, number, p_value, plus_minus
+from exgrpo_orlhf.study.comparison import MEASURES
+from exgrpo_orlhf.study.seeds import mean, paired
+from exgrpo_orlhf.study.tables import interval, number, p_value, plus_minus
 
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")
 _SHOWN = ("final", "equal_tokens", "area_tokens")  # measures of a table
@@ -22,11 +23,11 @@ _SIGNIFICANT = 0.05
 
 
 class DocumentError(ValueError):
-    """A place that no figure belongs to; the message names it."""
+    """No figure exists for a place; the message names the place."""
 
 
 class Document:
-    """Reads <part>.csv (as scripts/compare.py writes it) and the other files of a folder when a place asks for them."""
+    """Reads <part>.csv (written by scripts/compare.py) and the other files of a folder when a place needs them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,35 +53,35 @@ class Document:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def mean(self, part: str, variant: str, measure: str, metric: str = "") -> str:
-        """Over the seeds, ± its 95 % interval."""
+        """The mean over seeds ± its 95 % interval."""
         return plus_minus(mean(list(self._by_seed(part, variant, measure, metric).values())))
 
     def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
-        """Seed by seed, with its 95 % interval."""
+        """The mean paired difference over seeds, with its 95 % interval."""
         found = paired(self._differences(part, variant, baseline, measure, metric)).mean
         return f"{number(found.value, sign='+')} {interval(found)}"
 
     def p(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
-        """Of that difference, paired t test."""
+        """The p-value of that difference, by a paired t test, uncorrected."""
         return p_value(paired(self._differences(part, variant, baseline, measure, metric)).p)
 
     def at(self, part: str, variant: str, million: str) -> str:
-        """At so many million generated tokens, interpolated; parts end at other numbers, here they can be compared."""
+        """The value after that many million generated tokens, interpolated: it compares parts of unlike length."""
         return plus_minus(mean(list(self._at(part, variant, float(million)).values())))
 
     def gain_at(self, part: str, variant: str, other_part: str, other: str, million: str) -> str:
-        """Difference of two variants of any parts there, over the seeds that both have."""
+        """The difference of two variants, which may be of different parts, at that point, over their common seeds."""
         ours, theirs = self._at(part, variant, float(million)), self._at(other_part, other, float(million))
         found = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs]).mean
         return f"{number(found.value, sign='+')} {interval(found)}"
 
     def collapsed(self, part: str, variant: str) -> str:
-        """How many seeds did, of how many."""
+        """How many seeds collapsed, of how many."""
         rows = [row for row in self._rows(part, "run", "final") if row["variant"] == variant]
         return f"{sum(row['collapsed'] == '1' for row in rows)} of {len(rows)}"
 
     def table(self, part: str, metric: str = "") -> str:
-        """What each variant reached, and its differences from the part's baseline, bold where Holm's p is below 5 %."""
+        """Each variant's means and its differences from the part's baseline; bold: p (Holm) is below 5 %."""
         headings = dict(MEASURES)
         head = ["variant", "seeds", *(headings[key] for key in _SHOWN)]
         head += [f"Δ {headings[key]}" for key in _SHOWN[1:]] + ["collapsed", "million tokens", "minutes"]
@@ -99,11 +100,11 @@ class Document:
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
     def luck(self, regime: str, what: str, column: str) -> str:
-        """A column of luck.csv, over its seeds."""
+        """The mean of a column of luck.csv over seeds."""
         return _over_seeds(self._read("luck"), column, regime=regime, what=what)
 
     def quarter(self, part: str, variant: str, quarter: str, column: str) -> str:
-        """A column of <part>_quarters.csv, over its seeds."""
+        """The mean of a column of <part>_quarters.csv over seeds."""
         return _over_seeds(self._read(f"{part}_quarters"), column, variant=variant, quarter=quarter)
 
     def picture(self, part: str) -> str:
@@ -111,7 +112,7 @@ class Document:
         return f"![{part}: {shows}]({self.folder.name}/{part}.png)"
 
     def hours(self, *parts: str) -> str:
-        """Of training steps, on one core, all runs of the parts together."""
+        """Hours of training steps, on one core, summed over all runs of the parts."""
         return f"{sum(float(row['value']) for part in parts for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Document:
         return found
 
     def _rows(self, part: str, kind: str, measure: str | None, metric: str = "") -> Sequence[dict[str, str]]:
-        """metric: '' for the first of the file, the one that the part is judged by"""
+        """metric: '' is the first metric of the file, by which the part is judged"""
         rows = self._read(part)
         metric = metric or rows[0]["metric"]
         return [

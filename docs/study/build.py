@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Our own study of experience replay: run it, or write docs/study.md again from its figures.
+"""Run the project's study of experience replay, or write docs/study.md again from its figures.
 
-    python scripts/study.py --jobs 2               # hours; Ctrl-C stops it, the same command goes on
-    python scripts/study.py --only study_weak      # one part of it
-    python scripts/study.py --document             # seconds: docs/study.md from the files in docs/study/
+    python docs/study/build.py --jobs 2               # hours; Ctrl-C stops it, the same command continues it
+    python docs/study/build.py --only study_weak      # one part of it
+    python docs/study/build.py --document             # seconds: docs/study.md from the files in docs/study/
 
-Each part is a suite of gin/suites/ that scripts/ablate.py runs and scripts/compare.py reads from MLflow; its figures go
-to docs/study/<part>.csv, <part>_curves.csv and <part>.png, of the main parts also <part>_quarters.csv.
-docs/study/text.md is the text with places for them.
+Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
+writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; the main parts also have <part>_quarters.csv.
+docs/study/text.md is the text; its places are filled with these figures (document.py).
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
@@ -22,12 +22,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-FIGURES = ROOT / "docs" / "study"
+FIGURES = Path(__file__).resolve().parent
+ROOT = FIGURES.parent.parent
 GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
 SIGNAL = "reward/groups_with_signal"
-# Part -> what it is judged by, and what else is kept of it.
+# Part -> the metric it is judged by, and other metrics that its CSV file keeps.
 PARTS = {
     "study_normal": (GREEDY,),
     "study_weak": (GREEDY,),
@@ -46,8 +46,8 @@ PARTS = {
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
 }
-QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts whose replay is followed over time
-REGIMES = {  # whose lucky guesses are looked at
+QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts with replay metrics for each quarter of the run
+REGIMES = {  # regimes whose lucky guesses are measured
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],
     "slips": ["base.gin", "models/chain_slips.gin"],
@@ -64,8 +64,9 @@ def main() -> int:
         if not arguments.only:
             _luck()
 
+    from document import Document, DocumentError
+
     from exgrpo_orlhf.files import write
-    from exgrpo_orlhf.study.document import Document, DocumentError
 
     try:
         text = Document(FIGURES).fill((FIGURES / "text.md").read_text(encoding="utf-8"))
@@ -85,10 +86,10 @@ def _run(part: str, jobs: int | None) -> int:
     if status := _ablate(part, jobs):
         return status
     metric, *others = PARTS[part]
-    baseline = config.load_suite(f"suites/{part}.gin").baseline
+    baseline = config.load_suite(f"docs/study/suites/{part}.gin").baseline
     chosen = ["--group", part, "--baseline", str(baseline), "--metric", metric]
     if part in QUARTERS:
-        from exgrpo_orlhf.study import quarters
+        import quarters
 
         _write_rows(f"{part}_quarters.csv", quarters.HEAD, quarters.rows(ROOT / "runs" / part))
     curves = ["--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png")]
@@ -99,7 +100,7 @@ def _run(part: str, jobs: int | None) -> int:
 
 
 def _experience(jobs: int | None) -> int:
-    """What RLEP and LUFFY begin with: a finished run's buffer, and the right way to solve every question."""
+    """Make what RLEP and LUFFY start from: the buffer of a finished run, and a correct solution of every question."""
     from exgrpo_orlhf import config
     from exgrpo_orlhf.experience import write_experts
     from exgrpo_orlhf.tasks.modular_chains import right_reasoning
@@ -112,7 +113,9 @@ def _experience(jobs: int | None) -> int:
 
 
 def _ablate(suite: str, jobs: int | None) -> int:
-    return _script("ablate.py", "--suite", f"gin/suites/{suite}.gin", *([] if jobs is None else ["--jobs", str(jobs)]))
+    return _script(
+        "ablate.py", "--suite", f"docs/study/suites/{suite}.gin", *([] if jobs is None else ["--jobs", str(jobs)])
+    )
 
 
 def _script(name: str, *arguments: str) -> int:
@@ -129,18 +132,18 @@ def _script(name: str, *arguments: str) -> int:
         try:
             status = process.wait()
             break
-        except KeyboardInterrupt:  # it has come to the script too, which lets its runs finish their step and save
+        except KeyboardInterrupt:  # the script got it too: it lets its runs finish their step and save
             stopped_by.append(signal.SIGINT)
     signal.signal(signal.SIGTERM, before)
     if status < 0:  # killed by a signal
         return 128 - status
-    # A script that was about to end when the signal came has ended well, and the next must not start all the same.
+    # The script may have ended with status 0 in spite of the signal. The next one must not start even then.
     return status or (128 + stopped_by[0] if stopped_by else 0)
 
 
 def _luck() -> None:
-    """docs/study/luck.csv: what tells lucky guesses, of the policy as it comes and in the buffers it ends with."""
-    from exgrpo_orlhf.study import luck
+    """Write luck.csv: detectors of lucky guesses, for the initial policy and for the final replay buffers."""
+    import luck
 
     _write_rows("luck.csv", luck.HEAD, _luck_rows())
 
@@ -158,8 +161,9 @@ def _write_rows(name: str, head: Sequence[str], rows: Iterable[Mapping[str, obje
 
 
 def _luck_rows() -> Iterator[dict[str, object]]:
+    import luck
+
     from exgrpo_orlhf import checkpoints, config
-    from exgrpo_orlhf.study import luck
 
     for regime, files in REGIMES.items():
         for what, found in zip(("sampled", "unmastered"), luck.sampled(config.load(files)), strict=True):

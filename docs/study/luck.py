@@ -1,6 +1,6 @@
-"""How well do entropy and likelihood tell valid reasoning from lucky guesses, when sampled and when stored?
+"""Measure how well entropy and likelihood separate valid reasoning from lucky guesses, when sampled and when stored.
 
-For tasks whose checker says whether a correct response's reasoning holds (`Grade.sound`).
+This needs a task whose checker says whether the reasoning of a correct response holds (`Grade.sound`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.local import TorchEngine
-from ..experiment import Experiment
-from ..records import Question, RolloutGroup, Trajectory
-from ..replay import Plan, snapshot
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.experiment import Experiment
+from exgrpo_orlhf.records import Question, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import Plan, snapshot
 
-# What is asked of each correct response, by the policy that is asked; lower is to mean sounder.
+# Scores of a correct response under a policy. Each detector assumes that a lower score means sounder reasoning.
 DETECTORS = ("entropy", "surprise", "length")
 HEAD = ("regime", "what", "seed", "responses", "sound", *(f"auc_{name}" for name in DETECTORS))
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Correct responses. sound: (N,) bool; scores: (N,) of each detector"""
+    """N correct responses. sound: (N,) bool; scores: detector -> (N,)"""
 
     sound: npt.NDArray[np.bool_]
     scores: Mapping[str, npt.NDArray[np.float64]]
 
     def row(self) -> dict[str, object]:
-        """Count, sound share, and of each detector the probability that a sound response has the lower score."""
+        """Count, share of sound ones, and for each detector the probability that a sound response scores lower."""
         aucs = {f"auc_{name}": auc(-values, self.sound) for name, values in self.scores.items()}
         return {"responses": len(self.sound), "sound": float(self.sound.mean()) if len(self.sound) else None, **aucs}
 
 
 def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float | None:
-    """The probability that a positive has the higher score, ties half; None where one of the two kinds is missing."""
+    """The probability that a positive scores higher than a negative; ties count half. None if one kind is missing."""
     high, low = scores[positive], np.sort(scores[~positive])
     if not len(high) or not len(low):
         return None
@@ -47,9 +47,9 @@ def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> flo
 
 
 def engine(x: Experiment, weights: Path | None = None) -> TorchEngine:
-    """weights: a checkpoint of the experiment's run; None: the policy as it comes"""
+    """The engine with the weights of a checkpoint of the experiment's run, or with the initial weights for None."""
     if x.local is None:
-        raise ValueError("lucky guesses are looked at on the local engine: train.engine must be 'local'")
+        raise ValueError("lucky guesses are measured on the local engine: train.engine must be 'local'")
     return TorchEngine(
         *(x.local, x.optimizer, x.sampling, x.prompts),
         model_path=x.model.prepare(),
@@ -59,8 +59,10 @@ def engine(x: Experiment, weights: Path | None = None) -> TorchEngine:
 
 
 def sampled(x: Experiment) -> tuple[Responses, Responses]:
-    """Of K responses to every training question by the policy as it comes, the correct ones: (all, those to questions
-    that are not solved every time, which alone stay in a replay buffer)."""
+    """Sample K responses to every training question from the initial policy and keep the correct ones.
+
+    Returns (all of them, those to questions that are not solved every time: only these stay in a replay buffer).
+    """
     policy = engine(x)
     questions = x.questions.load()
     groups = policy.rollout(Plan(1, questions, [], {}), x.settings.group_size)
@@ -70,7 +72,7 @@ def sampled(x: Experiment) -> tuple[Responses, Responses]:
 
 
 def stored(x: Experiment, checkpoint: Path) -> Responses:
-    """What lies in the replay buffer of a checkpoint, asked of its policy."""
+    """The trajectories in a checkpoint's replay buffer, scored by its policy."""
     policy = engine(x, checkpoint)
     buffer = snapshot.load(checkpoint / "replay", copy.deepcopy(x.buffer), policy.prompts.fingerprint())
     known = {question.id: question for question in x.questions.load()}
@@ -82,7 +84,7 @@ def _correct(groups: Sequence[RolloutGroup]) -> dict[Question, list[Trajectory]]
     for group in groups:
         for rollout in group.rollouts:
             if rollout.grade is not None and rollout.grade.correct and rollout.finish == "stop":
-                unknown = np.zeros(len(rollout.token_ids), np.float32)  # behaviour log-probs: nobody asks for them
+                unknown = np.zeros(len(rollout.token_ids), np.float32)  # behaviour log-probs, which are not used here
                 success = Trajectory(rollout.token_ids, unknown, 1.0, 1, sound=rollout.grade.sound)
                 found.setdefault(group.question, []).append(success)
     return found

@@ -1,4 +1,4 @@
-"""What a score was measured with: enough to measure it again."""
+"""The software and hardware that a score was measured with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def session() -> dict[str, Any]:
-    """What generates."""
+    """Versions, hardware and commit of this process."""
     return {
         "versions": versions(),
         "hardware": hardware(),
@@ -52,7 +52,7 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """Of this code; `-dirty` where files have been changed or added since."""
+    """The commit of this code, with `-dirty` if files were changed or added since; 'unknown' without git."""
     git = ["git", "-C", str(_ROOT)]
     try:
         commit, changed = (

@@ -1,9 +1,9 @@
 "use strict";
-// The browser of samples. What is shown depends on nothing but the hash of the address:
-// #model=0&benchmark=aime24&verdict=wrong&q=words&sample=17.3 (row 17, sample 3). Texts go in by textContent alone.
+// The browser of samples. The hash of the address alone decides what is shown:
+// #model=0&benchmark=aime24&verdict=wrong&q=words&sample=17.3 (row 17, sample 3). Texts are set by textContent only.
 
 const byId = (id) => document.getElementById(id);
-// Half a surrogate pair, which a model may write, becomes the character for "no character".
+// Half a surrogate pair, which a model may write, becomes the replacement character.
 const models = JSON.parse(byId("data").textContent, (_, value) => (typeof value === "string" ? value.toWellFormed() : value));
 const correct = (verdict) => verdict === "correct";
 const FILTERS = {

@@ -1,0 +1,164 @@
+"""The charts of a comparison: learning curves, last values by seed, differences from the baseline.
+
+Variants are coloured in order: 8 colours, then the same again dashed, then dotted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..evaluation.charts import PALETTE, SERIES, WIDTH, Drawing, drawing, short
+from .comparison import MEASURES, Comparison
+from .curve import AXES, Array, band
+from .tables import UNITS, interval, number, plus_minus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL = (370, 300)  # width and height
+NAMES = {"steps": "steps", "tokens": "generated tokens", "seconds": "training time"}
+
+
+def style(series: int) -> str:
+    """The CSS classes of a variant's colour and dashes."""
+    return f"m{series % SERIES} d{series // SERIES % 3}"
+
+
+def _look(series: int) -> dict[str, Any]:
+    return {"color": PALETTE[f"m{series % SERIES}"], "linestyle": ("-", "--", ":")[series // SERIES % 3]}
+
+
+def _range(comparison: Comparison) -> tuple[float, float]:
+    """The axis of values: it holds all curves and starts at zero where nothing is below."""
+    values = [float(v) for variant in comparison.variants for curve in variant.curves for v in curve.values]
+    low, high = min(0.0, *values), max(values)
+    return low, high + 0.04 * ((high - low) or 1.0)
+
+
+def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None) -> str | None:
+    """Learning curves of the variants; None where none can be drawn against this axis.
+
+    only: the variants to draw, the last of them in the title
+    """
+    with drawing(*PANEL) as chart:
+        title = f"{comparison.metric} against {NAMES[axis]}" if only is None else only[-1]
+        axes = chart.axes(46, 14, 28, 42, title=short(title, 50))
+        drawn = _curves(chart, axes, comparison, axis, only)
+        for classes, name, x, mean in drawn:
+            for at, value in zip(x, mean, strict=True):
+                if len(x) <= 60:  # dots to point at
+                    (dot,) = axes.plot(at, value, "o", markersize=3.6, color=PALETTE[classes[:2]])
+                    chart.mark(dot, f"knot series {classes}", f"{name}: {number(value)}")
+        return chart.svg(title, "learning") if drawn else None
+
+
+def _curves(
+    chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None
+) -> list[tuple[str, str, Array, Array]]:
+    """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
+
+    Returns (style, name, x, mean) of the curves drawn.
+    """
+    unit, size = UNITS[axis]
+    axes.set(xlabel=unit, ylim=_range(comparison))
+    chosen = [(i, v) for i, v in enumerate(comparison.variants) if only is None or v.name in only]
+    drawn = [(i, variant, found) for i, variant in chosen if (found := band(variant.curves, axis)) is not None]
+    for i, variant, found in drawn:
+        look, classes, x = _look(i), f"series {style(i)}", found.x / size
+        if len(variant.curves) > 1 and len(drawn) <= SERIES:
+            area = axes.fill_between(x, found.low, found.high, alpha=0.15, color=look["color"], linewidth=0)
+            chart.mark(area, f"band {classes}")
+            for curve in variant.curves:
+                along = curve.along(axis)
+                assert along is not None  # `band` has them all
+                (line,) = axes.plot(along / size, curve.values, linewidth=0.8, alpha=0.35, **look)
+                words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)} at the end"
+                chart.mark(line, f"thin {classes}", words)
+        (line,) = axes.plot(x, found.mean, linewidth=1.8, label=variant.name, **look)
+        chart.mark(line, f"curve {classes}", variant.name)
+    axes.set_xlim(left=0)
+    return [(style(i), variant.name, found.x / size, found.mean) for i, variant, found in drawn]
+
+
+def finals(comparison: Comparison) -> str:
+    """Each seed's last value, a row for each variant; collapsed ones hollow; beside the row mean and interval."""
+    with drawing(WIDTH, 30 * len(comparison.variants) + 52) as chart:
+        axes = chart.axes(220, 190, 8, 44, xlabel=f"{comparison.metric} at the end")
+        _finals(chart, axes, comparison)
+        for i, variant in enumerate(comparison.variants):
+            place = axes.get_yaxis_transform()
+            axes.text(1.02, i, plus_minus(variant.mean("final")), va="center", fontsize=11, transform=place)
+        return chart.svg(f"{comparison.metric} at the end, by seed", "finals")
+
+
+def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
+    variants = comparison.variants
+    axes.set(xlim=_range(comparison), ylim=(len(variants) - 0.5, -0.5))
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(variants)), [short(v.name, 30) for v in variants], color=PALETTE["ink"])
+    for i, variant in enumerate(variants):
+        colour, classes, found = _look(i)["color"], f"series {style(i)}", variant.mean("final")
+        if found and found.low is not None and found.high is not None:
+            bar = axes.barh(i, found.high - found.low, 0.6, found.low, color=colour, alpha=0.16)[0]
+            chart.mark(bar, f"spread {classes}")
+        if found:
+            (line,) = axes.plot((found.value, found.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
+            chart.mark(line, f"mean {classes}")
+        for curve in variant.curves:
+            face = PALETTE["paper"] if curve.collapsed else colour
+            (dot,) = axes.plot(curve.final, i, "o", color=colour, markerfacecolor=face, alpha=0.7, clip_on=False)
+            words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)}"
+            part, words = (" part", f"{words}, collapsed") if curve.collapsed else ("", words)
+            chart.mark(dot, f"dot{part} {classes}", words)
+
+
+def differences(comparison: Comparison) -> str | None:
+    """A panel for each measure, a row for each variant: the difference from the baseline; None without any."""
+    found = comparison.differences
+    names = [variant.name for variant in comparison.variants if any(each.variant == variant.name for each in found)]
+    if not found:
+        return None
+    colours = {variant.name: (_look(i)["color"], style(i)) for i, variant in enumerate(comparison.variants)}
+    with drawing(WIDTH, 26 * len(names) + 70) as chart:
+        panels = chart.figure.subplots(1, len(MEASURES), sharex=True, sharey=True)
+        height = 26 * len(names) + 70
+        chart.figure.subplots_adjust(200 / WIDTH, 42 / height, 1 - 14 / WIDTH, 1 - 28 / height, wspace=0.12)
+        for axes, (key, heading) in zip(panels, MEASURES, strict=True):
+            axes.set(title=heading, ylim=(len(names) - 0.5, -0.5))
+            axes.axvline(0, color=PALETTE["ink"], linewidth=1.2)
+            axes.grid(visible=False, axis="y")
+            axes.locator_params(axis="x", nbins=4)
+            for each in found:
+                if each.measure != key:
+                    continue
+                y, (colour, classes) = names.index(each.variant), colours[each.variant]
+                words = f"{each.variant}, {heading}: {number(each.mean.value, sign='+')} {interval(each.mean)}"
+                if each.mean.low is not None and each.mean.high is not None:
+                    ends = (each.mean.low, each.mean.high)
+                    (line,) = axes.plot(ends, (y, y), color=colour, linewidth=2.4, alpha=0.55)
+                    chart.mark(line, f"whisker series {classes}", words)
+                chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot series {classes}", words)
+        panels[0].set_yticks(range(len(names)), [short(name, 27) for name in names], color=PALETTE["ink"])
+        label = f"difference of {comparison.metric} from {comparison.baseline}, 95 % intervals over seeds"
+        chart.figure.supxlabel(label, fontsize=9.5, color=PALETTE["quiet"])
+        return chart.svg(label, "differences")
+
+
+def picture(comparisons: Sequence[Comparison]) -> bytes:
+    """A PNG: a row for each metric, with its curves against the three axes and the last values by seed."""
+    most = max(len(comparison.variants) for comparison in comparisons)
+    height = 72 * (max(4.2, 0.24 * most) * len(comparisons) + 0.3 * math.ceil(most / 6))
+    with drawing(1296, height, layout="constrained") as chart:
+        grid = chart.figure.subplots(len(comparisons), 4, squeeze=False)
+        for row, comparison in zip(grid, comparisons, strict=True):
+            for axes, axis in zip(row, AXES, strict=False):
+                _curves(chart, axes, comparison, axis)
+                axes.set_title(f"against {NAMES[axis]}")
+            row[0].set_ylabel(comparison.metric)
+            _finals(chart, row[3], comparison)
+            row[3].set_title("at the end, by seed")
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        chart.figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))
+        return chart.png()

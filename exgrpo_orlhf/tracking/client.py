@@ -1,0 +1,132 @@
+"""What all users of MLflow share: connecting, finding experiments and runs, sending metrics, messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..files import locked
+from .metrics_log import METRICS_PER_CALL
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Run
+    from mlflow.tracking import MlflowClient
+
+LOG_TAG = "metrics_log"  # the tag that holds MetricsLog.identity
+
+# Set where the user has not set them, for this process and those it starts. MLflow's own retries (7, up to 120 s each)
+# would block for minutes. Telemetry is off unless the user turns it on.
+MLFLOW_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def connect(uri: str, create: bool = True) -> MlflowClient:
+    """A client of a tracking server or database. create: make an SQLite database that does not exist"""
+    for name, value in MLFLOW_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient  # seconds
+
+    if create:
+        create_sqlite(uri)
+    return MlflowClient(tracking_uri=uri)
+
+
+def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of the experiment with this name, which is made if there is none. RuntimeError if it is deleted."""
+    from mlflow.exceptions import MlflowException
+
+    experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
+    if experiment is None:
+        # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
+        location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client.get_experiment_by_name(name)  # another process was first
+    if experiment is None:
+        raise RuntimeError(f"experiment {name!r} vanished while it was looked up")
+    if experiment.lifecycle_stage == "deleted":
+        raise RuntimeError(
+            f"experiment {name!r} is deleted; `mlflow experiments restore --experiment-id "
+            f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
+        )
+    return str(experiment.experiment_id)
+
+
+def known_run(client: MlflowClient, run_id: str) -> Run | None:
+    """The run with this id, deleted or not; None if there is none."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
+def tagged_run(client: MlflowClient, experiments: Sequence[str], tag: str, value: str) -> Run | None:
+    """A run of these experiments with this tag; None if there is none."""
+    found = client.search_runs(list(experiments), filter_string=f"tags.{tag} = '{value}'", max_results=1)
+    return found[0] if found else None
+
+
+def all_runs(client: MlflowClient, experiment: str, query: str, page: int = 1000) -> Iterator[Run]:
+    """Every run of an experiment that passes a filter. page: runs of one request"""
+    token = None
+    while True:
+        found = client.search_runs([experiment], query, max_results=page, page_token=token)
+        yield from found
+        token = found.token
+        if not token:
+            return
+
+
+def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Send metrics in as many calls as a server requires."""
+    for begin in range(0, len(metrics), METRICS_PER_CALL):
+        client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
+
+
+def first_line(error: Exception, most: int = 300) -> str:
+    """Class and first line of an error, without a URI's password."""
+    return without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:most])
+
+
+def without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
+def create_sqlite(uri: str) -> None:
+    """Makes MLflow's database where there is none, whole or not at all, by one process at a time.
+
+    MLflow itself builds it in place by some dozens of migrations without a lock: of two processes starting at once one
+    fails, and a kill on the way can leave a database that no later start opens.
+    """
+    from mlflow.tracking import MlflowClient
+
+    database = _sqlite_file(uri)
+    if database is None or database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with locked(database.with_name(database.name + ".lock")):
+        for leftover in database.parent.glob(f"{database.name}.*.new*"):  # of processes killed on the way
+            leftover.unlink()
+        fresh = database.with_name(f"{database.name}.{uuid.uuid4().hex}.new")
+        if not database.exists():
+            MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+            os.replace(fresh, database)
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    name = uri.removeprefix("sqlite:///").partition("?")[0]
+    return Path(name) if uri.startswith("sqlite:///") and name not in ("", ":memory:") else None

@@ -1,0 +1,67 @@
+"""Open a page in a browser, and read its charts back: which marks there are, and where they lie."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]:
+    """The page's DOM after its script has run, and what it wrote to the console."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
+    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
+    console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
+    return done.stdout.decode("utf-8"), console
+
+
+def charts(dom: str, kind: str) -> list[Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(rf'<svg class="chart {kind}".*?</svg>', dom, re.DOTALL)]
+
+
+def of_class(chart: Element, *wanted: str) -> list[Element]:
+    return [node for node in chart.iter() if set(wanted) <= set(node.get("class", "").split())]
+
+
+def points(mark: Element) -> list[tuple[float, float]]:
+    """(x, y) of a line's points, or of its dots where it has some, in the chart's units."""
+    dots = [(float(use.get("x")), float(use.get("y"))) for use in mark.iter("use")]
+    if dots:
+        return dots
+    outline = next(path.get("d") for path in mark.iter("path"))
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", outline)]
+
+
+def width(bar: Element) -> float:
+    across = [x for x, _ in points(bar)]
+    return max(across) - min(across)
+
+
+def height(bar: Element) -> float:
+    down = [y for _, y in points(bar)]
+    return max(down) - min(down)
+
+
+def texts(chart: Element) -> list[str]:
+    return [node.text or "" for node in chart.iter("text")]
+
+
+def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(value, x) of the first and the last tick of the axis along x."""
+    found = []
+    for tick in of_class(chart, "xtick"):
+        label = next(tick.iter("text")).text.replace("\u2212", "-").replace(",", "")
+        found.append(
+            (float(label), points(next(node for node in tick if next(node.iter("path"), None) is not None))[0][0])
+        )
+    return found[0], found[-1]
