@@ -108,12 +108,14 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int |
     seed: takes the place of train.seed
     Raises ConfigError.
     """
-    return _load(_build, files, overrides, seed)
+    experiment: Experiment = _load(_build, files, overrides, seed)
+    return experiment
 
 
 def load_suite(file: str | Path) -> Suite:
     """The suite that a gin file binds. Raises ConfigError."""
-    return _load(_GIN["Suite"], [file], (), None)
+    suite: Suite = _load(_GIN["Suite"], [file], (), None)
+    return suite
 
 
 def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
@@ -311,7 +313,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
 
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
     """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
-    hint = typing.get_type_hints(_TARGETS[selector].__init__).get(parameter, Any)
+    hint = typing.get_type_hints(inspect.getattr_static(_TARGETS[selector], "__init__")).get(parameter, Any)
     if isinstance(value, gin.config.ConfigurableReference) or _fits(value, hint):
         return
     shown = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

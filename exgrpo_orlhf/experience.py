@@ -65,11 +65,11 @@ def read_experts(
         for key in (question.id, question.prompt):
             known.setdefault(key, []).append(question)
     place, asked, encoded = place_of(path), [], []  # one a line
-    for row, record in enumerate(read_rows(path, None, ())):
+    for row, record in enumerate(read_rows(path, lambda columns: None, ())):
         where, response = place.of(row), record.get("response")
         if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
             raise ValueError(f'{where}: needs "prompt" or "id", and "response", a text; got {dict(record)!r:.200}')
-        keys = [str(record["id"])] if "id" in record else []
+        keys: list[object] = [str(record["id"])] if "id" in record else []
         if "prompt" in record:
             keys.append(read_prompt(record, where, '"id" in its place', "prompt"))
         found = [question for question in known.get(keys[0], []) if question in known.get(keys[-1], [])]

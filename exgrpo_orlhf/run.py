@@ -27,9 +27,12 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
             experiment, str(model_path), run, loop=TrainingRun, resume=resume, tracking_uri=tracking_uri, tags=tags
         )
 
+    settings = experiment.local
+    assert settings is not None  # it is bound where train.engine is 'local'
+
     def engine(checkpoint: Path | None) -> Engine:
         return TorchEngine(
-            experiment.local,
+            settings,
             experiment.optimizer,
             experiment.sampling,
             experiment.prompts,

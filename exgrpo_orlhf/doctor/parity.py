@@ -66,7 +66,7 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
             for j, ids in enumerate(responses[: k - (stored is not None)])
         ]
         groups.append(RolloutGroup(question, tuple(fresh), stored is not None))
-        members = [*fresh, stored] if stored else fresh
+        members: list[Rollout | Trajectory] = [*fresh, *([stored] if stored else [])]
         graded = [rollout.grade is None or rollout.grade.reward is not None for rollout in fresh] + [True]
         parts = zip(members, (advantages - advantages.mean()).tolist(), graded, strict=False)
         rows.append([Row(question, member, a if ok else 0.0, ok) for member, a, ok in parts])

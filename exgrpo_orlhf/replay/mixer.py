@@ -16,8 +16,8 @@ from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
 
 Floats = npt.NDArray[np.float32]
-# (rewards (G, K), gradable (G, K)) → advantages (G, K)
-Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], npt.NDArray[np.float64]]
+# (rewards (G, K), gradable (G, K)) → advantages (G, K), an array or a tensor
+Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
 
 
 class FreshSource(Protocol):
