@@ -1,4 +1,4 @@
-"""docs/cluster.md says what the code does."""
+"""docs/cluster.md agrees with the code."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_another_version_is_found_and_named():
 
 
 def test_the_engines_names_from_these_packages_are_in_the_table():
-    """What the engine's modules import from the four packages; what they call on it is up to whoever writes there."""
+    """What the engine's modules import from the four packages; not the attributes of what they import."""
     known = {piece for where, _, wanted in CONTRACT for piece in re.split(r"\W+", f"{where} {wanted}")}
     known |= {"remote", "get", "wait", "put", "shutdown", "available_resources", "is_initialized"}  # of Ray
     for module in ("actor", "driver", "experience_maker", "samples", "trainer", "waiting"):
@@ -316,7 +316,7 @@ def openrlhf_flags() -> list[str]:
 
 
 def test_every_flag_of_openrlhf_has_exactly_one_rule(openrlhf_flags):
-    """A flag of its own goes before a pattern that has it too: reward.remote_url is bound, reward.* refused."""
+    """An exact name takes precedence over a pattern that matches it: reward.remote_url is bound, reward.* refused."""
     assert len(openrlhf_flags) > 140
     for flag in openrlhf_flags:
         exact = [name for name, table in TABLES.items() if flag in table]
@@ -333,10 +333,10 @@ def test_every_rule_is_about_a_flag_that_openrlhf_has(openrlhf_flags):
             assert any(fnmatch(flag, pattern) for flag in openrlhf_flags), f"no flag is meant by {pattern}"
 
 
-def test_every_flag_that_bindings_decide_is_handed_on_or_left_at_a_default_that_is_not_used(openrlhf_flags):
-    handed_on = set(_names(flags.command_line.__code__)) & set(openrlhf_flags)
-    assert handed_on <= {flag for flag in openrlhf_flags if flags.rule(flag)[0] == "bound"}
-    assert {"actor.adam.lr", "rollout.temperature", "train.batch_size", "algo.kl.init_coef"} <= handed_on
+def test_every_flag_that_bindings_decide_is_passed_on_or_left_at_a_default_that_is_not_used(openrlhf_flags):
+    passed_on = set(_names(flags.command_line.__code__)) & set(openrlhf_flags)
+    assert passed_on <= {flag for flag in openrlhf_flags if flags.rule(flag)[0] == "bound"}
+    assert {"actor.adam.lr", "rollout.temperature", "train.batch_size", "algo.kl.init_coef"} <= passed_on
 
 
 def _names(code: CodeType) -> list[str]:

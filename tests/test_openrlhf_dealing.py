@@ -189,7 +189,7 @@ def test_flags_of_execution_may_differ_when_a_run_is_resumed():
         assert any(flag.startswith(pattern.rstrip("*")) for flag in known), pattern
 
 
-def test_variables_that_a_submitted_job_has_are_not_handed_on_again():
+def test_variables_of_a_submitted_job_are_not_passed_on_again():
     job = '{"runtime_env": {"env_vars": {"HF_TOKEN": "secret"}}}'
     assert without_the_jobs({"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}, job) == {"NCCL_DEBUG": "WARN"}
     for none in ("{}", '{"runtime_env": {}}', '{"runtime_env": null}'):

@@ -1,4 +1,4 @@
-"""Which environment variables reach Ray's workers, and what is said of the others."""
+"""Which environment variables reach Ray's workers, and what is listed about the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def job(**given: str) -> dict[str, str]:
         "HF_HOME",
     ],
 )
-def test_what_the_stack_reads_is_handed_on_with_its_value(name):
+def test_variables_of_the_stack_are_passed_on_with_their_values(name):
     assert forwarded({name: "some value"})[name] == "some value"
     assert not_forwarded({name: "some value"}) == []
 
@@ -124,12 +124,12 @@ def test_adam_on_the_cpu_keeps_the_number_of_threads_that_is_set():
 def test_the_guide_names_every_group_of_variables_in_the_right_half_of_its_table():
     guide = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     rows = guide[guide.index("| variables | what happens |") :].split("\n\n")[0].splitlines()[2:]
-    handed_on = {row for row in rows if "| forwarded " in row}
-    assert len(handed_on) == 1
+    passed_on = {row for row in rows if "| forwarded " in row}
+    assert len(passed_on) == 1
     for pattern in environment._FORWARDED:
-        assert f"`{pattern}`" in next(iter(handed_on)), pattern
+        assert f"`{pattern}`" in next(iter(passed_on)), pattern
     for pattern in environment._OF_A_NODE.keys() - {"RAY_[a-z]*"}:
-        assert any(f"`{pattern}`" in row for row in rows if row not in handed_on), pattern
+        assert any(f"`{pattern}`" in row for row in rows if row not in passed_on), pattern
 
 
 # -- Ray itself -------------------------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_run_is_said_before_anything_starts(raw_model, start, name):
+def test_a_layout_that_cannot_run_is_refused_before_anything_starts(raw_model, start, name):
     bindings, more, said = REFUSALS[name]
     with pytest.raises(ValueError, match=said):  # ConfigError and LaunchError are
         start(raw_model, *bindings, **more)
@@ -359,7 +359,7 @@ def test_what_can_be_run_is_started(raw_model, start):
     ],
     ids=["unknown flag", "no Ray at the address"],
 )
-def test_the_command_ends_soon_with_one_line_that_says_why(raw_model, tmp_path, bindings, more, said):
+def test_the_command_ends_soon_with_one_line_that_names_the_reason(raw_model, tmp_path, bindings, more, said):
     sets = [part for binding in layout_bindings(raw_model, *bindings, **more) for part in ("--set", binding)]
     command = [sys.executable, "scripts/train.py", "--gin", "gin/base.gin", "--out", str(tmp_path / "run"), *sets]
     begin = time.monotonic()

@@ -53,7 +53,7 @@ def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(vers
     assert fits or ("3.11 or 3.12" in said and "Python 3.13" in said)
 
 
-def test_the_wrong_python_is_said_before_the_package_that_it_cannot_install(monkeypatch):
+def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monkeypatch):
     x = config.load(["base.gin", "engines/openrlhf_8gpu.gin"])
     monkeypatch.setattr(launch.sys, "version_info", (3, 13, 1, "final", 0))
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
@@ -130,7 +130,7 @@ def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout,
     assert named is None or named in said
 
 
-def test_nothing_is_said_of_memory_where_nothing_is_shared():
+def test_memory_is_not_estimated_where_nothing_is_shared():
     apart = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
     assert node.too_little_memory(arguments("8gpu", KL, **apart), QWEN_7B, H100) is None
 
@@ -153,7 +153,7 @@ def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypa
     assert node.gpu_bytes() == 40960 * 2**20
 
 
-def test_too_little_memory_is_said_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
+def test_too_little_memory_is_a_warning_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
     monkeypatch.setattr(node, "gpu_bytes", lambda: 4e9)
     launch._check_node(arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
     assert "vllm.gpu_memory_utilization = 0.6 of 4.0 GB" in caplog.text

@@ -69,7 +69,7 @@ def of_session(process: subprocess.Popen) -> list[psutil.Process]:
         try:
             if one.pid != process.pid and one.environ().get(MARK) == process.mark and alive(one):
                 found.append(one)
-        except psutil.Error:  # ended meanwhile, or somebody else's
+        except psutil.Error:  # has ended, or belongs to another user
             continue
     return found
 

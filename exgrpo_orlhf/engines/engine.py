@@ -150,15 +150,6 @@ class Going(Protocol):
     def go(self, stop: Stop) -> Outcome: ...
 
 
-class Loop(Protocol):
-    """Makes the training loop (training.TrainingRun). The OpenRLHF engine, which starts it in a process of its own, is
-    handed this, because it lies below the loop."""
-
-    def __call__(
-        self,
-        experiment: Experiment,
-        engine: Callable[[Path | None], Engine],
-        run: Path,
-        tracking_uri: str,
-        tags: Mapping[str, str],
-    ) -> Going: ...
+# training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. The OpenRLHF engine starts
+# the loop in another process and takes it as an argument, because it cannot import what lies above it.
+Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
