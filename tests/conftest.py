@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +87,22 @@ def ends_by_its_template(model: Path, folder: Path) -> Path:
         settings["eos_token_id"] = tokenizer.pad_token_id
         (folder / name).write_text(json.dumps(settings), encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def run_script(capsys, monkeypatch):
+    """Runs a script's main() in this process: (name, arguments …) → status, stdout and stderr.
+
+    It saves the imports of a process for each call.
+    """
+
+    def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        try:
+            status = runpy.run_path(str(ROOT / "scripts" / name))["main"]()
+        except SystemExit as end:
+            status = end.code
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
+
+    return run

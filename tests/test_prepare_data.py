@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -242,10 +243,11 @@ def test_another_revision_in_the_catalogue_is_fetched_again(tmp_path, copies):
     assert prepare(public, out, copies)[1]
 
 
-def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, copies):
+def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, copies, run_script):
+    script = partial(run_script, "prepare_data.py")
     copy(copies, "aime25", AIME)
     out = tmp_path / "out"
-    done = script("--only", "aime25", "gpqa", "--from", copies, "--out", out, HF_HOME=str(tmp_path / "hf"))
+    done = script("--only", "aime25", "gpqa", "--from", copies, "--out", out)
     assert done.returncode == 1
     assert "aime25: 30 rows, 30 distinct questions" in done.stdout
     assert "gpqa: error:" in done.stdout

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
 
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.overlap import COMMON, WORDS, TrainingTexts
@@ -21,9 +19,9 @@ from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.training import _refuse_overlap
 
 
-def script(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "scripts" / "prepare_data.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture
+def script(run_script):
+    return partial(run_script, "prepare_data.py")
 
 
 def sentence(*numbers: int) -> str:
@@ -185,7 +183,7 @@ def sets(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
-def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(sets, form):
+def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(sets, form, script):
     train, clean, report = sets / f"train.{form}", sets / f"clean.{form}", sets / "overlap.json"
     tests = [sets / "test.jsonl", f"{sets / 'clean_test.jsonl'}:prompt"]
     done = script("--check-overlap", f"{train}:question", *tests, "--json", report, "--write-clean", clean)
@@ -205,10 +203,10 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
     assert "0 of 2 training rows overlap" in again.stdout
 
 
-def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets):
+def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets, script):
     train, test = f"{sets / 'train.jsonl'}:question", sets / "test.jsonl"
     for arguments, status, message in [
-        ((sets / "train.jsonl", test), 1, r"train.jsonl, line 1: no field 'prompt', there are question, answer, level"),
+        ((sets / "train.jsonl", test), 1, "train.jsonl, line 1: no field 'prompt', there are question, answer, level"),
         ((sets / "train.parquet", test), 1, "no column 'prompt', there are question, answer, level; give"),
         ((train, sets / "nowhere.jsonl"), 1, "nowhere.jsonl: no such file"),
         ((train, "aime24", "--out", sets), 1, "not prepared yet; run scripts/prepare_data.py --only aime24"),
@@ -225,7 +223,7 @@ def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets):
 
 
 @pytest.mark.parametrize("option", ["--write-clean", "--json"])
-def test_no_set_that_is_read_is_written_to(sets, option):
+def test_no_set_that_is_read_is_written_to(sets, option, script):
     train, test, link = sets / "train.jsonl", sets / "test.jsonl", sets / "link.jsonl"
     link.symlink_to(test)
     before = {path: path.read_bytes() for path in sets.iterdir()}
@@ -246,7 +244,7 @@ def test_no_set_that_is_read_is_written_to(sets, option):
     assert not new.exists()
 
 
-def test_half_a_surrogate_pair_breaks_no_report(sets):
+def test_half_a_surrogate_pair_breaks_no_report(sets, script):
     train, test, report = sets / "half.jsonl", sets / "half_test.jsonl", sets / "new" / "overlap.json"
     train.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
     test.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")

@@ -74,8 +74,8 @@ class Prompts:
         written as with 'simplerl' where it has none
         If a template writes turns, the token that closes a turn ends a response too
     max_tokens: the longest prompt allowed
-    system: the system message of every question, in place of its own, for all templates but 'plain'; '': none, where
-        the tokenizer's chat template has no default either. None: the question's own, else the template's
+    system: the system message of every question, which replaces its own; not for 'plain'. '': no system message, unless
+        the tokenizer's chat template has a default. None: the question's own, else the template's
     """
 
     template: Literal["plain", "chat", "qwen_math", "simplerl", "think_answer"] = "plain"

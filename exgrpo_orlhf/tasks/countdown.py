@@ -40,7 +40,7 @@ MOST_LARGEST = 20
 _PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
 _RESPONSE = re.compile(r"[0-9]+(?:[-+*][0-9]+=-?[0-9]+)+")
 _STATED = re.compile(r"=-?[0-9]+")
-_DRAWS = 20_000  # so many draws without a new question (about two seconds) are taken to mean that there is none left
+_DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 
 
 def split_of(prompt: str) -> Split:

@@ -38,7 +38,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
     return Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(vocabulary)},
         merges=[],
-        unk_token=PAD,  # the class needs one, and would add a token of its own; nothing is ever encoded as it
+        unk_token=PAD,  # without one the class would add a token; nothing is ever encoded as it
         pad_token=PAD,
         eos_token=END,
         padding_side="left",
@@ -49,7 +49,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmedUpModel(ABC):
-    """What the tiny models of all tasks share. A task's class adds the texts that are taught (`_texts`).
+    """Base of the tiny models. A task's class adds the texts that are taught (`_texts`).
 
     steps, batch_size, learning_rate: the warm-up's optimiser steps, sequences in each, and peak rate (AdamW)
     seed: the first weights and the warm-up's data

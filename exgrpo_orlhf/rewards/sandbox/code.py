@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..answer import Answer, Graded, Grader
-from ..text.extraction import _CHAT_TOKEN, _THINK
+from ..text.extraction import CHAT_TOKEN, THINK
 from . import sandbox
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
     r"(?:^|(?<=</think>)|(?<=</thinking>)|(?<=<answer>)|(?<=[|｜]>))"
-    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{_THINK.pattern})",
+    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{THINK.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
 _WORD = re.compile(r"[\s{.]*([\w+-]*)")
@@ -140,7 +140,7 @@ def _ends_draft(
 
 def _without_last_tokens(text: str) -> str:
     text = text.rstrip()
-    for token in reversed([*_CHAT_TOKEN.finditer(text)]):
+    for token in reversed([*CHAT_TOKEN.finditer(text)]):
         if token.end() != len(text):
             break
         text = text[: token.start()].rstrip()

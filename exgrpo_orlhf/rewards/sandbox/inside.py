@@ -3,7 +3,7 @@ file: `python -I -S inside.py <pid of the parent>`, with the orders as JSON on s
 
 Three processes. The first makes the namespaces (user, mount, process, network, IPC, host name) and waits. The second is
 process 1 of the new ones: it builds a root directory of read-only system folders and a small scratch folder, unmounts
-everything else, and starts the third, the program, for each input: under another user where there is one, without
+everything else, and starts the third, the program, for each input: under another user if possible, without
 capabilities, under limits and a system call filter. When process 1 ends, the kernel kills all processes that are left.
 
 It works for root and for other users. For root, limits on processes do not hold, so the program runs as the machine's

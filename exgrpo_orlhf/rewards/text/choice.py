@@ -1,4 +1,4 @@
-"""Multiple choice: an option's letter or digit, boxed or stated; or its text, where the question has its options.
+"""Multiple choice: an option's letter or digit, boxed or stated, or its text if the question lists its options.
 
 meta["options"]: the options' texts in order, or {label: text}. Without them the options are A to J, or digits where the
 gold is one.

@@ -13,8 +13,8 @@ LONGEST = 5_000  # characters; a longer text is no answer
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
 )
-_CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
-_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
+THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _STATEMENT = re.compile(
@@ -60,16 +60,16 @@ def visible(response: str) -> str:
     <think> that is never closed hides the rest. The text before a thought counts if there is none after it.
     """
     text = _INVISIBLE.sub("", response)
-    tags = list(_THINK.finditer(text))
+    tags = list(THINK.finditer(text))
     closing = [tag for tag in tags if tag[1]]
     if closing:
         rest = _before_thought(text[closing[-1].end() :])
-        if not _CHAT_TOKEN.sub("", rest).strip() and tags[0] is not closing[0]:
+        if not CHAT_TOKEN.sub("", rest).strip() and tags[0] is not closing[0]:
             rest = text[: tags[0].start()]
         text = rest
     else:
         text = _before_thought(text)
-    return _CHAT_TOKEN.sub(" ", text).strip()
+    return CHAT_TOKEN.sub(" ", text).strip()
 
 
 def tagged(text: str) -> str | None:
@@ -131,7 +131,7 @@ def answer_in(response: str) -> list[Extracted]:
 
 
 def _before_thought(text: str) -> str:
-    opening = _THINK.search(text)
+    opening = THINK.search(text)
     return text[: opening.start()] if opening else text
 
 
