@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 NAME = "validation"
 
 
-Answer = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
+Sampler = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
 
 
 class Validation:
@@ -98,7 +98,7 @@ class Validation:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
     def evaluate(
-        self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
+        self, step: int, answer: Sampler, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
