@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_orlhf.evaluation.tables import markdown_table
 from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.seeds import mean, paired
 from exgrpo_orlhf.study.tables import interval, number, p_value, plus_minus
@@ -85,7 +86,7 @@ class Document:
         headings = dict(MEASURES)
         head = ["variant", "seeds", *(headings[key] for key in _SHOWN)]
         head += [f"Δ {headings[key]}" for key in _SHOWN[1:]] + ["collapsed", "million tokens", "minutes"]
-        lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+        lines = []
         differences = {(row["variant"], row["measure"]): row for row in self._rows(part, "difference", None, metric)}
         for variant in dict.fromkeys(row["variant"] for row in self._rows(part, "run", "final", metric)):
             seeds = self._by_seed(part, variant, "final", metric)
@@ -97,7 +98,7 @@ class Document:
             for cost, unit in (("tokens", 1e6), ("seconds", 60.0)):
                 cells.append(plus_minus(mean(list(self._by_seed(part, variant, cost, metric).values())), unit))
             lines.append(cells)
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return "\n".join(markdown_table(head, lines))
 
     def luck(self, regime: str, what: str, column: str) -> str:
         """The mean of a column of luck.csv over seeds."""

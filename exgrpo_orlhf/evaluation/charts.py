@@ -203,7 +203,7 @@ def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str,
 def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
     """One model on one benchmark: samples by response length in tokens, the correct ones up, all others down.
 
-    longest: where the axis ends, at least; limit: the most tokens a response could have, marked where the axis has it
+    longest: the axis goes at least that far; limit: of response tokens, marked if it is on the axis
     """
     step = nice(longest / BINS)
     counts = {True: [0] * BINS, False: [0] * BINS}

@@ -54,7 +54,7 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")
-    except Exception as error:  # whatever MLflow, its database or the network came up with
+    except Exception as error:  # of MLflow, its database or the network, of any class
         log.warning(
             "MLflow at %s: %s. The results are in %s; run the same command again to log them",
             *(without_password(uri), first_line(error), out),

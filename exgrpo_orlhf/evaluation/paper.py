@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .folder import Results
-from .tables import NONE, model_name, percent, shortfall
+from .tables import NONE, markdown_table, model_name, percent, shortfall
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,14 @@ def markdown(results: Results, paper: Paper) -> str:
         plain.append(percent(other["value"]) if other else NONE)
         if why:
             footnotes.append(f"{name}: {why}.")
-    lines = [
-        ["model", *paper.titles.values()],
-        ["---", *["---:"] * len(paper.titles)],
-        [f"**{_cell(model_name(results))}**", *values],
+    rows = [
+        [f"**{model_name(results)}**", *values],
         ["95 % interval", *intervals],
         ["by math-verify's plain recipe", *plain],
     ]
     for (model, method), row in paper.rows.items():
-        lines.append([_cell(f"{model}, {method}"), *(f"{value:.1f}" for value in row.values())])
-    text = ["| " + " | ".join(line) + " |" for line in lines]
+        rows.append([f"{model}, {method}", *(f"{value:.1f}" for value in row.values())])
+    text = markdown_table(["model", *paper.titles.values()], rows)
     text += ["", f"{NONE}: not run, or no average. \\*: not as in the paper.", "", *(f"- {note}" for note in footnotes)]
     text += [
         "",
@@ -137,7 +135,3 @@ def _average(results: Results, paper: Paper, column: str) -> tuple[str, str, str
     if other:
         return percent(mean) + "\\*", bounds, f"holds {', '.join(other)}, not sampled as in the paper"
     return percent(mean), bounds, None
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -21,7 +21,18 @@ from ..rewards import Verifier, close_pools
 from ..stopping import Stop
 from .engines import GenerationEngine, GenerationRequest, Key
 from .environment import git_commit, now, versions
-from .folder import CONFIG, RESULTS, SAMPLES, SESSIONS, FolderError, Times, has_samples, read_config, settle
+from .folder import (
+    CONFIG,
+    RESULTS,
+    SAMPLES,
+    SESSIONS,
+    FolderError,
+    Times,
+    has_samples,
+    read_config,
+    read_results,
+    settle,
+)
 from .grading import GradingThread, check_golds, verdicts_of
 from .results import summarise
 from .samples import Sample, SampleFile, asked
@@ -38,7 +49,7 @@ _BATCH = 256  # responses regraded at a time
 class EvaluationPlan:
     """What is evaluated. It is built and checked before anything is generated.
 
-    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of sets that cannot be had
+    sets: in the order of the suite; not_run: name → {"title", "group", "reason"} of sets that are not available
     limit: on questions, None for all; plain: also grade by math-verify's plain recipe
     timeout: seconds for a verdict; workers: grading processes, 0 for one per core
     engine: settings of the engine that must stay the same when the evaluation is continued
@@ -153,10 +164,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     GradingError.
     """
     with claim(out, resume=True):
-        try:
-            before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FolderError(f"{out}: no evaluation that came to its end; run it again to continue") from error
+        before = read_results(out)
         config = read_config(out)
         files = {name: _file(out, name) for name in before["benchmarks"]}
         for name, facts in before["benchmarks"].items():
@@ -300,7 +308,7 @@ def _with_earlier(
     """
     facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
     if (out / RESULTS).exists():
-        before = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+        before = read_results(out)
         earlier = {name: known for name, known in before["benchmarks"].items() if name not in facts}
         for name, known in list(earlier.items()):
             if len(_file(out, name).done) != known["questions"] * known["samples"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -186,16 +187,10 @@ class SampleFile:
 
     def _cut_torn_line(self) -> None:
         with self.path.open("r+b") as file:
-            data = file.seek(0, os.SEEK_END)
-            while data:
-                start = max(0, data - 65536)
-                file.seek(start)
-                found = file.read(data - start).rfind(b"\n")
-                if found >= 0:
-                    file.truncate(start + found + 1)
-                    return
-                data = start
-            file.truncate(0)
+            if os.fstat(file.fileno()).st_size:
+                with mmap.mmap(file.fileno(), 0) as data:
+                    end = data.rfind(b"\n") + 1
+                file.truncate(end)
 
 
 def asked(seed: int, prompt: str) -> bytes:

@@ -155,3 +155,10 @@ def aligned(lines: Sequence[tuple[str, ...]], left: int, rule: bool = True) -> l
     if rule:
         text.insert(1, "  ".join("-" * width for width in widths))
     return text
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a markdown table; the first `left` columns are flush left."""
+    rule = [*["---"] * left, *["---:"] * (len(head) - left)]
+    clean = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in (head, *rows)]
+    return [f"| {' | '.join(cells)} |" for cells in (clean[0], rule, *clean[1:])]

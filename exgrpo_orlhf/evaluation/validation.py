@@ -30,9 +30,7 @@ from .seeds import response_seed
 
 log = logging.getLogger(__name__)
 NAME = "validation"
-
-
-Answer = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
+Responder = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
 
 
 class Validation:
@@ -63,12 +61,8 @@ class Validation:
             ValueError: a test set has some of the questions.
         """
         self._record = {**record, "seed": seed}
-        self.questions, self.settings, self._verifier, self._run = (
-            list(map(_grouped, questions)),
-            settings,
-            verifier,
-            run,
-        )
+        self.questions, self.settings = list(map(_grouped, questions)), settings
+        self._verifier, self._run = verifier, run
         self._seeds = [
             [response_seed(seed, NAME, row, question.id, sample) for sample in range(settings.samples)]
             for row, question in enumerate(questions)
@@ -98,7 +92,7 @@ class Validation:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
     def evaluate(
-        self, step: int, answer: Answer, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
+        self, step: int, answer: Responder, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 

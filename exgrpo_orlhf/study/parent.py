@@ -59,7 +59,7 @@ class Parent:
             return None
         try:
             return action()
-        except Exception as error:  # whatever MLflow, its database or the network came up with
+        except Exception as error:  # of MLflow, its database or the network, of any class
             if not self._said:
                 log.warning(
                     "MLflow: %s. Training continues. Start the same command again later to send what is missing",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..evaluation.tables import NONE, aligned
+from ..evaluation.tables import NONE, aligned, markdown_table
 from .comparison import COSTS, MEASURES, ComparedVariant, Comparison
 from .curve import Curve
 from .seeds import EXACT_UP_TO, Mean
@@ -123,16 +123,9 @@ def markdown(title: str, comparisons: Sequence[Comparison], notes: Sequence[str]
     text = [f"# {title}", ""]
     for comparison in comparisons:
         for table in tables(comparison):
-            text += [f"## {table.title}", ""]
-            rule = tuple("---" if i < table.left else "---:" for i in range(len(table.head)))
-            text += map(_line, (table.head, rule, *table.rows))
-            text.append("")
+            text += [f"## {table.title}", "", *markdown_table(table.head, table.rows, table.left), ""]
         text += [*(f"- {remark}" for remark in (*remarks(comparison), *comparison.notes)), ""]
     return "\n".join([*text, *(f"- {note}" for note in notes)]).rstrip() + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def values_csv(comparisons: Sequence[Comparison]) -> str:

@@ -15,7 +15,7 @@ _LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
 
 
 _Result = TypeVar("_Result")
-Answer = Callable[[GenerationRequest], Awaitable[Response]]
+Respond = Callable[[GenerationRequest], Awaitable[Response]]
 
 
 class Stream:
@@ -35,7 +35,7 @@ class Stream:
     def answers(
         self,
         requests: Sequence[GenerationRequest],
-        answer: Answer,
+        answer: Respond,
         at_once: int,
     ) -> Iterator[list[Response]]:
         """Yield portions: all responses that arrived since the last portion. A new request starts when one ends.
@@ -68,7 +68,7 @@ class Stream:
     async def _answer_all(
         self,
         requests: Sequence[GenerationRequest],
-        answer: Answer,
+        answer: Respond,
         at_once: int,
         came: queue.SimpleQueue[Any],
     ) -> None:
