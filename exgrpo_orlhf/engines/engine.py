@@ -150,6 +150,6 @@ class Going(Protocol):
     def go(self, stop: Stop) -> Outcome: ...
 
 
-# training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. The OpenRLHF engine starts
-# the loop in another process and takes it as an argument, because it cannot import what lies above it.
+# training.TrainingRun: experiment, maker of the engine, run folder, tracking URI, tags → the loop. The OpenRLHF engine
+# starts the loop in another process. It takes the class as an argument, because it cannot import what lies above it.
 Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
