@@ -39,11 +39,8 @@ class TorchEngine(Engine):
         seed: int = 0,
         reference: bool = False,
     ) -> None:
-        """
-        Args:
-            model_path: a Hugging Face causal LM with its tokenizer
-            weights_path: a checkpoint of it to continue from
-            reference: whether to keep a frozen copy of the model at `model_path`, for a KL term
+        """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from;
+        reference: whether to keep a frozen copy of the model at `model_path`, for a KL term
 
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """

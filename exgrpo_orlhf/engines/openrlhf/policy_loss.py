@@ -63,13 +63,11 @@ class MixedLoss(nn.Module):
     def __init__(
         self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, correction: RolloutCorrection
     ) -> None:
-        """
-        Args:
-            rows: of an optimiser step on all ranks
-            gas: micro-batches that DeepSpeed accumulates by itself
-            single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and
-                π_θ/π_old is 1 by definition; between two forward passes of differently padded rows bfloat16 would make
-                it 1 ± 0.1. Of `old_log_probs` only those of replayed rows are then used.
+        """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
+
+        single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and π_θ/π_old
+            is 1 by definition; between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1. Of
+            `old_log_probs` only those of replayed rows are then used.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)

@@ -50,12 +50,8 @@ class Sampler:
         timeout: float,
         stop: Sequence[int],
     ) -> None:
-        """
-        Args:
-            with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
-            timeout: seconds without any response after which an engine counts as lost
-            stop: more end tokens
-        """
+        """with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
+        timeout: seconds without any response after which an engine counts as lost; stop: more end tokens"""
         self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
         self.with_logprobs, self.timeout = with_logprobs, timeout
 
