@@ -45,7 +45,7 @@ if end == "killed":
         log.append(step, {"reward/mean": step / 2})
         time.sleep(0.01)
 if end == "closed":
-    tracker.close("FINISHED")
+    tracker.close("FINISHED", timeout=120)  # making the database takes long on a busy machine
 """
 
 

@@ -83,7 +83,7 @@ def _options(given: Any) -> dict[str, str]:
     if isinstance(given, Mapping):
         return {str(label).strip().upper(): str(text) for label, text in given.items() if text is not None}
     if isinstance(given, list | tuple):
-        return {_LETTERS[i] if i < len(_LETTERS) else chr(65 + i): str(text) for i, text in enumerate(given[:26])}
+        return {chr(ord("A") + i): str(text) for i, text in enumerate(given[:26])}
     return {}
 
 
