@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -117,7 +117,7 @@ def short(words: str, most: int) -> str:
 
 # A point of `intervals`: (number of its colour, name, estimate as in results.json or None, text if it is on a part of
 # the questions). Without an estimate, it says that the model was not run.
-Point = tuple[int, str, Mapping[str, Any] | None, str | None]
+Point = tuple[int, str, dict[str, Any] | None, str | None]
 
 
 def top_of(values: Sequence[float]) -> float:
