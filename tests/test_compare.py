@@ -294,6 +294,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, monkeypatch, capsy
     ],
 )
 def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", math.inf)  # no line of progress on a busy machine
     out = tmp_path / "page.html"
     out.write_text("the one of yesterday")
     assert main(monkeypatch, "--uri", server.uri, "--out", out, *arguments) == 2

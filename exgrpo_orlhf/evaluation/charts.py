@@ -10,12 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from .samples import VERDICTS, Line
-from .tables import percent
+from .tables import interval, percent
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -116,16 +115,9 @@ def short(words: str, most: int) -> str:
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Point:
-    """A value with its interval, shares 0..1. series: its colour; part: on a part of the questions, drawn hollow."""
-
-    series: int
-    name: str
-    value: float
-    low: float
-    high: float
-    part: str | None
+# A point of `intervals`: (number of its colour, name, estimate as in results.json or None, text if it is on a part of
+# the questions). Without an estimate, it says that the model was not run.
+Point = tuple[int, str, dict[str, Any] | None, str | None]
 
 
 def top_of(values: Sequence[float]) -> float:
@@ -133,11 +125,11 @@ def top_of(values: Sequence[float]) -> float:
     return next(top for top in (0.05, 0.1, 0.2, 0.5, 1.0) if top == 1.0 or max(values, default=0) <= top)
 
 
-def intervals(rows: Sequence[tuple[str, Sequence[Point | str]]], label: str) -> str:
-    """Points with their intervals, one a line, under the name of their row. A text in place of a point is a remark."""
+def intervals(rows: Sequence[tuple[str, Sequence[Point]]], label: str) -> str:
+    """Points with their intervals, one a line, under the name of their row; hollow for a part of the questions."""
     line, gap = 19, 13
     height = sum(gap + line * len(points) for _, points in rows)
-    top = top_of([point.high for _, points in rows for point in points if isinstance(point, Point)])
+    top = top_of([estimate["high"] for _, points in rows for _, _, estimate, _ in points if estimate])
     with drawing(WIDTH, height + 52) as chart:
         axes = chart.axes(250, 220, 8, 44, xlim=(0, 100 * top), ylim=(height, 0), xlabel=label)
         axes.set_xticks([20 * top * step for step in range(6)])
@@ -146,11 +138,7 @@ def intervals(rows: Sequence[tuple[str, Sequence[Point | str]]], label: str) -> 
         for name, points in rows:
             names.append((y + line * len(points) / 2, short(name, 34)))
             for i, point in enumerate(points):
-                middle = y + line * (i + 0.5)
-                if isinstance(point, str):
-                    axes.text(100 * top * 0.01, middle, point, va="center", color=PALETTE["quiet"])
-                else:
-                    _interval(chart, axes, point, middle, top)
+                _interval(chart, axes, point, y + line * (i + 0.5), top)
             y += line * len(points) + gap
             axes.axhline(y - gap / 2, color=PALETTE["line"], linestyle=":", linewidth=1)
         axes.set_yticks(*zip(*names, strict=True), color=PALETTE["ink"], fontsize=11)
@@ -158,14 +146,18 @@ def intervals(rows: Sequence[tuple[str, Sequence[Point | str]]], label: str) -> 
 
 
 def _interval(chart: Drawing, axes: Axes, point: Point, y: float, top: float) -> None:
-    numbers = f"{percent(point.value)} [{percent(point.low)}, {percent(point.high)}]"
-    colour, words = PALETTE[f"m{point.series}"], f"{point.name}: {numbers}"
-    (whisker,) = axes.plot((100 * point.low, 100 * point.high), (y, y), color=colour, linewidth=2.4, alpha=0.55)
-    face = PALETTE["paper"] if point.part else colour
-    (dot,) = axes.plot((100 * point.value,), (y,), "o", color=colour, markerfacecolor=face, markersize=8, clip_on=False)
-    chart.mark(whisker, f"whisker m{point.series}", words)
-    chart.mark(dot, f"dot m{point.series}{' part' if point.part else ''}", words)
-    axes.text(102 * top, y, numbers + (f", {point.part}" if point.part else ""), va="center", fontsize=11)
+    series, name, estimate, part = point
+    if estimate is None:
+        axes.text(top, y, f"{name}: not run", va="center", color=PALETTE["quiet"])
+        return
+    numbers, colour = interval(estimate), PALETTE[f"m{series}"]
+    value, low, high = (100 * estimate[bound] for bound in ("value", "low", "high"))
+    (whisker,) = axes.plot((low, high), (y, y), color=colour, linewidth=2.4, alpha=0.55)
+    face = PALETTE["paper"] if part else colour
+    (dot,) = axes.plot((value,), (y,), "o", color=colour, markerfacecolor=face, markersize=8, clip_on=False)
+    chart.mark(whisker, f"whisker m{series}", f"{name}: {numbers}")
+    chart.mark(dot, f"dot m{series}{' part' if part else ''}", f"{name}: {numbers}")
+    axes.text(102 * top, y, numbers + (f", {part}" if part else ""), va="center", fontsize=11)
 
 
 def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str, Any]]], top: float) -> str:

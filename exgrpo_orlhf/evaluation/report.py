@@ -96,21 +96,19 @@ def _heading(models: Models, title: str, name: str) -> str:
 
 
 def _accuracy(models: Models) -> str:
-    rows = []
-    for key, title in _titles(models).items():
-        points: list[Point | str] = []
-        for i, (name, model) in enumerate(models):
-            known = model.results["benchmarks"].get(key)
-            points.append(_point(i, name, known["avg"], known) if known else f"{name}: not run")
-        rows.append((title, points))
+    rows = [
+        (title, [_point(i, name, model, key, "avg") for i, (name, model) in enumerate(models)])
+        for key, title in _titles(models).items()
+    ]
     about = said("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
     marks = [(f"m{i}", name) for i, (name, _) in enumerate(models)] + [("hollow", "part of the questions")]
     return about + legend(marks) + wide(charts.intervals(rows, "avg@k, %"))
 
 
-def _point(series: int, name: str, estimate: Results, benchmark: Results) -> Point:
-    part = None if shortfall(benchmark) is None else of_questions(benchmark)
-    return Point(series, name, estimate["value"], estimate["low"], estimate["high"], part)
+def _point(series: int, name: str, model: ResultsFolder, key: str, score: str) -> Point:
+    known = model.results["benchmarks"].get(key)
+    part = of_questions(known) if known and shortfall(known) else None
+    return series, name, known[score] if known else None, part
 
 
 def _pass_at_k(models: Models) -> str:
@@ -151,14 +149,15 @@ def _verdicts(models: Models) -> str:
 
 
 def _two_graders(models: Models) -> str:
-    rows: list[tuple[str, list[Point | str]]] = []
-    for key, title in _titles(models).items():
-        for name, model in models:
-            known = model.results["benchmarks"].get(key)
-            if known and known["plain"]:
-                ours = _point(2, "ours", known["avg"], known)
-                plain = _point(3, "plain math-verify", known["plain"], known)
-                rows.append((_heading(models, title, name), [ours, plain]))
+    rows = [
+        (
+            _heading(models, title, name),
+            [_point(2, "ours", model, key, "avg"), _point(3, "plain math-verify", model, key, "plain")],
+        )
+        for key, title in _titles(models).items()
+        for name, model in models
+        if (known := model.results["benchmarks"].get(key)) and known["plain"]
+    ]
     if not rows:
         return said("No benchmark was also graded by the plain math-verify recipe.")
     about = said("avg@k of the same samples by this project's grader and by the plain math-verify recipe.")
