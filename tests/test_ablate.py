@@ -152,6 +152,7 @@ def is_training(pid: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_running_ones_finish_their_step_and_save_and_starts_no_other(study):
     assert study.status == 128 + signal.SIGINT
     assert study.saved == study.rows
@@ -245,6 +246,7 @@ def test_a_folder_with_another_configuration_is_refused_and_the_difference_named
 # -- failures and outages ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     study, warm_model, tmp_path, capsys, caplog, monkeypatch
 ):

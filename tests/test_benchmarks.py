@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from conftest import DATA, ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if '\nif __name__ == "__main__":' in p.read_text()}
 SLOW_OPENRLHF = (pytest.mark.slow, pytest.mark.openrlhf)
 

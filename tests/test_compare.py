@@ -141,6 +141,7 @@ def made(variant: str, seed: int, values, steps=None, engine="local", tokens=100
     return Curve(run, steps, np.array(values, float), *along)
 
 
+@pytest.mark.slow
 def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_hand(
     server, tmp_path, monkeypatch, capsys
 ):

@@ -22,7 +22,7 @@ from exgrpo_orlhf.doctor import machine, memory, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
-pytestmark = pytest.mark.openrlhf
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
 CPU_LAYOUT = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
 LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin"))
@@ -47,7 +47,6 @@ def log_of(folder: Path) -> str:
 # -- on the layout ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
     status, lines = doctor(tmp_path, *CPU_LAYOUT)
     assert status == 0, (lines, log_of(tmp_path))
@@ -62,7 +61,6 @@ def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "its working folder is removed"
 
 
-@pytest.mark.slow
 def test_planted_faults_are_named(tmp_path):
     """Two ranks on a cluster that was started without one of the driver's variables."""
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}

@@ -354,6 +354,7 @@ def test_a_password_in_the_address_stays_out_of_the_record():
         assert "hidden" not in str(raised.value)
 
 
+@pytest.mark.slow
 @needs_vllm
 @pytest.mark.openrlhf
 def test_vllms_own_server_answers_as_transformers_does(tmp_path):

@@ -21,6 +21,8 @@ from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest, Response
 from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 
+pytestmark = pytest.mark.slow
+
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # importing it takes 15 s
 
 CONTEXT, END, ALSO_END = 512, 0, 65  # the tokenizer's end token; one that the generation config names beside it

@@ -23,7 +23,7 @@ from exgrpo_orlhf import checkpoints, experience
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.warm_up import END, PAD
 
-pytestmark = pytest.mark.openrlhf
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
 CHECKED = ROOT / "tests" / "openrlhf_checked.py"
 MARK = "EXGRPO_TEST_RUN"  # in the environment of all that a run starts

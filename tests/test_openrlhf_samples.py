@@ -22,7 +22,7 @@ from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Sampling
 
-pytestmark = pytest.mark.openrlhf
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

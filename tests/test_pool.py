@@ -26,6 +26,8 @@ from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.pool import pool
 from exgrpo_orlhf.rewards.pool.pool import Pool
 
+pytestmark = pytest.mark.slow
+
 FUNCTION = """
 import os, subprocess, sys, time
 def reward_func(queries, prompts, labels):

@@ -10,6 +10,7 @@ import sys
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from conftest import ROOT
 from tokenizers import pre_tokenizers
@@ -21,11 +22,14 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, LENGTH, K = 151_936, 1_000, 4
 # Runs a script and leaves what the kernel knows of the process in a file. (What a parent is told of its child's memory
 # has its own in it, from before the exec.)
 MEASURED = """
 import atexit, runpy, sys
+import pytest
 from pathlib import Path
 seen, sys.argv = sys.argv[1], sys.argv[2:]
 atexit.register(lambda: Path(seen).write_text(Path("/proc/self/status").read_text()))

@@ -97,6 +97,7 @@ def test_the_runs_cover_what_they_should(straight):
     assert mixed[-1]["train/epoch"] >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phase"), [("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)])
 def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase, straight, warm_model, tmp_path):
     run = tmp_path / "run"
@@ -112,6 +113,7 @@ def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase
     assert_same_ending(run, straight[name])
 
 
+@pytest.mark.slow
 def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_model, tmp_path):
     for attempt in range(5):
         run = tmp_path / f"run{attempt}"
@@ -130,6 +132,7 @@ def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_m
     assert_same_ending(run, straight["mixed"])
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, tmp_path):
     run = tmp_path / "run"
     process = start_process(warm_model, [*MIXED_PHASE, "train.save_every = 100"], run)
@@ -143,6 +146,7 @@ def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, t
     assert_same_ending(run, straight["mixed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_one(
     number, straight, warm_model, tmp_path

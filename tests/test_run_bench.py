@@ -114,6 +114,7 @@ def definition(folder: Path, name: str = "mine", **more: str) -> Path:
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_data, byte_model, tmp_path):
     words = ["--model", byte_model, "--suite", "paper", "--data", shared_data, "--limit", 2, "--samples", 2]
     words += ["--max-tokens", 16, "--engine", "transformers", "--no-mlflow", "--out", tmp_path / "x"]
@@ -276,6 +277,7 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_twenty_random_kills_change_nothing(warm_model, tmp_path, bench):
     block = definition(tmp_path, samples="3")
     words = [
@@ -306,6 +308,7 @@ def test_twenty_random_kills_change_nothing(warm_model, tmp_path, bench):
         assert a == b
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_is_under_way_and_the_same_command_continues(warm_model, tmp_path, bench):
     words = ["--model", warm_model, *CHAINS, "--limit", 100, "--samples", 4, "--rows", 4, "--max-tokens", 48]
     command = [sys.executable, RUN_BENCH, *words, "--out", tmp_path / "x"]

@@ -22,6 +22,8 @@ STUDY = ROOT / "docs" / "study"
 sys.path.insert(0, str(STUDY))
 from document import Document  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 STEPS = 32
 TEXT = "{{mean study_weak paper final}}, {{quarter study_weak paper 4 age}}\n"
 

@@ -431,6 +431,7 @@ def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
     assert list(tmp_path.iterdir()) == [log.path]
 
 
+@pytest.mark.slow
 def test_two_processes_starting_at_once_on_a_fresh_database_both_arrive(tmp_path, fresh_sqlite):
     processes = [train(tmp_path / name, fresh_sqlite, 0, 3, "closed") for name in ("one", "two")]
     assert [process.wait(120) for process in processes] == [0, 0]
@@ -440,6 +441,7 @@ def test_two_processes_starting_at_once_on_a_fresh_database_both_arrive(tmp_path
     assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
 
 
+@pytest.mark.slow
 def test_a_kill_while_the_database_is_made_leaves_none_and_the_next_start_makes_it(tmp_path, fresh_sqlite):
     process = train(tmp_path / "run", fresh_sqlite, 0, 1, "killed")
     wait_until(lambda: [path for path in tmp_path.glob("mlflow.db.*.new") if path.stat().st_size > 100_000])
@@ -453,6 +455,7 @@ def test_a_kill_while_the_database_is_made_leaves_none_and_the_next_start_makes_
     assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, server, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     sender = tracker(log, server.uri, params={"a": 1})
@@ -483,6 +486,7 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
     assert [file.path for file in MlflowClient(server.uri).list_artifacts(run.info.run_id)] == ["config.gin"]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up(tmp_path, sqlite, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     log = MetricsLog(tmp_path / "metrics.jsonl")

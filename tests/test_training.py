@@ -95,6 +95,7 @@ def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model
 ABLATIONS = sorted(path.name for path in (ROOT / "gin").glob("ablation_*.gin"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_trains(name, warm_model, tmp_path):
     bindings = ("train.steps = 3", "train.eval_every = None", "train.save_every = 3")
@@ -118,6 +119,7 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
         go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
     """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
     run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -159,6 +161,7 @@ def checkpoints_know_their_run(run: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
     """In the same MLflow run, as long as the configuration is the same: its steps are."""
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -343,6 +346,7 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
     assert list(checkpoints.find(tmp_path)) == [2]
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
     """No file of the child may grow beyond 60 kB: the first checkpoint fits, the optimiser's moments do not.
 
@@ -390,6 +394,7 @@ def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
     command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--set", "ReplayMixer.rho = 2"]
     done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
