@@ -1,4 +1,4 @@
-"""The one room where gin lives: from gin files to a built experiment.
+"""From gin files to a built experiment. No other module imports gin.
 
 The classes are registered from outside and stay plain: what gin builds here pickles, and another process gets the
 objects, never the bindings (a spawned process would silently see Python's defaults).

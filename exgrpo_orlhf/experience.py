@@ -29,7 +29,7 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
         buffer = x.buffer
         experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
         for question, _ in experts:
-            buffer.record(question.id, Fraction(1, 2), 0)  # nobody has tried: any accuracy above 0 makes a candidate
+            buffer.record(question.id, Fraction(1, 2), 0)  # not measured yet: any accuracy above 0 makes it a candidate
         buffer.store((question.id, trajectory) for question, trajectory in experts)
     if not x.mixer.collects and not buffer.n_candidates:
         raise ValueError(

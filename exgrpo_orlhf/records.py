@@ -52,7 +52,7 @@ class Grade:
 
     reward: None where it could not be graded (timeout, error); never confused with a wrong answer's 0
     sound: whether the reasoning holds, where a checker of reasoning exists (a correct answer with `sound=False` is a
-        lucky guess); None where nobody can tell
+        lucky guess); None where nothing checks it
     extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
     """
 

@@ -71,7 +71,7 @@ class ReplayMixer:
 
     rho: share of a batch's questions that come from the buffer, in [0, 1]; 0 is on-policy training. The number of
         replayed questions is ρ·B rounded to the nearest (a half rounds up), or all candidates if there are fewer.
-    rho_end, rho_steps: ρ moves linearly from `rho`, in the first step that may replay, to `rho_end` so many steps later
+    rho_end, rho_steps: ρ moves linearly from `rho`, in the first step that may replay, to `rho_end`, `rho_steps` later,
         and stays there; both None: ρ is constant
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
         fresh rollouts) exceeds this; None: from the first step
@@ -156,7 +156,7 @@ class ReplayMixer:
 
     @property
     def collecting(self) -> bool:
-        """Whether this step's experience is recorded: where ρ is 0 throughout there is nobody to replay it."""
+        """Whether this step's experience is recorded; never where ρ is always 0, since nothing is replayed then."""
         replays = max(self.rho, self.rho_end) > 0
         return self.collects and replays and (self.started or self.collect_before_start)
 

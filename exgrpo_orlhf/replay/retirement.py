@@ -8,15 +8,15 @@ from .difficulty import as_fraction
 
 
 class RetirementPolicy:
-    """A question retires when its accuracy has reached `at_accuracy` so many times in a row: it leaves the buffer with
-    its trajectories, and what is sampled of it is no longer stored.
+    """A question retires when its accuracy has reached `at_accuracy` in `times_in_a_row` observations: it leaves the
+    buffer with its trajectories, and what is sampled of it is no longer stored.
 
     at_accuracy: accuracy at which a question retires, in (0, 1]; None switches retirement off
     times_in_a_row: observations in a row at that accuracy
     leaves_fresh: whether a retired question also leaves fresh sampling, from the next epoch on. The paper retires from
         the buffer only (False); the official code also drops it from the training set. On a weak model the latter
         starved training of all but lucky guesses, so it is an option and not the default.
-    returns_after: a retired question returns after so many steps; None: never
+    returns_after: a retired question returns after that many steps; None: never
     returns_below: a retired question returns when a fresh group of it has an accuracy below this; None: never
     """
 

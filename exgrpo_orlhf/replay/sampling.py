@@ -188,6 +188,6 @@ class _AgedCell:
         return float(self._log_mass[self._taken])
 
     def draw(self, uniform: float) -> str:
-        """The next in order: chance has had its say."""
+        """The next in order: the order was drawn before."""
         self._taken += 1
         return self._queue[self._taken - 1]
