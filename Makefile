@@ -15,10 +15,12 @@ quickstart: install
 
 # A process a core, and one thread in each (tests/conftest.py): torch is slow where its threads outnumber the cores.
 test: install
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
+# Each test of the OpenRLHF engine that is slow has processes for all cores of its own.
 test-all: test
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not openrlhf" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "slow and openrlhf"
 
 install: $(VENV)/.installed
 

@@ -160,12 +160,14 @@ def test_ctrl_c_lets_the_running_ones_finish_their_step_and_save_and_starts_no_o
     assert study.begun == {"on_policy/seed0", "paper/seed0"}
 
 
+@pytest.mark.slow
 def test_no_run_outlives_a_killed_study(study):
     """The fixture waits for that."""
     assert study.children == 2
     assert min(study.killed) < STEPS, "the kill came too late to show anything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_interrupted_and_killed_and_started_again_it_ends_as_if_nothing_had_been(name, study, warm_model, tmp_path):
     assert study.again == 0
@@ -176,6 +178,7 @@ def test_interrupted_and_killed_and_started_again_it_ends_as_if_nothing_had_been
     assert newest(study.out / name) == STEPS
 
 
+@pytest.mark.slow
 def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study):
     [parent], children = mlflow_runs(study.store)
     assert parent.info.status == "FINISHED"
@@ -190,6 +193,7 @@ def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study
         assert sorted(metric.step for metric in history) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(study, warm_model, capsys):
     before = {path: path.stat().st_mtime_ns for path in study.out.rglob("*") if path.parent != study.out}
     assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 0
@@ -206,6 +210,7 @@ def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(st
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(study, warm_model, capsys):
     before = {path: path.stat().st_mtime_ns for path in study.out.rglob("*")}
     arguments = [*SMOKE, *words(warm_model, study.out), "--seeds", "0-2", "--dry-run", "--threads", "1"]
@@ -236,6 +241,7 @@ def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest
     assert seconds_left(waiting, known, jobs) == left
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
     arguments = [*SMOKE, *words(warm_model, study.out), "--set", "MixedPolicyLoss.beta = 0.2", "--seeds", "1-2"]
     assert ablate(study.store, *arguments) == 2
@@ -350,6 +356,7 @@ def test_a_run_in_whose_folder_another_process_trains_waits_for_it(warm_model, t
     assert [run.name for run in study.finished] == ["v1/seed0", "v0/seed0"]
 
 
+@pytest.mark.slow
 def test_two_studies_do_not_work_in_one_folder(study, warm_model, capsys):
     with claim(study.out, resume=True):
         assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 2
@@ -367,7 +374,10 @@ WRONG = [
     (["--gin", "base.gin", "--grid", "ReplayMixer.rho=0.1,,2"], "is not a binding with values"),
     (["--gin", "base.gin", "gin/base.gin"], "two variants have the name base"),
     (["--gin", "base.gin", "ablation_rho_25.gin", "--set", "ReplayMixer.rho=0.1"], "base and ablation_rho_25 are the"),
-    (["--gin", "base.gin", "--grid", "train.steps=10,20"], "but for train.steps, which makes no other experiment"),
+    (
+        ["--gin", "base.gin", "--grid", "train.steps=10,20"],
+        "apart from train.steps, which does not change the experiment",
+    ),
     (["--gin", "base.gin", "--group", ""], "give --group NAME"),
     (["--gin", "base.gin", "--group", "a/b"], "--group must be letters"),
     (["--suite", "base.gin"], "Suite.variants must be bound"),

@@ -184,7 +184,7 @@ OPTIONS = {
     ],
     "forgetting": [
         "ReplayBuffer.per_question = 2",
-        "ReplayBuffer.max_age = 4",
+        "ReplayBuffer.max_age = 3",
         "ReplayBuffer.max_bytes = 3000",
         "RetirementPolicy.at_accuracy = 0.5",
         "RetirementPolicy.returns_after = 3",
@@ -230,7 +230,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     else:
         assert any(row["replay/evicted"] > 0 for row in done)
         assert max(row["replay/stored_bytes"] for row in done) <= 3000
-        assert max(row["replay/age_max"] for row in done) == 4
+        assert max(row["replay/age_max"] for row in done) == 3
         retired = [row["replay/retired"] for row in done]
         assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some have returned"
 
