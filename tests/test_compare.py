@@ -494,6 +494,7 @@ def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
 # --- the page
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path, monkeypatch):
     out = tmp_path / "page.html"
     chosen = ["--uri", server.uri, "--group", "paper", "--metric", METRIC, "--baseline", "on_policy"]

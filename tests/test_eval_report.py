@@ -157,6 +157,7 @@ def test_without_a_state_the_first_benchmark_is_shown_whole(page, tmp_path):
         assert shown(dom, "position") == "1 of 100"
 
 
+@pytest.mark.slow
 def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_path):
     samples = lines(folders[0], "math500")
     for i in range(5):  # each of the texts
@@ -197,6 +198,7 @@ def test_a_script_that_got_into_the_page_would_not_run(page, tmp_path):
     assert any("Content Security Policy" in line for line in console)
 
 
+@pytest.mark.slow
 def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, folders, tmp_path):
     press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}));"
     dom = driven(page, tmp_path, press % "ArrowRight" * 3 + press % "ArrowLeft", "benchmark=math500&verdict=wrong")

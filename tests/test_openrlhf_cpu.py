@@ -81,6 +81,7 @@ def install_after_openrlhf() -> str:
     return openrlhf.__name__
 
 
+@pytest.mark.slow
 def test_install_after_openrlhf_is_an_error_that_leaves_nothing_behind(in_new_process):
     message = in_new_process(install_after_openrlhf)
     assert "must come before" in message
@@ -119,6 +120,7 @@ def padded_rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, mask
 
 
+@pytest.mark.slow
 def test_packed_rows_get_the_padded_rows_log_probs_and_gradient_and_do_not_see_each_other(raw_model, in_new_process):
     rows, mask = padded_rows(seed=0)
     values = in_new_process(policy_values, str(raw_model), rows.tolist(), mask.tolist())

@@ -351,6 +351,7 @@ def test_what_can_be_run_is_started(raw_model, start):
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bindings", "more", "said"),
     [

@@ -48,6 +48,7 @@ def bfloat16_model(warm_model, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_norm_are_the_local_engines_within_bfloat16s_rounding(bfloat16_model, name):
     """OpenRLHF trains in bfloat16 only. Its differences from float32 are about those of the local engine in bfloat16.

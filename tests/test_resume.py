@@ -201,6 +201,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_path):
     """And in that run the options do what they say."""

@@ -719,6 +719,7 @@ def unreachable(set_id: str, *_: object) -> str:
 # -- MLflow -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_own(
     warm_model, tmp_path, bench, monkeypatch
 ):

@@ -156,6 +156,7 @@ def exit_while_saving(model: ChainModel) -> None:
     model.prepare()
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_nothing_that_looks_finished(tmp_path):
     model = replace(TINY, cache=tmp_path)
     process = PROCESSES.Process(target=exit_while_saving, args=(model,))
