@@ -20,6 +20,7 @@ import ray
 from exgrpo_orlhf import config, training
 from exgrpo_orlhf.checkpoints import RunFolderError
 from exgrpo_orlhf.engines.openrlhf import cpu
+from exgrpo_orlhf.run import train
 
 os.environ.update(cpu.environment())
 cpu.install()
@@ -100,7 +101,7 @@ def main() -> int:
     vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
     x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
     try:
-        outcome = training.train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
+        outcome = train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
     except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
