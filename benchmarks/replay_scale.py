@@ -2,8 +2,8 @@
 """What a step of experience management costs, with ten thousand, a hundred thousand and a million stored questions.
 
 Goal, for the median step: plan + observe + store (128 questions, K = 8, ρ = 0.5, trajectories of 48 tokens, 4 stored a
-question, nothing retires) takes at most 10 times as long as hashing and copying the step's new trajectories alone, which
-is measured in the same run, at 10^5 stored questions, and at most twice that time at 10^6; with 2,000 tokens a stored
+question, nothing retires) takes at most 10 times as long as hashing and copying the step's new trajectories alone
+(measured in the same run) at 10^5 stored questions, and at most twice that time at 10^6. With 2,000 tokens a stored
 trajectory takes at most 9 bytes a token, everything counted. The official code's question sampling alone takes 4.2 s at
 2·10^4.
 
