@@ -296,7 +296,8 @@ def test_a_model_with_dropout_is_refused_by_its_name(raw_model, tmp_path, start)
     model = shutil.copytree(raw_model, tmp_path / "model")
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1, "classifier_dropout": 0.1}))
-    with pytest.raises(launch.LaunchError, match=r"model has dropout or router noise \(attention_dropout\); set it to 0"):
+    said = r"model has dropout or router noise \(attention_dropout\); set it to 0"
+    with pytest.raises(launch.LaunchError, match=said):
         start(model)
 
 
