@@ -93,7 +93,15 @@ def engine_processes() -> list[psutil.Process]:
     """Children of this process and theirs, but Python's own that keeps the books on shared memory."""
     children = psutil.Process().children(recursive=True)
     ours = [child for child in children if child.pid not in _BEFORE]
-    return [child for child in ours if "resource_tracker" not in " ".join(child.cmdline())]
+    return [child for child in ours if "resource_tracker" not in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    """Of a process that has ended meanwhile, and that its parent has not waited for yet: ''."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # also a zombie
+        return ""
 
 
 @pytest.fixture(scope="module")
