@@ -65,17 +65,18 @@ class Board:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self.taken = 0
+        self.received = 0  # by the driver
 
     def put(self, finding: Finding) -> None:
         self.findings.append(finding)
 
-    def take(self) -> list[Finding]:
-        new, self.taken = self.findings[self.taken :], len(self.findings)
-        return new
+    def after(self, received: int) -> list[Finding]:
+        """The findings after the first `received`, which the driver has."""
+        self.received = received
+        return self.findings[received:]
 
-    def all_taken(self) -> bool:
-        return self.taken == len(self.findings)
+    def all_received(self) -> bool:
+        return self.received == len(self.findings)
 
 
 class DoctorTrainer(MixedTrainer):
@@ -92,9 +93,9 @@ class DoctorTrainer(MixedTrainer):
         self._wait_for_the_reader()
 
     def _wait_for_the_reader(self) -> None:
-        """The board ends with this run."""
+        """The board ends with this run, so the driver must have received all findings before."""
         end = time.monotonic() + 30
-        while not ray.get(self.board.all_taken.remote()) and time.monotonic() < end:
+        while not ray.get(self.board.all_received.remote()) and time.monotonic() < end:
             time.sleep(0.1)
 
     def _make(self, name: str) -> None:

@@ -192,7 +192,7 @@ class _Classes(NamedTuple):
 
 
 class _Reader:
-    """Takes findings from the trainer's board while this process waits for OpenRLHF's program."""
+    """A thread that receives findings from the trainer's board while this process waits for OpenRLHF's program."""
 
     def __init__(self, found: Report) -> None:
         self.found = found
@@ -212,13 +212,15 @@ class _Reader:
         self._thread.join(10)
 
     def _read(self) -> None:
+        received = 0
         while not self._done.wait(0.2):
             if not ray.is_initialized():
                 continue
             try:
-                new = ray.get(ray.get_actor(BOARD).take.remote(), timeout=10)
+                new = ray.get(ray.get_actor(BOARD).after.remote(received), timeout=10)
             except (ValueError, ray.exceptions.RayError):  # not there yet, or gone with Ray
                 continue
+            received += len(new)
             for finding in new:
                 self.seen[finding.check] = finding.outcome
                 self.found(finding)
