@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -20,13 +21,16 @@ from .rewards import Verifier
 
 
 def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
-    """Fill the empty buffer of a run that has not begun. Raises as `snapshot.borrow` or `read_experts`."""
-    path = Path(str(x.experience))
+    """The buffer that a run starts with: a copy of the experiment's empty one, filled.
+
+    `x.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
+    Raises as `snapshot.borrow` or `read_experts`.
+    """
+    path, buffer = Path(str(x.experience)), copy.deepcopy(x.buffer)
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        buffer = snapshot.borrow(path, x.buffer, prompts.fingerprint(), ids)
+        snapshot.borrow(path, buffer, prompts.fingerprint(), ids)
     else:
-        buffer = x.buffer
         experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
         for question, _ in experts:
             buffer.record(question.id, Fraction(1, 2), 0)  # not measured yet: any accuracy above 0 makes it a candidate

@@ -86,7 +86,7 @@ class TrainingRun:
             if state.get("best_of") == self._measure():  # or the best is one of another measure
                 self.best = state["best"]
         elif x.experience:
-            experience.load(x, questions, self.engine.prompts)
+            self.buffer = experience.load(x, questions, self.engine.prompts)
         self.saved_step = self.step if checkpoint else None
         identity = None if checkpoint else _set_aside(run, x.config_text)
         self.metrics = MetricsLog(run / "metrics.jsonl", identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from exgrpo_orlhf import config, experience
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.replay import snapshot
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.warm_up import END, PAD
@@ -119,6 +121,19 @@ def test_a_prompt_that_two_questions_share_has_to_be_told_by_its_id(warm_model, 
         load(warm_model, write(tmp_path / "a.jsonl", expert(FIRST)), questions=[FIRST, twin])
     buffer = load(warm_model, write(tmp_path / "b.jsonl", expert(FIRST, id=twin.id)), questions=[FIRST, twin])
     assert list(buffer.records) == [twin.id]
+
+
+def test_experience_that_was_looked_at_before_the_start_is_loaded_again_as_it_is(warm_model, tmp_path):
+    """From a file and from another run's buffer: the OpenRLHF driver looks first, then the run loads it."""
+    file = write(tmp_path / "experts.jsonl", *map(expert, QUESTIONS[:3]))
+    x = config.load(["base.gin"], small_bindings(warm_model, f"Work.experience = {str(file)!r}"))
+    prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(warm_model))
+    first = experience.load(x, QUESTIONS, prompts)
+    snapshot.save(first, tmp_path / "replay", prompts.fingerprint())
+    borrowing = replace(x, experience=str(tmp_path / "replay"))
+    for source in (x, borrowing, borrowing):
+        assert experience.load(source, QUESTIONS, prompts).n_trajectories == first.n_trajectories == 3
+        assert source.buffer.n_trajectories == 0
 
 
 def test_characters_that_the_tokenizer_lacks_do_not_pass_for_correct(warm_model, tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..answer import Answer, Graded
-from .extraction import last_box, last_statement, tagged, visible
+from .extraction import answer_part, last_box, last_statement
 from .latex import clean, plain_text, words
 
 _LETTERS = "ABCDEFGHIJ"
@@ -89,10 +89,7 @@ def _options(given: Any) -> dict[str, str]:
 
 def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str | None]:
     """(the option that a response gives, or None; the text that was given as the answer, or None)."""
-    text = visible(response)
-    inside = tagged(text)
-    if inside is not None:
-        text = inside
+    text, inside = answer_part(response)
     box = last_box(text)
     if box is not None:
         return _label(box, options), box

@@ -111,12 +111,16 @@ def _is_frame(content: str) -> bool:
     return bool(_BOX.match(content)) and content.endswith("}")
 
 
-def answer_in(response: str) -> list[Extracted]:
-    """Possible answers, best first; more than one only where none is boxed, tagged or stated. Empty: no answer."""
+def answer_part(response: str) -> tuple[str, str | None]:
+    """(the text in which to look for the answer, what the answer tags hold or None where there are none)."""
     text = visible(response)
     inside = tagged(text)
-    if inside is not None:
-        text = inside
+    return text if inside is None else inside, inside
+
+
+def answer_in(response: str) -> list[Extracted]:
+    """Possible answers, best first; more than one only where none is boxed, tagged or stated. Empty: no answer."""
+    text, inside = answer_part(response)
     box = last_box(text)
     if box is not None:
         return [Extracted(box, True, False)] if len(box) <= LONGEST else []
