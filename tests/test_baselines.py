@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, small_bindings
+from run_builders import ROOT, small_bindings, timeless
 from test_config import load, stated
-from test_resume import timeless
 
 from exgrpo_orlhf import config, experience
 from exgrpo_orlhf.run import train

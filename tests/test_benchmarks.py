@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import DATA, ROOT
+from run_builders import DATA, ROOT
 
 pytestmark = pytest.mark.slow
 

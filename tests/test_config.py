@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from run_builders import ROOT
 
 from exgrpo_orlhf import config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import ends_by_its_template, small_bindings
+from run_builders import ends_by_its_template, small_bindings
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config, experience

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import small_bindings
+from run_builders import small_bindings
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT
+from run_builders import ROOT
 
 BELOW = {"..records", "..settings", "..files"}
 

@@ -11,31 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-import torch
-from conftest import ROOT, small_bindings
-from safetensors.torch import load_file
+from run_builders import FRESH_PHASE, MIXED_PHASE, ROOT, STEPS, assert_same_ending, bindings, run_here, timeless
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.stopping import StopRequest
-
-STEPS = 12
-FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
-MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]
-
-
-def bindings(model: Path, phase: list[str]) -> list[str]:
-    # 24 questions and 8 a step: an epoch ends every third step at the latest, never at a checkpoint in between only
-    return small_bindings(model, f"train.steps = {STEPS}", "train.save_every = 2", "train.eval_every = 5", *phase)
-
-
-def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
-    experiment = config.load(["base.gin"], bindings(model, phase))
-    outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
-    assert outcome.steps == STEPS
-    assert outcome.stopped_by is None
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
@@ -50,32 +31,12 @@ def steps_done(run: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else -1
 
 
-def wait_until(process: subprocess.Popen, condition) -> None:
+def wait_for(process: subprocess.Popen, condition) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
         assert time.monotonic() < deadline, "the run does not get there"
         time.sleep(0.0005)
-
-
-def assert_same_ending(run: Path, straight: Path) -> None:
-    ours, theirs = (checkpoints.find(folder)[STEPS] for folder in (run, straight))
-    weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
-    for i, state in optimizers[1]["optimizer"]["state"].items():
-        assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
-    assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
-    for table in ("questions.parquet", "trajectories.parquet"):
-        assert pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table))
-    assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
-    assert timeless(run) == timeless(straight)
-
-
-def timeless(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +64,7 @@ def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase
     run = tmp_path / "run"
     process = start_process(warm_model, phase, run)
     step, pause = random.randint(2, STEPS - 6), random.uniform(0, 0.1)
-    wait_until(process, lambda: steps_done(run) >= step)
+    wait_for(process, lambda: steps_done(run) >= step)
     time.sleep(pause)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -119,7 +80,7 @@ def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_m
         run = tmp_path / f"run{attempt}"
         process = start_process(warm_model, MIXED_PHASE, run)
         partial = run / "checkpoint-6.partial"
-        wait_until(process, partial.exists)
+        wait_for(process, partial.exists)
         process.send_signal(signal.SIGKILL)
         process.wait()
         if partial.exists():
@@ -136,7 +97,7 @@ def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_m
 def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, tmp_path):
     run = tmp_path / "run"
     process = start_process(warm_model, [*MIXED_PHASE, "train.save_every = 100"], run)
-    wait_until(process, lambda: steps_done(run) >= 2)
+    wait_for(process, lambda: steps_done(run) >= 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not checkpoints.find(run)
@@ -153,7 +114,7 @@ def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_on
 ):
     run = tmp_path / "run"
     process = start_process(warm_model, MIXED_PHASE, run)
-    wait_until(process, lambda: steps_done(run) >= 3)
+    wait_for(process, lambda: steps_done(run) >= 3)
     process.send_signal(number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + number, output

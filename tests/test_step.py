@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small_bindings
 from engine_builders import LOGPROB_ERROR, plain_stats
+from run_builders import small_bindings
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf import config

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, small_bindings
 from mlflow.tracking import MlflowClient
+from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import checkpoints, config, training
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
@@ -354,8 +354,8 @@ def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
     """
     script = f"""
 import resource, signal, sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
-from conftest import small_bindings
+sys.path.insert(0, {str(ROOT / "tests" / "builders")!r})
+from run_builders import small_bindings
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run import train
 from pathlib import Path

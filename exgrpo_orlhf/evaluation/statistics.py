@@ -4,7 +4,7 @@ The unit is the question: 32 samples of one question are not 32 questions. Every
 question, shape (Q,). Only questions are resampled.
 
 Intervals are 95 % BCa bootstrap intervals (Efron 1987) with three choices, each made by simulation with clustered
-samples (tests/test_eval_statistics.py repeats it):
+samples (tests/evaluation/test_eval_statistics.py repeats it):
 
 - The bias constant of BCa is set to the acceleration, its value for a mean. An estimate from resamples of a few equal
   values would be mostly noise.

@@ -1,0 +1,116 @@
+"""Where the project and the data are, and builders of small runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.run import train
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+STEPS = 12
+FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
+MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]
+
+
+def small_bindings(model: Path, *more: str) -> list[str]:
+    """--set bindings of a run that takes seconds: 8 questions × 4 rollouts of at most 24 tokens, no tracking."""
+    return [
+        "Work.model = @PretrainedModel()",
+        f"PretrainedModel.path = {str(model)!r}",
+        "ModularChains.count = 24",
+        "ModularChains.operands = (2, 3)",
+        "validation/ModularChains.count = 10",
+        "validation/ModularChains.operands = (2, 3)",
+        "MAX_RESPONSE_TOKENS = 24",
+        "train.steps = 4",
+        "train.questions_per_step = 8",
+        "train.group_size = 4",
+        "train.eval_every = 2",
+        "train.save_every = 2",
+        "Optimizer.learning_rate = 1e-3",
+        "ReplayMixer.start_at_accuracy = None",
+        "Tracking.enabled = False",
+        *more,
+    ]
+
+
+def ends_by_its_template(model: Path, folder: Path) -> Path:
+    """The model with a chat template that closes turns with the token it ends responses with. Its configuration and its
+    tokenizer name another one, as those of base models do."""
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    end = tokenizer.eos_token
+    tokenizer.eos_token = tokenizer.pad_token
+    tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    template = "{% for m in messages %}{{ m.content }}{{ END if m.role == 'assistant' }}{% endfor %}"
+    tokenizer.chat_template = template.replace("END", repr(end))
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((folder / name).read_text(encoding="utf-8"))
+        settings["eos_token_id"] = tokenizer.pad_token_id
+        (folder / name).write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def byte_tokenizer() -> Qwen2Tokenizer:
+    """Qwen2's byte-level tokenizer without merges: any text, one token per byte."""
+    vocabulary = {"<|endoftext|>": 0} | {c: i + 1 for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], unk_token="<|endoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def bindings(model: Path, phase: list[str]) -> list[str]:
+    # 24 questions and 8 a step: an epoch ends every third step at the latest, never at a checkpoint in between only
+    return small_bindings(model, f"train.steps = {STEPS}", "train.save_every = 2", "train.eval_every = 5", *phase)
+
+
+def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
+    experiment = config.load(["base.gin"], bindings(model, phase))
+    outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+    assert outcome.steps == STEPS
+    assert outcome.stopped_by is None
+
+
+def assert_same_ending(run: Path, straight: Path) -> None:
+    ours, theirs = (checkpoints.find(folder)[STEPS] for folder in (run, straight))
+    weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
+    for i, state in optimizers[1]["optimizer"]["state"].items():
+        assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
+    assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
+    for table in ("questions.parquet", "trajectories.parquet"):
+        assert pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table))
+    assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
+    assert timeless(run) == timeless(straight)
+
+
+def timeless(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]

@@ -1,0 +1,210 @@
+"""The doctor on the CPU test layout: it passes a correct layout, and names each planted fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+import torch
+from ray_node import running_ray
+from run_builders import ROOT
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.doctor import machine, memory, parity, tiny
+from exgrpo_orlhf.doctor.finding import Finding
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
+
+CPU_LAYOUT = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
+LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin"))
+
+
+def doctor(folder: Path, *arguments: str, program: str = "scripts/doctor.py", **options) -> tuple[int, dict[str, str]]:
+    """Exit status, and the line of each check."""
+    environment = {**os.environ, "EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
+    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
+    command = [sys.executable, str(ROOT / program), *arguments, "--out", str(folder / "runs")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, **options)
+    lines = re.findall(r"^ *\d+ s  ((?:ok|failed|skipped) +(\w+) .*(?:\n {20}.*)*)", done.stdout, re.MULTILINE)
+    assert lines or done.returncode == 2, done.stdout + done.stderr + log_of(folder)
+    return done.returncode, {check: line for line, check in lines}
+
+
+def log_of(folder: Path) -> str:
+    log = folder / "runs" / "doctor.log"
+    return log.read_text(errors="replace")[-4000:] if log.exists() else ""
+
+
+# -- on the layout ----------------------------------------------------------------------------------------------------
+
+
+def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
+    status, lines = doctor(tmp_path, *CPU_LAYOUT)
+    assert status == 0, (lines, log_of(tmp_path))
+    without_cuda = {"driver", "compiler", "kernels", "sleep", "nodes"}
+    assert {check for check, line in lines.items() if line.startswith("skipped")} == without_cuda
+    assert lines.keys() - without_cuda == {
+        *("versions", "disk", "shm", "model", "start"),
+        *("ranks", "folder", "environment", "logprobs", "gradient", "sync", "step", "resume"),
+    }
+    [remembered] = (tmp_path / "cache" / "doctor").glob("*.json")
+    assert json.loads(remembered.read_text())["flags"]["ds.zero_stage"] == 2
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "its working folder is removed"
+
+
+def test_planted_faults_are_named(tmp_path):
+    """Two ranks on a cluster that was started without one of the driver's variables."""
+    more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
+    more |= {"train.max_tokens_per_gpu": 16384, "rollout.max_tokens_per_gpu": 16384}
+    checks = ("nodes", "folder", "environment", "logprobs", "gradient", "sync")
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
+    with running_ray(tmp_path, cpus=16, gpus=3, PYTHONPATH=paths, RAY_worker_niceness="0") as address:
+        status, lines = doctor(
+            tmp_path,
+            *CPU_LAYOUT,
+            *("--set", f"OpenRLHF.more_flags = {more!r}", "--set", f"OpenRLHF.ray_address = {address!r}"),
+            *(part for name in checks for part in ("--only", name)),
+            program="tests/builders/doctor_faults.py",
+            env={"NCCL_SOCKET_IFNAME": "eth7"},
+        )
+    assert status == 1, (lines, log_of(tmp_path))
+    assert lines.pop("nodes").startswith("ok")
+    assert all(line.startswith("failed") and "remedy: " in line for line in lines.values()), lines
+    assert "rank 1 does not see" in lines["folder"]
+    assert "NCCL_SOCKET_IFNAME does not arrive at rank 0" in lines["environment"]
+    assert "nats apart" in lines["logprobs"]
+    assert "engine 0 differs in model.layers.1.mlp.down_proj.weight" in lines["sync"]
+    found = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of", lines["gradient"])
+    error, norm = found.groups()
+    assert float(error) > 20
+    assert float(norm) < 0.9
+
+
+def test_a_disk_without_room_is_named_before_anything_is_built(tmp_path):
+    """A limit on the file size, a megabyte, stands for a full disk."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--only", "disk", "--only", "start", preexec_fn=limit)
+    assert status == 1
+    assert re.match(r"failed +disk .*writing 67 MB ended in: .*too large", lines["disk"])
+    assert lines["start"].startswith("skipped")
+    assert not list((tmp_path / "runs").glob("doctor-*"))
+
+
+def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
+    found = machine.disk(tmp_path, 10**15, 2)
+    assert found.outcome == "failed"
+    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
+
+
+def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path):
+    assert doctor(tmp_path, *CPU_LAYOUT, "--only", "gradients")[0] == 2
+    assert doctor(tmp_path, "--gin", "gin/base.gin", "--only", "versions")[0] == 2
+
+
+def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    layout = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_8gpu.gin", "--set", "Work.validation = None")
+    model = ("--set", "Work.model = @PretrainedModel()", "--set", f"PretrainedModel.path = {str(raw_model)!r}")
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *layout, *model, "--out", str(tmp_path / "run")]
+
+    def said() -> str:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "needs GPUs" in done.stderr, "nothing else stops it here"
+        return done.stderr
+
+    assert "has not been examined on this host" in said()
+    flags = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []).openrlhf.all_flags()
+    memory.remember(flags, [Finding("versions", "ok", "")])
+    assert "has not been examined" not in said()
+    assert not memory.remembered({**flags, "ds.zero_stage": 3})
+
+
+# -- of one machine ---------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '550.54.15, NVIDIA H100 80GB HBM3, 81559 MiB'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = machine.driver()
+    assert found.outcome == "failed"
+    assert "550.54.15" in found.measured
+    assert "580" in found.remedy
+
+
+def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
+    lock = tmp_path / "py311_cu130" / "fused_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert machine.kernels(False).outcome == "skipped"
+    lock.touch()
+    found = machine.kernels(False)
+    assert found.outcome == "failed"
+    assert f"rm {lock}" in found.remedy
+
+
+def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
+    version = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: "0.18.0" if name == "deepspeed" else version(name))
+    found = machine.versions()
+    assert found.outcome == "failed"
+    assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", found.measured)
+
+
+# -- the small model and its experiment -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [Qwen2Config, Qwen3Config, LlamaConfig, MixtralConfig])
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart(tmp_path, shape, tensor_parallel):
+    shape(num_key_value_heads=8).save_pretrained(tmp_path / "bound")
+    architecture = tiny.make_model(str(tmp_path / "bound"), tmp_path / "small", tensor_parallel)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype=torch.float32)
+    assert type(model).__name__ == architecture == shape.__name__.removesuffix("Config") + "ForCausalLM"
+    assert model.num_parameters() < 2 * 10**7
+    assert model.config.num_key_value_heads % tensor_parallel == 0
+    logits = model(torch.arange(18)[None]).logits
+    assert 1 < logits.std() < 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("more", [[], ["recipes/official.gin"], ["recipes/ours.gin"], ["baselines/remix.gin"]])
+def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
+    bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model", tmp_path, steps=2)
+    flags = x.openrlhf.all_flags()
+    ranks = flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
+    rows = x.settings.questions_per_step * x.settings.group_size
+    assert rows / x.optimizer.steps_per_batch >= tiny.ROWS * ranks
+    assert x.loss == bound.loss
+    changed = flags.items() ^ bound.openrlhf.all_flags().items()
+    allowed = {"train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu", "algo.advantage.is_correction_level"}
+    assert {flag for flag, _ in changed} <= allowed
+
+
+def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
+    """And bfloat16 alone makes an error far below the limit."""
+    model = tmp_path / "model"
+    tiny.make_model(None, model, 1)
+    _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model, tmp_path, steps=2)
+    questions = ModularChains(count=x.settings.questions_per_step, operands=(3, 4)).load()
+    batch = parity.random_batch(questions, x.settings.group_size, 18, tiny.RESPONSE)
+    right, rounded = (parity.plain(x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
+    assert parity.Difference.between(right, right).error == 0
+    own = parity.Difference.between(rounded, right)
+    assert 1e-4 < own.error < 0.02
+    half = [{name: g / 2 for name, g in step.items()} for step in right]
+    assert parity.Difference.between(half, right).norm == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
+        parity.Difference.between(right * 2, right)

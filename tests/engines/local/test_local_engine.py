@@ -1,0 +1,328 @@
+"""The local engine on real models: selection, sampling, and the models that it accepts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_builders import (
+    SMALL,
+    SMALL_GPT2,
+    K,
+    float32_error,
+    gradient,
+    make_engine,
+    mixed_batch,
+    plain_stats,
+    questions,
+    stored_responses,
+    weights,
+)
+from run_builders import ends_by_its_template
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+    Qwen3Config,
+)
+
+from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
+from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
+from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayMixer, TrajectorySelector
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
+from exgrpo_orlhf.tasks.warm_up import END, PAD
+
+ENTROPY = TrajectorySelector().score
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
+
+
+# -- entropy selection ------------------------------------------------------------------------------------------------
+
+
+def test_selection_takes_the_argmin_of_the_mean_entropy_over_exactly_the_response(warm_model):
+    """T1. Mixed lengths in one padded batch; the reference is computed row by row, unpadded, from the whole logits."""
+    engine = make_engine(warm_model)
+    rng = np.random.default_rng(1)
+    asked = questions(12)
+    candidates = stored_responses(asked, rng, 5)
+    selector = TrajectorySelector()
+    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
+    chosen = selector.choose(candidates, scores, rng)
+    for question in asked:
+        prompt = engine.prompts.encode(question)
+        stored = candidates[question.id]
+        expected = [float(plain_stats(engine.model, prompt, t.token_ids)[1].mean()) for t in stored]
+        assert scores[question.id] == pytest.approx(expected, abs=1e-5)
+        assert chosen[question.id] is stored[int(np.argmin(expected))]
+    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q.id])) for q in asked)
+    assert shortest < len(asked), "a length bias would take the shortest every time"
+
+
+def test_scores_do_not_depend_on_the_token_budget(warm_model):
+    rng = np.random.default_rng(2)
+    asked = questions(6)
+    candidates = stored_responses(asked, rng, 3)
+    plan = Plan(1, [], asked, candidates)
+    wide = make_engine(warm_model).score(plan, candidates, ENTROPY)
+    narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
+    for question_id, values in wide.items():
+        assert values == pytest.approx(narrow[question_id], abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(warm_model, temperature):
+    engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
+    rng = np.random.default_rng(3)
+    asked = questions(6)
+    candidates = stored_responses(asked, rng, 4)
+    selector = TrajectorySelector(by="perplexity", prefer="highest")
+    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
+    chosen = selector.choose(candidates, scores, rng)
+    for question in asked:
+        stored, prompt = candidates[question.id], engine.prompts.encode(question)
+        logprobs = [plain_stats(engine.model, prompt, t.token_ids, temperature)[0] for t in stored]
+        expected = [float(torch.exp(-lp.sum() / len(lp))) for lp in logprobs]
+        assert scores[question.id] == pytest.approx(expected, rel=1e-5)
+        assert chosen[question.id] is stored[int(np.argmax(expected))]
+
+
+def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypatch):
+    engine, asked = make_engine(warm_model), questions(1)
+    candidates = stored_responses(asked, np.random.default_rng(0), 2)
+    plan = Plan(1, [], asked, candidates)
+    monkeypatch.setattr(engine, "forward", None)
+    for by in ("length", "recency", "random"):
+        selector = TrajectorySelector(by)
+        assert not selector.needs_policy
+        assert engine.score(plan, selector.to_score(candidates), selector.score) == {}
+
+
+@pytest.mark.parametrize("budget", [1, 500, 4000])
+def test_little_of_a_micro_batch_is_padding(budget):
+    """T20. Every row once, within the budget, at most 5 % padding in any batch."""
+    rng = np.random.default_rng(budget)
+    rows = [ForwardRow([1] * int(rng.integers(1, 20)), np.ones(int(n), np.int32)) for n in rng.geometric(0.02, 300)]
+    batches = list(micro_batches(rows, budget))
+    assert sorted(i for batch in batches for i in batch) == list(range(300))
+    for batch in batches:
+        lengths = [len(rows[i]) for i in batch]
+        padded = len(batch) * max(lengths)
+        assert padded <= budget or len(batch) == 1
+        assert sum(lengths) >= 0.95 * padded
+    assert len(batches) < 300 or budget == 1
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked_for", "beside"), [(None, K - 1), (2, 2), (1, 1)])
+def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, asked_for, beside):
+    """T9: nothing is generated for the stored row. Or as many as Plan.beside asks for."""
+    asked = questions(5)
+    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, beside=asked_for), K)
+    assert [group.question for group in groups] == asked
+    assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
+    assert [group.replayed for group in groups] == [False] * 3 + [True] * 2
+
+
+def test_a_response_ends_with_its_end_token_or_is_truncated(warm_model):
+    engine = make_engine(warm_model, sampling=Sampling(max_response_tokens=8))
+    groups = engine.rollout(Plan(1, questions(12), [], {}), K)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert {rollout.finish for rollout in rollouts} == {"stop", "length"}
+    for rollout in rollouts:
+        ends = np.isin(rollout.token_ids, engine.end)
+        assert ends[-1] == (rollout.finish == "stop")
+        assert not ends[:-1].any()
+        assert rollout.finish == "stop" or len(rollout.token_ids) == 8
+
+
+def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):
+    engine, asked = make_engine(warm_model), questions(4)
+
+    def sample(used, step, round=0):
+        return [r.token_ids.tolist() for g in used.rollout(Plan(step, asked, [], {}, round), K) for r in g.rollouts]
+
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    first = sample(engine, 1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    sample(engine, 2)
+    torch.manual_seed(123)
+    assert sample(engine, 1) == first
+    assert sample(engine, 2) != first
+    second = sample(engine, 1, round=1)
+    assert second != first, "questions that replace others get other random numbers"
+    assert sample(engine, 1, round=1) == second
+    assert sample(make_engine(warm_model, seed=1), 1) != first
+
+
+def test_a_models_own_sampling_filters_are_off_in_training_and_kept_in_its_checkpoint(warm_model, tmp_path):
+    """With filters the samples would have another distribution than the one the importance weights divide by."""
+    model = AutoModelForCausalLM.from_pretrained(warm_model)
+    model.generation_config = GenerationConfig(
+        do_sample=True, top_k=1, top_p=0.1, repetition_penalty=5.0, eos_token_id=1, pad_token_id=0, min_new_tokens=20
+    )
+    model.save_pretrained(tmp_path / "filtered")
+    AutoTokenizer.from_pretrained(warm_model).save_pretrained(tmp_path / "filtered")
+    engine, plain = make_engine(tmp_path / "filtered"), make_engine(warm_model)
+    plan = Plan(1, questions(6), [], {})
+    sampled, expected = engine.rollout(plan, K), plain.rollout(plan, K)
+    for group, other in zip(sampled, expected, strict=True):
+        for ours, theirs in zip(group.rollouts, other.rollouts, strict=True):
+            assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+    engine.save(tmp_path / "saved")
+    kept = GenerationConfig.from_pretrained(tmp_path / "saved")
+    assert (kept.top_k, kept.top_p, kept.repetition_penalty) == (1, 0.1, 5.0)
+
+
+def test_every_end_token_of_the_generation_config_ends_a_response(warm_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(warm_model)
+    semicolon = AutoTokenizer.from_pretrained(warm_model).convert_tokens_to_ids(";")
+    model.generation_config.eos_token_id = [semicolon]
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(warm_model).save_pretrained(tmp_path)
+    engine = make_engine(tmp_path)
+    assert engine.end == sorted([semicolon, engine.tokenizer.eos_token_id])
+    rollouts = [r for g in engine.rollout(Plan(1, questions(8), [], {}), K) for r in g.rollouts]
+    assert any(rollout.token_ids[-1] == semicolon for rollout in rollouts)
+    assert not any((rollout.token_ids[:-1] == semicolon).any() for rollout in rollouts)
+
+
+def test_the_token_that_closes_the_templates_turn_ends_a_response_and_the_checkpoint_names_it(warm_model, tmp_path):
+    """A base model's configuration does not name it: its response would go on with a turn of the user's."""
+    engine = make_engine(ends_by_its_template(warm_model, tmp_path / "model"), prompts=Prompts("chat", max_tokens=32))
+    pad, end = (engine.tokenizer.convert_tokens_to_ids(token) for token in (PAD, END))
+    assert engine.tokenizer.eos_token_id == engine.model.generation_config.eos_token_id == pad
+    rollouts = [r for g in engine.rollout(Plan(1, questions(8), [], {}), K) for r in g.rollouts]
+    assert any(r.token_ids[-1] == end and r.finish == "stop" for r in rollouts)
+    assert not any((r.token_ids[:-1] == end).any() for r in rollouts)
+    engine.save(tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == sorted([pad, end])
+    other = make_engine(tmp_path / "saved", prompts=Prompts("plain", max_tokens=32))
+    assert other.end == sorted([pad, end]), "also with another template"
+
+
+def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_model):
+    """The first token of 4,000 responses at temperature 1.3 against the policy's distribution."""
+    engine = make_engine(
+        warm_model,
+        sampling=Sampling(temperature=1.3, max_response_tokens=1),
+        settings=LocalEngine(generation_rows=1000),
+    )
+    question = questions(1)[0]
+    [group] = engine.rollout(Plan(1, [question], [], {}), 4000)
+    counts = np.bincount([rollout.token_ids[0] for rollout in group.rollouts], minlength=18)
+    with torch.no_grad():
+        logits = engine.model(input_ids=torch.tensor([engine.prompts.encode(question)])).logits[0, -1]
+    p = (logits.double() / 1.3).softmax(0).numpy()
+    likely = p > 1e-3
+    chi_square = ((counts[likely] - 4000 * p[likely]) ** 2 / (4000 * p[likely])).sum()
+    assert chi_square < 45, "the 99.9 % point of chi-square for 17 degrees of freedom is 40.8"
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def saved_model(config, warm_model: Path, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(warm_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SMALL, head_dim=16),
+        Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=False),
+        GPT2Config(**SMALL_GPT2),
+    ],
+    ids=["llama", "qwen3", "gpt2"],
+)
+def test_other_architectures_generate_score_and_learn(config, warm_model, tmp_path):
+    """GPT-2 has dropout, which must be off, and absolute positions, which left padding must not shift."""
+    engine = make_engine(saved_model(config, warm_model, tmp_path))
+    batch = mixed_batch(engine)
+    expected = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
+    before = weights(engine)
+    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
+    for ours, plain in zip(stats.policy_logprobs, expected, strict=True):
+        assert ours == pytest.approx(plain.numpy(), abs=1e-5)
+    assert not torch.equal(weights(engine), before)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_caps_its_logits_is_refused(cap, dtype, warm_model, tmp_path):
+    """Also if the cap is far above the logits that are compared, and if rounding would hide it."""
+    config = Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=cap, query_pre_attn_scalar=16)
+    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*final_logit_softcapping"):
+        make_engine(saved_model(config, warm_model, tmp_path), settings=LocalEngine(device="cpu", dtype=dtype))
+
+
+def test_prompts_and_responses_longer_than_the_models_positions_are_refused(warm_model):
+    with pytest.raises(ValueError, match=r"= 257 exceeds the 256 positions"):
+        make_engine(warm_model, sampling=Sampling(max_response_tokens=225))
+    make_engine(warm_model, sampling=Sampling(max_response_tokens=224))
+
+
+def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(warm_model, tmp_path):
+    for file in warm_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    with pytest.raises(ValueError, match="its generation config could not be saved with a checkpoint"):
+        make_engine(tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_named(warm_model):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=r"LocalEngine\.device = 'cuda', but torch sees no GPU"):
+        make_engine(warm_model, settings=LocalEngine(device="cuda"))
+
+
+# -- a whole step -----------------------------------------------------------------------------------------------------
+
+
+def test_an_ungradable_rollout_is_a_row_without_loss(warm_model):
+    """It stays in its group, out of the mean, and is still counted by the normaliser."""
+    engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
+    asked = questions(1)
+    [group] = engine.rollout(Plan(1, asked, [], {}), K)
+    grades = [Grade("correct", 1.0), Grade("wrong", 0.0), Grade("timeout", None), Grade("wrong", 0.0)]
+    graded = RolloutGroup(
+        group.question,
+        tuple(Rollout(r.token_ids, r.finish, g) for r, g in zip(group.rollouts, grades, strict=True)),
+        False,
+    )
+    rng = np.random.default_rng(0)
+    mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=1, rng=rng)
+    batch = mixer.assemble([graded], {}, GroupAdvantages())
+    assert [row.advantage for row in batch.rows[0]] == pytest.approx([2 / 3, -1 / 3, 0, -1 / 3])
+    three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]])
+    with_it = gradient(engine, batch, MixedPolicyLoss(response_length=24))
+    without = gradient(
+        make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9)), three, MixedPolicyLoss(response_length=24)
+    )
+    bound = float32_error(weights(engine), batch, with_it, steps=1)
+    torch.testing.assert_close(with_it * 4, without * 3, atol=4 * bound, rtol=0)
+
+
+def test_verifier_grades_what_the_engine_decodes(warm_model):
+    engine = make_engine(warm_model)
+    groups = Verifier("modular_chain").grade_groups(engine.rollout(Plan(1, questions(8), [], {}), K), engine.decode)
+    for group in groups:
+        for rollout in group.rollouts:
+            text = engine.decode(rollout.token_ids)
+            assert "<" not in text, "no special token reaches the verifier"
+            assert rollout.grade.correct == (text.rpartition("#")[2] == group.question.answer and "#" in text)

@@ -1,0 +1,177 @@
+"""Which environment variables reach Ray's workers, and what is listed about the others."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from ray_node import running_ray
+from run_builders import ROOT
+
+from exgrpo_orlhf.engines.openrlhf import environment
+from exgrpo_orlhf.engines.openrlhf.environment import for_cpu_adam, forwarded, not_forwarded
+
+NODE = {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0}}
+
+
+def job(**given: str) -> dict[str, str]:
+    """What Ray 2.55 sets in the driver of a submitted job. given: the job's own runtime environment"""
+    return {
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": given}, "metadata": {}}),
+        "OMP_NUM_THREADS": "1",
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        "RAY_worker_niceness": "0",
+        **given,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_IB_TIMEOUT",
+        "GLOO_TIMEOUT_SECONDS",
+        "DS_SKIP_CUDA_CHECK",
+        "OMP_NUM_THREADS",
+        "CUDA_LAUNCH_BLOCKING",
+        "VLLM_USE_V2_MODEL_RUNNER",
+        "TORCH_NCCL_ENABLE_MONITORING",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TOKENIZERS_PARALLELISM",
+        "FI_PROVIDER",
+        "MLFLOW_TRACKING_URI",
+        "WANDB_API_KEY",
+        "EXGRPO_TEST_RUN",
+        "HF_HOME",
+    ],
+)
+def test_variables_of_the_stack_are_passed_on_with_their_values(name):
+    assert forwarded({name: "some value"})[name] == "some value"
+    assert not_forwarded({name: "some value"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "what_to_do"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "Ray sets it for every actor"),
+        ("NCCL_SOCKET_IFNAME", "before `ray start` on every node"),
+        ("GLOO_SOCKET_IFNAME", "before `ray start` on every node"),
+        ("NCCL_IB_HCA", "before `ray start` on every node"),
+        ("VLLM_HOST_IP", "names this machine"),
+        ("CUDA_HOME", "a path of this machine"),
+        ("LD_LIBRARY_PATH", "a path of this machine"),
+        ("RAY_memory_usage_threshold", "when a node starts"),
+        ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "when a node starts"),
+    ],
+)
+def test_variables_of_one_machine_are_not_passed_on_and_the_remedy_is_named(name, what_to_do):
+    assert name not in forwarded({name: "x"})
+    ((found, reason),) = not_forwarded({name: "x", "NCCL_DEBUG": "INFO"})
+    assert found == name
+    assert what_to_do in reason
+
+
+def test_other_variables_of_a_shell_are_neither_passed_on_nor_listed():
+    shell = {
+        "HOME": "/root",
+        "PATH": "/bin",
+        "TERM": "xterm",
+        "RANK": "3",
+        "RAY_ADDRESS": "auto",
+        "OMPI_COMM_RANK": "0",
+    }
+    assert not forwarded(shell).keys() & shell.keys()
+    assert not_forwarded(shell) == []
+
+
+def test_defaults_hold_where_nothing_is_set_and_give_way_where_something_is():
+    assert forwarded({})["NCCL_DEBUG"] == "WARN"
+    assert forwarded({"NCCL_DEBUG": "INFO"})["NCCL_DEBUG"] == "INFO"
+    assert forwarded({"TQDM_DISABLE": "0"})["TQDM_DISABLE"] == "0"
+
+
+def test_what_ray_sets_in_a_jobs_driver_does_not_count_as_set_by_the_user():
+    """One thread for the driver must not become one thread for Adam on the CPU."""
+    assert "OMP_NUM_THREADS" not in forwarded(job())
+    assert not_forwarded(job()) == []
+    assert forwarded({**job(), "OMP_NUM_THREADS": "12"})["OMP_NUM_THREADS"] == "12"
+    assert forwarded({"OMP_NUM_THREADS": "1"})["OMP_NUM_THREADS"] == "1"
+
+
+def test_variables_of_a_jobs_runtime_environment_are_not_listed_as_kept_back():
+    assert not_forwarded({**job(), "NCCL_SOCKET_IFNAME": "eth0"}) != []
+    assert not_forwarded(job(NCCL_SOCKET_IFNAME="eth0")) == []
+
+
+def test_adam_on_the_cpu_gets_a_gpus_share_of_the_cpus_of_the_scarcest_node():
+    assert for_cpu_adam({}, [NODE]) == {"OMP_NUM_THREADS": "12"}
+    assert for_cpu_adam(job(), [NODE]) == {"OMP_NUM_THREADS": "12"}
+    small = {"Alive": True, "Resources": {"CPU": 24.0, "GPU": 4.0}}
+    without_gpus = {"Alive": True, "Resources": {"CPU": 2.0}}
+    gone = {"Alive": False, "Resources": {}}
+    assert for_cpu_adam({}, [NODE, small, without_gpus, gone]) == {"OMP_NUM_THREADS": "6"}
+
+
+def test_adam_on_the_cpu_keeps_the_number_of_threads_that_is_set():
+    assert for_cpu_adam({"OMP_NUM_THREADS": "4"}, [NODE]) == {}
+    assert for_cpu_adam(job(OMP_NUM_THREADS="1"), [NODE]) == {}
+    assert for_cpu_adam({}, [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}}]) == {}  # Ray's own 1
+
+
+def test_the_guide_names_every_group_of_variables_in_the_right_half_of_its_table():
+    guide = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    rows = guide[guide.index("| variables | what happens |") :].split("\n\n")[0].splitlines()[2:]
+    passed_on = {row for row in rows if "| forwarded " in row}
+    assert len(passed_on) == 1
+    for pattern in environment._FORWARDED:
+        assert f"`{pattern}`" in next(iter(passed_on)), pattern
+    for pattern in environment._OF_A_NODE.keys() - {"RAY_[a-z]*"}:
+        assert any(f"`{pattern}`" in row for row in rows if row not in passed_on), pattern
+
+
+# -- Ray itself -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The address of a Ray that has none of this process's OMP_ and NCCL_ variables."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with running_ray(tmp_path, cpus=6, gpus=2) as address:
+        yield address
+
+
+def in_the_workers(address: str) -> dict:
+    """The environment of actors that are made as OpenRLHF makes policy actors. Call it in a separate process."""
+    os.environ.update(NCCL_IB_TIMEOUT="23", OMP_NUM_THREADS="5", NCCL_SOCKET_IFNAME="eth9")
+    import openrlhf_on_cpu  # noqa: F401
+    import ray
+
+    from exgrpo_orlhf.engines.openrlhf import driver
+    from exgrpo_orlhf.settings import OpenRLHF
+
+    class Actor:
+        def environment(self) -> dict[str, str]:
+            return {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "OMP_"))}
+
+    with driver.connected(OpenRLHF(ray_address=address), 0):
+        chosen = for_cpu_adam({}, ray.nodes())
+        plain = ray.remote(num_cpus=0.2)(Actor).remote()
+        with_adam = ray.remote(num_gpus=1, runtime_env={"env_vars": chosen})(Actor).options(num_cpus=0.2).remote()
+        return {
+            "chosen": chosen,
+            "plain": ray.get(plain.environment.remote(), timeout=120),
+            "with_adam": ray.get(with_adam.environment.remote(), timeout=120),
+        }
+
+
+@pytest.mark.openrlhf
+@pytest.mark.slow
+def test_a_variable_of_the_driver_arrives_in_the_workers_of_a_cluster_that_was_started_without_it(cluster):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(in_the_workers, cluster).result(timeout=300)
+    assert found["plain"] == {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": "5"}
+    assert found["chosen"] == {"OMP_NUM_THREADS": "3"}
+    assert found["with_adam"] == {**found["plain"], "OMP_NUM_THREADS": "3"}

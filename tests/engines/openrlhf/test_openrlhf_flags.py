@@ -1,0 +1,373 @@
+"""OpenRLHF's flags: which are passed on, which are refused, and that nothing starts before all are checked."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import pytest
+import ray
+import torch
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
+from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.training import TrainingRun
+
+pytestmark = pytest.mark.openrlhf
+
+CPU_FLAGS = {
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "vllm.num_engines": 1,
+    "train.micro_batch_size": 4,
+    "rollout.micro_batch_size": 4,
+}
+CORRECTION = "algo.advantage.is_correction_"
+
+
+def layout_bindings(model: Path | str, *bindings: str, **more) -> list[str]:
+    """8 questions × 4 rows with the CPU test layout. more: flags"""
+    layout = ["train.engine = 'openrlhf'", "OpenRLHF.cpu_bench = True", f"OpenRLHF.flags = {CPU_FLAGS | more!r}"]
+    return [*small_bindings(model), *layout, *bindings]
+
+
+def experiment(model: Path | str, *bindings: str, **more):
+    return config.load(["base.gin"], layout_bindings(model, *bindings, **more))
+
+
+def parsed(x, model: Path | str = "model"):
+    return launch.parse(x, str(model), Path("state"), resume=False)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Launches a run, which must not start anything."""
+
+    def started(*_, **__):
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(driver, "drive", started)
+
+    def begin(model: Path | str, *bindings: str, **more) -> None:
+        x = experiment(model, *bindings, **more)
+        launch.launch(
+            x, str(x.model.prepare()), tmp_path / "run", loop=TrainingRun, resume=False, tracking_uri="unused", tags={}
+        )
+
+    yield begin
+    assert not ray.is_initialized()
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("vllm.num_engine", "vllm.num_engines"),
+        ("ds.zero_stages", "ds.zero_stage"),
+        ("actor.num_gpu_per_node", "actor.num_gpus_per_node"),
+        ("train_micro_batch_size", "train.micro_batch_size"),
+    ],
+)
+def test_an_unknown_flag_is_refused_and_the_nearest_named(raw_model, start, flag, nearest):
+    with pytest.raises(ValueError, match=rf"no flag '{flag}'; nearest: .*{nearest}"):
+        start(raw_model, **{flag: 1})
+
+
+def test_a_flag_that_is_like_no_other_is_refused(raw_model, start):
+    with pytest.raises(ValueError, match="no flag 'zzz'"):
+        start(raw_model, zzz=1)
+
+
+@pytest.mark.parametrize("flag", ["actor.nu", "logger.wandb.no_such", "--ds.zero_stage"])
+def test_the_beginning_of_a_flag_and_what_only_matches_a_pattern_are_refused(raw_model, start, flag):
+    with pytest.raises(ValueError, match=r"OpenRLHF\.flags"):
+        start(raw_model, **{flag: 1})
+
+
+@pytest.mark.parametrize("flag", sorted(flags.REFUSED))
+def test_a_refused_flag_gives_the_reason(flag):
+    with pytest.raises(ValueError, match="cannot be used here") as error:
+        flags.check({flag.replace("*", "enable"): 1})
+    assert flags.REFUSED[flag] in str(error.value)
+
+
+@pytest.mark.parametrize("flag", sorted(flags.BOUND))
+def test_a_flag_that_a_binding_decides_names_the_binding(flag):
+    with pytest.raises(ValueError, match="is decided by") as error:
+        flags.check({flag: 1})
+    assert flags.BOUND[flag] in str(error.value)
+
+
+@pytest.mark.parametrize("flag", sorted(flags.HONOURED | flags.UNTESTED))
+def test_other_flags_pass(flag):
+    flags.check({flag.replace("*", "key"): 1})
+
+
+def test_more_flags_wins_over_flags_and_is_checked_too(raw_model):
+    x = experiment(raw_model, "OpenRLHF.more_flags = {'vllm.num_engines': 2}")
+    assert parsed(x).vllm.num_engines == 2
+    with pytest.raises(ValueError, match=r"train\.seed"):
+        parsed(experiment(raw_model, "OpenRLHF.more_flags = {'train.seed': 2}"))
+
+
+# -- the result of OpenRLHF's own parser ------------------------------------------------------------------------------
+
+
+def test_the_work_arrives_as_bound(raw_model):
+    x = experiment(
+        raw_model,
+        "Optimizer.learning_rate = 3.7e-6",
+        "Optimizer.betas = (0.87, 0.993)",
+        "Optimizer.weight_decay = 0.013",
+        "Optimizer.max_grad_norm = 0.7",
+        "Optimizer.steps_per_batch = 2",
+        "Optimizer.passes_per_batch = 3",
+        "Sampling.temperature = 0.9",
+        "MixedPolicyLoss.kl_coef = 0.04",
+        "train.seed = 11",
+    )
+    args = parsed(x, "some/model")
+    assert args.actor.model_name_or_path == "some/model"
+    assert (args.rollout.batch_size, args.rollout.n_samples_per_prompt) == (8, 4)
+    assert (args.train.batch_size, args.train.max_epochs) == (16, 3)
+    assert (args.data.max_len, args.rollout.max_new_tokens) == (32 + 24, 24)
+    assert (args.actor.adam.lr, tuple(args.actor.adam.betas)) == (3.7e-6, (0.87, 0.993))
+    assert (args.actor.adam.weight_decay, args.actor.max_norm) == (0.013, 0.7)
+    assert (args.rollout.temperature, args.rollout.top_p, args.train.seed) == (0.9, 1.0, 11)
+    assert (args.algo.kl.init_coef, args.algo.kl.use_loss, args.algo.kl.estimator) == (0.04, True, "k3")
+    assert args.algo.kl.target is None
+    assert args.actor.entropy_coef is None
+    assert (args.ckpt.path, args.ckpt.load_enable) == ("state", False)
+    assert args.critic.model_name_or_path is None
+    assert args.critic.freezing_steps == -1  # else the actor would not be trained
+    assert args.reward.remote_url  # else OpenRLHF would start a reward model
+    assert not args.train.async_enable
+
+
+def test_no_term_and_no_flag_is_none_for_openrlhf_too(raw_model):
+    args = parsed(experiment(raw_model))
+    assert (args.algo.kl.init_coef, args.algo.kl.use_loss, args.actor.entropy_coef) == (0.0, False, None)
+    assert parsed(experiment(raw_model, "MixedPolicyLoss.entropy_coef = 0.003")).actor.entropy_coef == 0.003
+
+
+def test_a_resumed_run_tells_openrlhf_where_its_state_is(raw_model):
+    args = launch.parse(experiment(raw_model), "model", Path("runs/a b/checkpoint-3"), resume=True)
+    assert (args.ckpt.path, args.ckpt.load_enable) == ("runs/a b/checkpoint-3", True)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_schedule_is_the_local_engines(raw_model, schedule):
+    """transformers makes both; the learning rates are compared over the whole run."""
+    from transformers import get_scheduler
+
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    decay = None if schedule == "constant" else 50
+    x = experiment(raw_model, "Optimizer.warmup_steps = 7")
+    x = replace(x, optimizer=Optimizer(schedule=schedule, warmup_steps=7, decay_steps=decay))
+    args, steps = parsed(x), flags.scheduler_steps(x)
+    rates = []
+    for called, warmup, total in (
+        (name, 7, decay),
+        (args.actor.lr_scheduler, math.ceil(steps * args.actor.lr_warmup_ratio), steps),  # as OpenRLHF does it
+    ):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        scheduler = get_scheduler(called, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+        rates.append([])
+        for _ in range(60):
+            rates[-1].append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            scheduler.step()
+    assert rates[0] == rates[1]
+
+
+def test_the_warm_up_has_exactly_as_many_steps_as_bound(raw_model):
+    """The ratio is passed as text, and OpenRLHF rounds the product up."""
+    x = experiment(raw_model)
+    rng = np.random.default_rng(0)
+    cases = [(warmup, None) for warmup in range(2000)] + [
+        (int(warmup), int(warmup + extra))
+        for warmup, extra in zip(rng.integers(0, 10**6, 2000), rng.integers(1, 10**6, 2000), strict=True)
+    ]
+    for warmup, decay in cases:
+        schedule = "constant" if decay is None else "cosine"
+        it = replace(x, optimizer=Optimizer(warmup_steps=warmup, decay_steps=decay, schedule=schedule))
+        ratio = flags.command_line(it, {}, "model", Path("state"), resume=False)["actor.lr_warmup_ratio"]
+        (text,) = flags.as_arguments({"r": ratio})[1:]
+        assert math.ceil(flags.scheduler_steps(it) * float(text)) == warmup, (warmup, decay)
+
+
+def test_switches_and_values_become_arguments_and_none_leaves_a_flag_out():
+    given = {"a.b": 1, "a.c": True, "a.d": (0.9, 0.99), "a.e": False, "a.f": None, "a.g": 0.0, "a.h": 0, "a.i": "x y"}
+    expected = ["--a.b", "1", "--a.c", "--a.d", "0.9", "0.99", "--a.g", "0.0", "--a.h", "0", "--a.i", "x y"]
+    assert flags.as_arguments(given) == expected
+
+
+def test_parsing_leaves_no_trace(raw_model):
+    import argparse
+
+    import openrlhf.utils
+
+    before = sys.argv, openrlhf.utils.get_strategy, ray.is_initialized, argparse.ArgumentParser.parse_args
+    parsed(experiment(raw_model))
+    with pytest.raises(ValueError, match=r"ds\.zero_stage"):
+        parsed(experiment(raw_model, **{"ds.zero_stage": "two"}))
+    assert before == (sys.argv, openrlhf.utils.get_strategy, ray.is_initialized, argparse.ArgumentParser.parse_args)
+
+
+# -- layouts and settings that cannot be run --------------------------------------------------------------------------
+
+REFUSALS = {
+    "one rollout a question": (["train.group_size = 1"], {}, r"train\.group_size"),
+    "no engines": ([], {"vllm.num_engines": 0}, r"vllm\.num_engines"),
+    "engines left out": ([], {"vllm.num_engines": None}, r"vllm\.num_engines"),
+    "engines left out, packed": ([], {"vllm.num_engines": None, "ds.packing_samples": True}, r"vllm\.num_engines"),
+    "a word for a number": ([], {"vllm.num_engines": "two"}, r"vllm\.num_engines"),
+    "a value for a switch": ([], {"train.colocate_all": 1}, "unrecognized"),
+    "a switch for a value": ([], {"vllm.num_engines": True}, r"vllm\.num_engines"),
+    "colocated on unlike numbers": (
+        [],
+        {"train.colocate_all": True, "vllm.num_engines": 2},
+        r"train\.colocate_all.* = 1 .* = 2",
+    ),
+    "a reference model on unlike numbers, all colocated": (
+        ["MixedPolicyLoss.kl_coef = 0.1"],
+        {"train.colocate_all": True, "ref.num_gpus_per_node": 2},
+        r"ref\.num_gpus_per_node",
+    ),
+    "as many reference GPUs on other nodes": (
+        ["MixedPolicyLoss.kl_coef = 0.1"],
+        {
+            "train.colocate_actor_ref": True,
+            "ref.num_gpus_per_node": 1,
+            "ref.num_nodes": 2,
+            "actor.num_gpus_per_node": 2,
+        },
+        r"ref\.num_nodes",
+    ),
+    "a reference model on unlike numbers": (
+        ["MixedPolicyLoss.kl_coef = 0.1"],
+        {"train.colocate_actor_ref": True, "ref.num_gpus_per_node": 2},
+        r"train\.colocate_actor_ref",
+    ),
+    "engines asleep without colocation": ([], {"vllm.enable_sleep": True}, r"vllm\.enable_sleep"),
+    "actors asleep without colocation": ([], {"ds.enable_sleep": True}, r"ds\.enable_sleep"),
+    "rows that do not divide in training": ([], {"train.micro_batch_size": 5}, r"train\.micro_batch_size = 5"),
+    "rows that do not divide in rollout": ([], {"rollout.micro_batch_size": 3}, r"rollout\.micro_batch_size = 3"),
+    "rows that do not divide over ranks": ([], {"actor.num_gpus_per_node": 3}, "3 ranks"),
+    "questions that do not divide into steps": (["Optimizer.steps_per_batch = 3"], {}, r"Optimizer\.steps_per_batch"),
+    "too many optimiser steps": (["Optimizer.steps_per_batch = 16"], {}, r"Optimizer\.steps_per_batch"),
+    "another ZeRO stage": ([], {"ds.zero_stage": 0}, r"ds\.zero_stage"),
+    "an average on ZeRO-3": ([], {"train.enable_ema": True, "ds.zero_stage": 3}, r"train\.enable_ema"),
+    "half precision": ([], {"ds.param_dtype": "fp16"}, r"ds\.param_dtype"),
+    "more positions than there are": (["Prompts.max_tokens = 100000"], {}, r"Prompts\.max_tokens.*positions"),
+    "more questions than there are": (["train.questions_per_step = 32"], {}, r"train\.questions_per_step"),
+    "prompts that do not fit": (["Prompts.max_tokens = 2"], {}, r"Prompts\.max_tokens"),
+    "a correction of three bounds": ([], {f"{CORRECTION}threshold": (1, 2, 3)}, "is_correction_threshold"),
+    "sequences clipped": ([], {f"{CORRECTION}level": "seq", f"{CORRECTION}mode": "clip"}, "is_correction"),
+    "a divergence clipped": (
+        [],
+        {f"{CORRECTION}level": "token", f"{CORRECTION}mode": "clip", f"{CORRECTION}gating": "tv"},
+        "is_correction",
+    ),
+    "a divergence with a lower bound": (
+        [],
+        {f"{CORRECTION}level": "token", f"{CORRECTION}gating": "tv"},
+        "is_correction",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_layout_that_cannot_run_is_refused_before_anything_starts(raw_model, start, name):
+    bindings, more, said = REFUSALS[name]
+    with pytest.raises(ValueError, match=said):  # ConfigError and LaunchError are
+        start(raw_model, *bindings, **more)
+
+
+def test_a_model_with_dropout_is_refused_by_its_name(raw_model, tmp_path, start):
+    """With dropout the log-probs of the training pass would not be those of the policy that sampled."""
+    model = shutil.copytree(raw_model, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1, "classifier_dropout": 0.1}))
+    with pytest.raises(
+        launch.LaunchError, match=r"model has dropout or router noise \(attention_dropout\); set it to 0"
+    ):
+        start(model)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path, start):
+    with pytest.raises((ValueError, FileNotFoundError), match=r"PretrainedModel\.path"):
+        start(tmp_path / "no-such-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(launch.LaunchError, match=r"Work\.model: .*empty"):
+        start(tmp_path / "empty")
+
+
+def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
+    bindings = [f"Work.experience = {str(tmp_path / 'experts.jsonl')!r}", "ReplayMixer.collects = False"]
+    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file of expert trajectories"):
+        start(raw_model, *bindings)
+    x = experiment(raw_model, *bindings)
+    launch._check_work(x, str(raw_model), begins=False)  # a resumed run has its own buffer
+    (tmp_path / "experts.jsonl").write_text('{"prompt": "no question", "response": "#1"}\n')
+    with pytest.raises(ValueError, match=r"experts\.jsonl, line 1: none of the run's questions"):
+        start(raw_model, *bindings)
+
+
+@pytest.mark.parametrize("package", ["openrlhf", "vllm", "deepspeed", "ray"])
+def test_a_package_that_is_not_installed_is_named_with_the_way_to_it(raw_model, start, monkeypatch, package):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    with pytest.raises(launch.LaunchError, match=rf"needs the package {package}.*make openrlhf-cpu"):
+        start(raw_model)
+
+
+def test_without_cuda_and_without_the_cpu_test_layout_the_ways_out_are_named(raw_model, start, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(launch.LaunchError, match=r"OpenRLHF\.ray_address.*local engine.*openrlhf_cpu\.gin"):
+        start(raw_model, "OpenRLHF.cpu_bench = False")
+
+
+def test_what_can_be_run_is_started(raw_model, start):
+    with pytest.raises(AssertionError, match="it was started"):
+        start(raw_model)
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bindings", "more", "said"),
+    [
+        ([], {"vllm.num_engine": 1}, "nearest: vllm.num_engines"),
+        (["OpenRLHF.ray_address = '127.0.0.1:1'"], {}, "OpenRLHF.ray_address = '127.0.0.1:1'"),
+    ],
+    ids=["unknown flag", "no Ray at the address"],
+)
+def test_the_command_ends_soon_with_one_line_that_names_the_reason(raw_model, tmp_path, bindings, more, said):
+    sets = [part for binding in layout_bindings(raw_model, *bindings, **more) for part in ("--set", binding)]
+    command = [sys.executable, "scripts/train.py", "--gin", "gin/base.gin", "--out", str(tmp_path / "run"), *sets]
+    begin = time.monotonic()
+    found = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=170)
+    assert found.returncode in (1, 2), found.stderr
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, found.stderr
+    assert said in errors[0]
+    assert "Traceback" not in found.stderr
+    assert time.monotonic() - begin < 150  # most of it imports

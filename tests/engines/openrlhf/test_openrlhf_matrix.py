@@ -1,0 +1,163 @@
+"""With all flags that change how an update is executed, its gradient is the local engine's, parameter by parameter.
+
+Computed by OpenRLHF's own actor and real DeepSpeed in float32 (openrlhf_matrix.py), on one and on two ranks, for all
+combinations of flags that change how a gradient is computed, and the flags of every layout in gin/engines/.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import openrlhf_on_cpu  # noqa: F401
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf import config
+
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
+
+DYNAMIC = {"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 40}  # three micro-batches a step and more
+STATIC = {"train.micro_batch_size": 2}
+LOSSES = (
+    {},
+    {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "sequences"},
+    {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "tokens"},
+)
+
+# Flags of layouts that this machine cannot use, what replaces them here, and why; None: the flag is left out.
+SUBSTITUTES: dict[str, tuple[Any, str]] = {
+    "actor.num_nodes": (1, "one machine"),
+    "actor.num_gpus_per_node": (None, "as many ranks as the program has, one and two"),
+    "ref.num_nodes": (1, "the reference model's log-probs are computed in the same process"),
+    "ref.num_gpus_per_node": (None, "as many as actors"),
+    "ds.attn_implementation": ("sdpa", "packed rows are kept apart by their position ids, as with flash attention"),
+    "ds.param_dtype": ("float32", "bfloat16 hides an error of one part in a hundred (a flag no layout needs to name)"),
+    "ds.enable_sleep": (None, "moves states between GPU and CPU; the doctor checks on a GPU that they stay the same"),
+    "train.micro_batch_size": (2, "so that a step has several micro-batches"),
+    "train.max_tokens_per_gpu": (40, "so that a step has three micro-batches and more"),
+    "rollout.max_tokens_per_gpu": (100, "of the reference model's passes"),
+    "train.colocate_all": (None, "where actors and engines are placed; tests/test_openrlhf_run.py trains with it"),
+    "vllm.enable_prefix_caching": (None, "generation; tests/test_openrlhf_run.py"),
+    "vllm.enable_sleep": (None, "generation; needs a GPU, the doctor checks it there"),
+    "vllm.enforce_eager": (None, "generation; tests/test_openrlhf_run.py"),
+    "vllm.gpu_memory_utilization": (None, "generation; needs a GPU"),
+    "vllm.num_engines": (1, "generation"),
+    "vllm.sync_backend": ("gloo", "there is no NCCL without a GPU; the doctor compares weights after a sync"),
+    "vllm.tensor_parallel_size": (1, "generation"),
+}
+AS_THEY_ARE = {
+    "actor.gradient_checkpointing_enable",
+    "ds.packing_samples",
+    "ds.zero_stage",
+    "rollout.micro_batch_size",
+    "train.dynamic_batch_enable",
+}
+LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin"))
+
+
+def cell(steps: int = 1, loss: dict[str, float] | None = None, **more: Any) -> dict[str, Any]:
+    return {"steps": steps, "loss": loss or {}, "flags": {}, **more}
+
+
+def layout_cell(name: str) -> dict[str, Any]:
+    """A layout with the substitutes of the table."""
+    given = config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags
+    flags = {flag: SUBSTITUTES[flag][0] for flag in given if flag in SUBSTITUTES}
+    flags.pop("actor.num_gpus_per_node", None)  # make_actor sets it
+    return cell(steps=2, loss=LOSSES[1], layout=f"engines/{name}", flags=flags)
+
+
+def cells_of(ranks: int) -> dict[str, dict[str, Any]]:
+    found = {}
+    for i, (stage, dynamic, packed, steps) in enumerate(
+        itertools.product((1, 2, 3), (False, True), (False, True), (1, 2))
+    ):
+        name = f"zero-{stage} {'dynamic' if dynamic else 'static'} {'packed' if packed else 'padded'} {steps}-step"
+        flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **(DYNAMIC if dynamic else STATIC)}
+        found[name] = cell(steps, LOSSES[(i // 2 + steps) % 3], flags=flags)
+    for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
+        more = {"ds.zero_stage": stage, **batches}
+        name = f"zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
+        found[f"{name} offloaded"] = cell(2, flags={**more, "ds.adam_offload": True})
+        if stage > 1:
+            found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
+    found |= {name: layout_cell(name) for name in LAYOUTS}
+    for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
+        name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
+        found[name] = cell(flags={"ds.zero_stage": stage, **batches}, without_fix=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def matrix(warm_model, raw_model, tmp_path_factory):
+    """The results of openrlhf_matrix.py, by number of ranks."""
+
+    @cache
+    def of(ranks: int) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(f"matrix-{ranks}")
+        (folder / "cells.json").write_text(json.dumps(cells_of(ranks)))
+        builders = ROOT / "tests" / "builders"
+        program = [sys.executable, str(builders / "openrlhf_matrix.py"), str(ranks)]
+        arguments = [warm_model, raw_model, folder / "cells.json", folder / "found.json"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}",
+            "TQDM_DISABLE": "1",
+        }
+        with (folder / "log").open("w") as log:
+            done = subprocess.run(
+                [*program, *map(str, arguments)], env=environment, stdout=log, stderr=log, timeout=1200
+            )
+        assert done.returncode == 0, (folder / "log").read_text()[-6000:]
+        return json.loads((folder / "found.json").read_text())
+
+    return of
+
+
+def names(*begin: str) -> list[str]:
+    return [name for name in cells_of(1) if name.startswith(begin)]
+
+
+@pytest.mark.parametrize("name", names("zero", *LAYOUTS))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_gradient_of_every_parameter_and_the_step_are_the_local_engines(matrix, ranks, name):
+    """Float32 sums of some thousand terms in another order differ by 1e-6, a lost row makes at least 1e-2."""
+    found, wanted = matrix(ranks)[name], cells_of(ranks)[name]
+    assert "error" not in found, found["error"]
+    assert len(found["steps"]) == wanted["steps"]
+    assert found["micro_batches"] >= 3 * wanted["steps"]
+    for step in found["steps"]:
+        assert all(gradient["norm"] > 1e-4 for gradient in step.values()), (
+            "a parameter without a gradient shows nothing"
+        )
+        wrong = {p: g for p, g in step.items() if g["error"] > 1e-3 or g["cosine"] < 0.9999}
+        assert not wrong, wrong
+    norms = [sum(g["norm"] ** 2 for g in step.values()) ** 0.5 for step in found["steps"]]
+    assert found["norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3), "what a run reports"
+    # Weights in learning rates. Their own rounding is 1e-7 of a weight of about 1, a thousandth of the rate of 1e-4.
+    assert found["weights_compared"] > 0.5
+    assert found["weights"] < 0.02
+    assert found["other_weights"] <= 2.001 * wanted["steps"], "Adam moves no weight by more than the rate a step"
+
+
+@pytest.mark.parametrize("name", names("without"))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_the_fix_zero_1_and_2_lose_micro_batches_with_dynamic_batches_and_nowhere_else(matrix, ranks, name):
+    """When this fails, DeepSpeed or OpenRLHF has fixed it, and our line in actor.py can go."""
+    found = matrix(ranks)[name]
+    assert "error" not in found, found["error"]
+    [step] = found["steps"]
+    lost = name in ("without the fix, zero-1 dynamic", "without the fix, zero-2 dynamic")
+    assert (max(gradient["error"] for gradient in step.values()) > 0.1) == lost
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_layout_has_an_untested_flag(name):
+    given = set(config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags)
+    assert given <= AS_THEY_ARE | SUBSTITUTES.keys(), given - AS_THEY_ARE - SUBSTITUTES.keys()

@@ -1,0 +1,159 @@
+"""The checks of what a machine with GPUs must have for a layout, tested without GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import pytest
+import torch
+import torch.utils.cpp_extension
+from run_builders import small_bindings
+from transformers import AutoModelForCausalLM, CLIPConfig, Qwen2Config
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.openrlhf import launch, node
+
+pytestmark = pytest.mark.openrlhf
+
+H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
+QWEN_7B, QWEN_1B = 7_615_616_512, 1_543_714_304  # parameters
+KL = "MixedPolicyLoss.kl_coef = 0.001"
+
+
+def arguments(layout: str, *bindings: str, **flags):
+    """OpenRLHF's arguments for a GPU layout, through its own parser."""
+    more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
+    x = config.load(["base.gin", f"engines/openrlhf_{layout}.gin"], more)
+    return launch.parse(x, "model", Path("state"), resume=False)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch, tmp_path):
+    """Makes torch for CUDA 13.0 see a GPU, and a compiler of the given version or none."""
+
+    def beside(nvcc: str | None) -> None:
+        (tmp_path / "bin").mkdir()
+        if nvcc is not None:
+            compiler = tmp_path / "bin" / "nvcc"
+            compiler.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {nvcc}, V{nvcc}.48'\n")
+            compiler.chmod(0o755)
+        monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", str(tmp_path))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("DS_SKIP_CUDA_CHECK", raising=False)
+    return beside
+
+
+@pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
+def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(version, fits):
+    said = node.wrong_python(version)
+    assert (said is None) == fits
+    assert fits or ("3.11 or 3.12" in said and "Python 3.13" in said)
+
+
+def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monkeypatch):
+    x = config.load(["base.gin", "engines/openrlhf_8gpu.gin"])
+    monkeypatch.setattr(launch.sys, "version_info", (3, 13, 1, "final", 0))
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(launch.LaunchError, match=r"Python 3\.13"):
+        launch.prepare(x.openrlhf)
+
+
+@pytest.mark.parametrize("nvcc", ["13.1", "12.9", None])
+def test_a_compiler_that_deepspeed_will_not_build_adam_for_the_cpu_with_is_named(on_a_gpu, nvcc):
+    offloaded = arguments("1gpu", **{"ds.adam_offload": True})
+    on_a_gpu(nvcc)
+    said = node.wrong_nvcc(offloaded)
+    assert "ds.adam_offload" in said
+    assert "13.0" in said
+    assert "CUDA_HOME" in said
+    assert nvcc is None or f"Installed CUDA version {nvcc}" in said
+
+
+def test_the_right_compiler_passes_and_any_where_adam_is_not_offloaded_or_the_check_is_off(on_a_gpu, monkeypatch):
+    plain, offloaded = arguments("1gpu"), arguments("1gpu", **{"ds.adam_offload": True})
+    on_a_gpu("13.1")
+    assert node.wrong_nvcc(plain) is None
+    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
+    assert node.wrong_nvcc(offloaded) is None
+
+
+def test_the_compiler_of_torchs_own_version_passes(on_a_gpu):
+    offloaded = arguments("1gpu", **{"ds.adam_offload": True})
+    on_a_gpu("13.0")
+    assert node.wrong_nvcc(offloaded) is None
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monkeypatch, raw_model):
+    colocated = arguments("8gpu")
+    said = node.wrong_allocator(colocated, {name: "max_split_size_mb:128,expandable_segments:True"})
+    assert said.startswith(name)
+    assert "train.colocate_all" in said
+    monkeypatch.setenv(name, "expandable_segments:True")
+    with pytest.raises(launch.LaunchError, match="expandable_segments"):
+        launch._check_node(colocated, str(raw_model))
+
+
+def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared():
+    on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    apart = arguments("8gpu", **{"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False})
+    assert node.wrong_allocator(apart, on) is None
+    assert node.wrong_allocator(arguments("8gpu", **{"vllm.sync_backend": "gloo"}), on) is None
+    assert node.wrong_allocator(arguments("8gpu"), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) is None
+    assert node.wrong_allocator(arguments("8gpu"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "bindings", "flags", "parameters", "named"),
+    [
+        ("8gpu", [], {}, QWEN_7B, None),
+        ("8gpu", [KL], {}, QWEN_7B, "the reference model"),
+        ("8gpu", [KL], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
+        ("8gpu", [], {"train.enable_ema": True}, QWEN_7B, "train.enable_ema"),
+        ("8gpu", [], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
+        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "train.enable_ema"),
+        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.35}, QWEN_7B, None),
+        ("8gpu", [KL], {"ds.zero_stage": 3}, QWEN_7B, None),  # an eighth of the weights on each GPU
+        ("8gpu", [], {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}, QWEN_7B, "the optimiser, awake"),
+        ("multinode", [], {}, QWEN_7B, None),
+        ("multinode", [KL], {}, QWEN_7B, "the reference model"),
+        ("1gpu", [KL], {"train.enable_ema": True}, QWEN_1B, None),
+        ("1gpu", [], {"vllm.gpu_memory_utilization": 0.95}, QWEN_1B, "at most 0.9"),
+    ],
+)
+def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, parameters, named):
+    said = node.too_little_memory(arguments(layout, *bindings, **flags), parameters, H100)
+    assert (said is None) == (named is None), said
+    assert named is None or named in said
+
+
+def test_memory_is_not_estimated_where_nothing_is_shared():
+    apart = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
+    assert node.too_little_memory(arguments("8gpu", KL, **apart), QWEN_7B, H100) is None
+
+
+def test_parameters_are_counted_without_loading_any(raw_model):
+    sizes = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
+    heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    assert node.parameters_of(Qwen2Config(**sizes, **heads)) == QWEN_7B
+    assert node.parameters_of(CLIPConfig()) is None
+    loaded = AutoModelForCausalLM.from_pretrained(raw_model)
+    assert node.parameters_of(loaded.config) == sum(weight.numel() for weight in loaded.parameters())
+
+
+def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert node.gpu_bytes() is None
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    program.chmod(0o755)
+    assert node.gpu_bytes() == 40960 * 2**20
+
+
+def test_too_little_memory_is_a_warning_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
+    monkeypatch.setattr(node, "gpu_bytes", lambda: 4e9)
+    launch._check_node(arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
+    assert "vllm.gpu_memory_utilization = 0.6 of 4.0 GB" in caplog.text

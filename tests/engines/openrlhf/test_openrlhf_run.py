@@ -1,0 +1,256 @@
+"""Whole runs with OpenRLHF, Ray, DeepSpeed and vLLM, without CUDA. A minute each."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import openrlhf_on_cpu  # noqa: F401
+import psutil
+import pytest
+from run_builders import ROOT, ends_by_its_template, small_bindings
+from transformers import AutoTokenizer, GenerationConfig
+
+from exgrpo_orlhf import checkpoints, experience
+from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.tasks.warm_up import END, PAD
+
+pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
+
+CHECKED = ROOT / "tests" / "builders" / "openrlhf_checked.py"
+MARK = "EXGRPO_TEST_RUN"  # in the environment of all that a run starts
+
+
+def bindings(model: Path, *more: str, **flags) -> list[str]:
+    return small_bindings(model, "train.steps = 6", "train.eval_every = 3", f"OpenRLHF.more_flags = {flags!r}", *more)
+
+
+def start(run: Path, resume: bool, *arguments: str) -> subprocess.Popen:
+    run.parent.mkdir(parents=True, exist_ok=True)
+    log = (run.parent / f"{run.name}.log").open("a")
+    command = [sys.executable, str(CHECKED), str(run), str(int(resume)), *arguments]
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKED.parent}", MARK: mark}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    process.mark = mark
+    return process
+
+
+def log_of(run: Path) -> str:
+    return (run.parent / f"{run.name}.log").read_text(errors="replace")
+
+
+def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
+    """Waits for the end of the process and of all that it started in Ray."""
+    try:
+        assert process.wait(timeout=240) == status, log_of(run)[-6000:]
+    finally:
+        end = time.monotonic() + 20
+        while (left := of_session(process)) and time.monotonic() < end:
+            time.sleep(0.5)
+        for one in left:
+            one.kill()
+    assert not left, left
+    return log_of(run)
+
+
+def of_session(process: subprocess.Popen) -> list[psutil.Process]:
+    """All processes that a driver started, directly or not. They all have the driver's environment."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if one.pid != process.pid and one.environ().get(MARK) == process.mark and alive(one):
+                found.append(one)
+        except psutil.Error:  # has ended, or belongs to another user
+            continue
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def rows(run: Path) -> list[dict]:
+    *whole, _ = (run / "metrics.jsonl").read_text().split("\n")  # a run in progress may be writing the last line
+    return [json.loads(line) for line in whole]
+
+
+def updates_of(run: Path) -> list[dict]:
+    """What openrlhf_checked.py has recorded."""
+    return [json.loads(line) for line in (run / "seen" / "update.jsonl").read_text().splitlines()]
+
+
+def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, log_of(run)[-6000:]
+        assert time.monotonic() < end, log_of(run)[-6000:]
+        time.sleep(0.05)
+
+
+def assert_every_sync_arrived(run: Path, steps: int) -> None:
+    syncs = [json.loads(line) for line in (run / "seen" / "sync.jsonl").read_text().splitlines()]
+    assert len(syncs) >= steps
+    assert not any(syncs), syncs
+
+
+def assert_trained(run: Path, steps: int) -> list[dict]:
+    done = rows(run)
+    assert [row["step"] for row in done] == list(range(steps + 1))
+    assert all(math.isfinite(row["policy/loss"]) and math.isfinite(row["policy/grad_norm"]) for row in done[1:])
+    # By chance a step may have no group with both right and wrong answers, and so no gradient, but not every step.
+    assert sum(row["policy/grad_norm"] > 0 for row in done[1:]) > steps / 2
+    assert sum(row["replay/actual_share"] for row in done[1:]) > 0, "nothing was replayed"
+    assert max(row["replay/trajectories"] for row in done[1:]) > 0
+    return done
+
+
+def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(warm_model, tmp_path):
+    """One rank, one engine. The vLLM engine has the trainer's weights, so its log-probs differ by rounding only."""
+    run = tmp_path / "run"
+    arguments = bindings(warm_model, **{"algo.advantage.is_correction_level": "token"})
+    process = start(run, False, *arguments)
+    wait_for(lambda: 2 in checkpoints.find(run) and len(rows(run)) > 3, process, run)
+    started = of_session(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    psutil.wait_procs(started, timeout=30)
+    saved = max(checkpoints.find(run))
+    checkpoint = tmp_path / f"checkpoint-{saved}"
+    shutil.copytree(run / checkpoint.name, checkpoint)  # the resumed run makes newer ones and removes it
+    before = json.loads((checkpoint / "trainer" / "state.json").read_text())
+
+    finish(start(run, True, *arguments), run)
+    loaded = run / "seen" / f"loaded-{saved}"
+    after = json.loads((loaded / "state.json").read_text())
+    assert after == {name: before[name] for name in after}
+    for table in ("questions.parquet", "trajectories.parquet"):
+        assert (loaded / "replay" / table).read_bytes() == (checkpoint / "replay" / table).read_bytes()
+    done = assert_trained(run, 6)
+    assert_every_sync_arrived(run, 6)
+    assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
+    updates = updates_of(run)
+    assert all(update["measured"] == 0 and update["stored"] for update in updates), "the training pass measures it"
+    assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
+    assert set(checkpoints.find(run)) == {4, 6}
+    assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
+
+
+def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_and_entropy(warm_model, tmp_path):
+    run = tmp_path / "run"
+    flags = {
+        "actor.num_gpus_per_node": 2,
+        "ref.num_gpus_per_node": 2,
+        "vllm.num_engines": 2,
+        "train.colocate_actor_ref": True,
+        "ds.packing_samples": True,
+        "train.dynamic_batch_enable": True,
+        "train.max_tokens_per_gpu": 128,
+        "train.enable_ema": True,
+        "actor.gradient_checkpointing_enable": True,
+        "actor.adam.eps": 1e-7,
+        "vllm.enable_prefix_caching": True,
+    }
+    more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
+    more += ("ReplayMixer.fresh_beside = 1",)
+    sampled = (
+        "Evaluation.samples = 3",
+        "Evaluation.temperature = 0.7",
+        "Evaluation.top_p = 0.9",
+        "train.best_metric = 'eval/validation/avg_at_3'",
+    )
+    finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
+    done = assert_trained(run, 6)
+    assert_every_sync_arrived(run, 6)
+    assert all(update["measured"] == update["rows"] and update["stored"] for update in updates_of(run))
+    assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
+    assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
+    samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")
+    assert len({json.loads(line)["seed"] for line in samples}) == len(samples) == 3 * 10
+
+
+def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):
+    """Bindings reach the Ray workers: the trainer scores no candidates, the actor skips every update."""
+    run = tmp_path / "run"
+    flags = {"train.colocate_all": True, "ds.zero_stage": 3}
+    more = ["TrajectorySelector.by = 'random'", "Optimizer.skip_above_grad_norm = 1e-9", "train.steps = 1000"]
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': [float(q.endswith('#' + gold)) for q, gold in zip(queries, labels)]}\n"
+    )
+    more += ["Verifier.kind = 'function'", f"Verifier.function = {str(reward)!r}"]
+    process = start(run, False, *bindings(warm_model, *more, **flags))
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 3, process, run)
+    process.send_signal(signal.SIGTERM)
+    finish(process, run, 128 + signal.SIGTERM)
+    done = rows(run)
+    assert done[-1]["step"] == max(checkpoints.find(run)) < 1000
+    assert all(row["policy/skipped_updates"] == (row["policy/grad_norm"] > 1e-9) for row in done[1:])
+    assert sum(row["policy/skipped_updates"] for row in done[1:]) > 0
+    assert all(row["replay/candidates_scored"] == 0 for row in done[1:])
+    assert sum(row["reward/mean"] for row in done[1:]) > 0
+    assert all(row["reward/ungradable"] == 0 for row in done[1:])
+    assert_every_sync_arrived(run, 3)
+
+
+def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_last_checkpoint(warm_model, tmp_path):
+    run = tmp_path / "run"
+    more = ("train.steps = 1000", "train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
+    process = start(run, False, *bindings(warm_model, *more))
+    wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
+    engines = [p for p in of_session(process) if any("RolloutRayActor" in part for part in p.cmdline())]
+    assert engines
+    for engine in engines:
+        engine.kill()
+    log = finish(process, run, 1)
+    error = log[log.rindex("error: ") :]
+    assert all(part in error for part in ("EngineLost: ", "RolloutRayActor (process", "died", "last log lines of"))
+    newest = run / f"checkpoint-{max(checkpoints.find(run))}"
+    assert all((newest / name).exists() for name in ("trainer/state.json", "replay/manifest.json", "_actor/latest"))
+    assert not list(run.glob("*.partial"))
+
+
+def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "fill-the-store").touch()
+    monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")  # so that Ray treats the disk as full and cannot spill
+    process = start(run, False, *bindings(warm_model, "Verifier.kind = 'choice'"))
+    log = finish(process, run, 1)
+    error = log[log.rindex("error: ") :]
+    assert "OutOfDiskError" in error or "ObjectStoreFullError" in error
+    assert 2 in checkpoints.find(run)
+
+
+def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_template_names(warm_model, tmp_path):
+    model = ends_by_its_template(warm_model, tmp_path / "model")
+    run, experts = tmp_path / "run", tmp_path / "experts.jsonl"
+    questions = ModularChains(count=24, operands=(2, 3)).load()
+    experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
+    more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
+    more += ["Prompts.template = 'chat'", "train.steps = 3", "train.eval_every = None"]
+    finish(start(run, False, *bindings(model, *more)), run)
+    done = rows(run)[1:]
+    assert max(row["rollout/rounds"] for row in done) > 1
+    assert max(row["rollout/filtered_groups"] for row in done) > 0
+    assert all(row["train/questions"] == 8 for row in done)
+    assert all(0 < row["replay/actual_share"] <= 0.5 for row in done)
+    assert all(row["replay/trajectories"] == len(questions) for row in done)
+    assert all(row["replay/log_weight_max"] < 0 for row in done), "π_past is 1"
+    assert all(row["rollout/truncated_share"] < 0.5 for row in done), "responses end with it"
+    assert GenerationConfig.from_pretrained(run / "checkpoint-3").eos_token_id == sorted(
+        AutoTokenizer.from_pretrained(model).convert_tokens_to_ids([PAD, END])
+    )
+    assert_every_sync_arrived(run, 3)

@@ -1,0 +1,174 @@
+"""The terminal's table and the row beside the paper's: every number with what it is over, nothing pretended."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+
+import pytest
+from results_builder import TITLES, make_results
+from run_builders import ROOT
+
+from exgrpo_orlhf.evaluation.paper import markdown, read_paper
+from exgrpo_orlhf.evaluation.tables import terminal
+
+PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
+PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
+WHOLE = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
+PARTLY = {"aime24": (12, 12, 12, 32), "aime25": (5, 12, 12, 32), "amc": (10, 10, 83, 4), "arc_c": (12, 12, 12, 1)}
+REASONS = {key: f"no {key} here" for key in TITLES if key not in PARTLY}
+
+
+def line_of(text: str, start: str) -> str:
+    return next(line for line in text.split("\n") if line.startswith(start))
+
+
+def cells(text: str, row: str) -> list[str]:
+    """Of a row of the Markdown table, without its name."""
+    return [cell.strip() for cell in line_of(text, f"| {row} |").split(" | ")[1:]]
+
+
+def test_every_benchmark_has_a_line_with_its_own_numbers(tmp_path):
+    results = make_results(tmp_path / "mine", PARTLY, REASONS)
+    text = terminal(results)
+    for benchmark in results["benchmarks"].values():
+        line, average = line_of(text, benchmark["title"]), benchmark["avg"]
+        bounds = f"[{100 * average['low']:.1f}, {100 * average['high']:.1f}]"
+        assert f"{100 * average['value']:.1f} {bounds}" in line
+        for rate in benchmark["rates"].values():
+            assert f"{100 * rate:.1f}" in line
+        assert f"{benchmark['tokens']['response_mean']:,.0f}" in line
+    assert "5/12" in line_of(text, "AIME25")
+    assert "10/10 (83)" in line_of(text, "AMC")
+    assert "/12 " not in line_of(text, "AIME24")
+    head = line_of(text, "benchmark")
+    assert {len(line_of(text, title)) for title in ("AIME24", "AIME25", "AMC", "ARC-c")} == {len(head)}
+
+
+def test_no_mean_hides_what_is_missing_or_in_part(tmp_path):
+    text = terminal(make_results(tmp_path / "mine", PARTLY, REASONS))
+    macro = line_of(text, "macro mean")
+    assert "over 4 of 9: AIME24, AIME25 (in part: 5/12), AMC (in part: 10/10 (83)), ARC-c" in macro
+    assert "over the same 4 of 9" in line_of(text, "micro mean")
+    assert "39 questions" in line_of(text, "micro mean")
+    math = line_of(text, "math mean")
+    assert "over 3 of 6" in math
+    assert "without MATH-500, Minerva, OlympiadBench" in math
+    assert "over 1 of 3: ARC-c; without GPQA-Diamond, MMLU-Pro" in line_of(text, "general mean")
+    for key, reason in REASONS.items():
+        assert f"  {TITLES[key]}: {reason}" in text
+    assert "  AMC: 10 rows, 83 are official" in text
+
+
+def test_a_micro_mean_over_other_benchmarks_names_them(tmp_path):
+    results = make_results(tmp_path / "mine", PARTLY, REASONS)
+    results["means"]["micro"]["benchmarks"] = ["aime24", "arc_c"]
+    assert "over 2 of 9: AIME24, ARC-c" in line_of(terminal(results), "micro mean")
+
+
+def test_a_whole_suite_says_so(tmp_path):
+    text = terminal(make_results(tmp_path / "mine", WHOLE))
+    assert "over 9 of 9" in line_of(text, "macro mean")
+    assert "over 6 of 6" in line_of(text, "math mean")
+    assert not re.search("in part|without|Not run|Notes", text)
+
+
+def test_a_mean_of_nothing_is_no_number(tmp_path):
+    text = terminal(make_results(tmp_path / "mine", {"arc_c": (3, 3, 3, 1)}, {"aime24": "no file"}))
+    assert re.search(r"^math mean\s+–\s+macro; over 0 of 1; without AIME24$", text, re.MULTILINE)
+
+
+def test_what_the_engine_and_the_checker_say_is_said(tmp_path):
+    results = make_results(tmp_path / "mine", PARTLY)
+    results["record"]["engine"]["reproducible"] = "the server promises nothing"
+    results["benchmarks"]["aime24"]["lucky_guess_rate"] = 0.125
+    text = terminal(results)
+    assert "the server promises nothing" in text
+    assert "AIME24: 12.5 % of the correct responses" in text
+
+
+def test_the_papers_averages_follow_from_its_columns_but_for_one():
+    """GPG-Zero's OOD average is printed so in the paper; its columns have mean 53.7."""
+    assert len(PAPER.rows) == 25
+    uneven = []
+    for model, row in PAPER.rows.items():
+        for average, of in PAPER.averages.items():
+            mean = sum(row[column] for column in of) / len(of)
+            if abs(mean - row[average]) > 0.1 + 1e-9:  # both are rounded to 0.1
+                uneven.append((*model, average, row[average], round(mean, 1)))
+    assert uneven == [("Qwen2.5-Math-7B", "GPG-Zero", "ood_avg", 41.6, 53.7)]
+
+
+def test_the_papers_columns_are_the_suite(tmp_path):
+    suites = tomllib.loads((ROOT / "evals" / "benchmarks.toml").read_text(encoding="utf-8"))["suites"]
+    assert list(PAPER.samples) == suites["paper"]
+    assert PAPER.averages == {"id_avg": suites["math"], "ood_avg": suites["general"]}
+    assert [column for column in PAPER.titles if column not in PAPER.averages] == suites["paper"]
+
+
+def test_a_row_with_a_value_too_few_is_refused(tmp_path):
+    text = (ROOT / "evals" / "paper.toml").read_text(encoding="utf-8")
+    (tmp_path / "paper.toml").write_text(text.replace("11.5, 4.9,", "11.5,"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Qwen2\.5-Math-7B, base: 10 values, 11 columns"):
+        read_paper(tmp_path / "paper.toml")
+
+
+def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
+    results = make_results(tmp_path / "mine", WHOLE)
+    text = markdown(results, PAPER)
+    ours = cells(text, "**mine, step 120**")
+    values = [results["benchmarks"][key]["avg"]["value"] for key in TITLES]
+    assert ours[:6] == [f"{100 * value:.1f}" for value in values[:6]]
+    assert float(ours[6]) == pytest.approx(100 * sum(values[:6]) / 6, abs=0.0501)
+    assert float(ours[10].strip(" |")) == pytest.approx(100 * sum(values[6:]) / 3, abs=0.0501)
+    assert "\\*" not in " ".join(ours)
+    assert "\n- " not in text  # no footnote
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 2 + 3 + 25
+    math = results["means"]["groups"]["math"]
+    assert cells(text, "95 % interval")[6] == f"{100 * math['low']:.1f} to {100 * math['high']:.1f}"
+
+
+def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_path):
+    text = markdown(make_results(tmp_path / "mine", PARTLY, REASONS), PAPER)
+    ours = cells(text, "**mine, step 120**")
+    assert "\\*" not in ours[0]
+    assert ours[1].endswith("\\*")
+    assert ours[2].endswith("\\*")
+    assert ours[3:7] == ["–"] * 4
+    assert ours[10] == "– |"
+    assert "- AIME25: 5 of 12 questions." in text
+    assert "- AMC: 10 questions of 10 rows, 83 are official; avg@4, avg@32 in the paper." in text
+    assert "- MATH-500: not run (no math500 here)." in text
+    assert "- ID avg: no average, because not all of it was run whole (AIME25: 5 of 12 questions; AMC:" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"), [("temperature", 1.0, "temperature 1.0"), ("top_p", 0.9, "top-p 0.9")]
+)
+def test_other_sampling_marks_the_column_and_its_average(tmp_path, field, value, said):
+    results = make_results(tmp_path / "mine", WHOLE)
+    results["benchmarks"]["gpqa"][field] = value
+    text = markdown(results, PAPER)
+    ours = cells(text, "**mine, step 120**")
+    assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [8, 10]
+    assert f"- GPQA: {said}." in text
+    assert "- OOD avg: holds GPQA, not sampled as in the paper." in text
+
+
+def test_a_set_that_is_another_than_the_papers_is_marked_and_the_plain_recipes_score_stands_below(tmp_path):
+    results = make_results(tmp_path / "mine", WHOLE)
+    text = markdown(results, PUBLISHED)
+    ours = cells(text, "**mine, step 120**")
+    assert [i for i, cell in enumerate(ours) if "\\*" in cell] == [5, 6]
+    assert "- Olympiad: 12 questions, 675 in the paper's file." in text
+    plain = cells(text, "by math-verify's plain recipe")
+    assert plain[0] == f"{100 * results['benchmarks']['aime24']['plain']['value']:.1f}"
+    assert plain[1] == "–"
+
+
+def test_a_models_name_does_not_break_the_table(tmp_path):
+    results = make_results(tmp_path / "mine", PARTLY)
+    results["record"]["model"]["run"] = "a|b"
+    text = markdown(results, PAPER)
+    assert "| **a\\|b, step 120** |" in text

@@ -1,0 +1,109 @@
+"""Evaluation during training: the batch evaluation's code, the same responses at every step, apart from the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from run_builders import small_bindings
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.evaluation import sets
+from exgrpo_orlhf.evaluation.compare import compare
+from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.run import train
+
+SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
+
+
+def go(model: Path, run: Path, *more: str, resume: bool = False) -> list[dict]:
+    train(config.load(("base.gin",), small_bindings(model, *more)), run, resume=resume, tracking_uri="x", tags={})
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+
+
+def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_one(warm_model, tmp_path):
+    rows = go(warm_model, tmp_path, *SAMPLED, "train.keep = 1", "train.best_metric = 'eval/validation/avg_at_4'")
+    measured = {row["step"]: row for row in rows if "eval/validation/avg_at_4" in row}
+    assert list(measured) == [0, 2, 4]
+    for row in measured.values():
+        low, value, high = (row[f"eval/validation/avg_at_4{end}"] for end in ("_low", "", "_high"))
+        assert 0 <= low <= value <= high <= 1
+        assert value <= row["eval/validation/pass_at_2"] <= row["eval/validation/pass_at_4"]
+        assert {"eval/validation/maj_at_4", "eval/validation/truncated_rate", "eval/lucky_guess_rate"} <= set(row)
+        assert "eval/greedy_accuracy" not in row
+    best = max((2, 4), key=lambda step: (measured[step]["eval/validation/avg_at_4"], -step))
+    assert (tmp_path / "best").resolve().name == f"checkpoint-{best}"
+    assert set(checkpoints.find(tmp_path)) == {best, 4}
+
+
+def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched(warm_model, tmp_path):
+    """What changes from step to step is the policy; and how it is evaluated changes no step."""
+    sampled = go(warm_model, tmp_path / "sampled", *SAMPLED)
+    greedy = go(warm_model, tmp_path / "greedy")
+    for a, b in zip(sampled, greedy, strict=True):
+        assert {k: v for k, v in a.items() if k.startswith(("reward", "policy", "replay"))} == {
+            k: v for k, v in b.items() if k.startswith(("reward", "policy", "replay"))
+        }
+    files = [tmp_path / "sampled" / "evaluation" / step / "validation" / "samples.jsonl" for step in ("0", "4")]
+    first, last = ([json.loads(line) for line in file.read_text().strip().split("\n")] for file in files)
+    assert [line["seed"] for line in first] == [line["seed"] for line in last]
+    assert len({line["seed"] for line in first}) == len(first) == 40
+
+
+def test_two_steps_of_a_run_are_compared_and_reported_like_any_two_evaluations(warm_model, tmp_path):
+    go(warm_model, tmp_path)
+    folders = [tmp_path / "evaluation" / step for step in ("0", "4")]
+    assert "Validation" in compare(*folders, seed=0).table()
+    write_report(folders, tmp_path / "steps.html")
+    assert "<svg" in (tmp_path / "steps.html").read_text()
+
+
+def prepared(folder: Path, question: str) -> None:
+    """MATH-500 as scripts/prepare_data.py writes it, of two questions."""
+    rows = [
+        {"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": "7", "style": "rule"}}
+        for text in (question, "What is 3 + 4?")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "math500.parquet")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tmp_path, monkeypatch):
+    """T12: the official validation file holds the test questions, and the best checkpoint was chosen on them."""
+    question = "A number less 2 is 5. What is it?"
+    (tmp_path / "valid.jsonl").write_text(json.dumps({"q": "A number  less $2$ is 5. What is it", "a": "7"}) + "\n")
+    prepared(tmp_path, question if shared else "Which number is it?")
+    monkeypatch.setattr(sets, "DATASETS", tmp_path)
+    bindings = (
+        "Work.validation = @validation/QuestionFile()",
+        f"validation/QuestionFile.path = {str(tmp_path / 'valid.jsonl')!r}",
+        "validation/QuestionFile.prompt = 'q'",
+        "validation/QuestionFile.answer = 'a'",
+        "validation/QuestionFile.source = None",
+        "train.steps = 1",
+    )
+    if shared:
+        with pytest.raises(ValueError, match=r"1 of 1 validation questions are in MATH-500 .*Work\.validation"):
+            go(warm_model, tmp_path / "run", *bindings)
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+        with pytest.raises(ValueError, match="not a modular chain"):  # it begins; that the verifier is another is said
+            go(warm_model, tmp_path / "again", *bindings, "Evaluation.disjoint_from = None")
+    else:
+        with pytest.raises(ValueError, match="not a modular chain"):
+            go(warm_model, tmp_path / "run", *bindings)
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("Evaluation.samples = 4", r"Evaluation\.samples = 4 at Evaluation\.temperature = 0"),
+        ("Evaluation.top_p = 0.0", r"Evaluation\.top_p must be above 0"),
+        ("Evaluation.disjoint_from = 'papers'", r"there is no suite 'papers'; did you mean paper"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(binding, said, warm_model):
+    with pytest.raises(config.ConfigError, match=said):
+        config.load(("base.gin",), small_bindings(warm_model, binding))

@@ -1,0 +1,357 @@
+"""Work of questions: CSV, the hub's library, mixes by weight, and the length filter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.run import train
+
+
+def csv_file(path: Path, text: str | bytes, **fields) -> QuestionFile:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return QuestionFile(str(path), **{"prompt": "question", "answer": "answer", "source": None, **fields})
+
+
+def jsonl(path: Path, rows) -> QuestionFile:
+    path.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
+    return QuestionFile(str(path), prompt="question", answer="answer")
+
+
+# -- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_keeps_commas_quotes_line_breaks_and_numbers_as_written(tmp_path):
+    text = 'question,answer\r\n"What is 1,000 + 1?",1001\n"He said ""two"".\nWhat did he say?",2.50\n'
+    first, second = csv_file(tmp_path / "sums.csv", text).load()
+    assert (first.prompt, first.answer, first.source, first.meta) == ("What is 1,000 + 1?", "1001", "sums", {"row": 0})
+    assert (second.prompt, second.answer) == ('He said "two".\nWhat did he say?', "2.50")
+
+
+def test_csv_columns_may_have_dots_in_their_names_and_a_byte_order_mark(tmp_path):
+    text = "\ufeffprompt,reward_model.ground_truth,data_source\n1+1?,2,sums\n"
+    (question,) = csv_file(tmp_path / "q.csv", text, **{
+        "prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source"
+    }).load()  # fmt: skip
+    assert (question.prompt, question.answer, question.source) == ("1+1?", "2", "sums")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("question,answer\na,1\nb,2,3\n", r"q\.csv, row 1 \(ends in line 3\): 3 values for the 2 columns"),
+        ("question,gold\na,1\n", r"q\.csv: no column 'answer', there are question, gold; set QuestionFile\.answer"),
+        ('question,answer\n"a,1\n', r"q\.csv, row 0 .*not CSV.*was it written to the end"),
+        ("question,question\na,1\n", "names a column twice"),
+        ("question,answer\na,\n", r"row 0: field 'answer' is ''; a gold answer is text"),
+        ("question,answer\n", "holds no questions"),
+        ("", "no column 'question'"),
+        (b"question,answer\nna\xefve?,1\n", r"q\.csv.*not UTF-8.*save it as UTF-8"),
+    ],
+)
+def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        csv_file(tmp_path / "q.csv", text).load()
+
+
+# -- repetitions ------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_question_set_differently_is_merged_and_counted(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    rows = [("Find $x^{2}$ for $x=\\dfrac12$.", "1/4"), ("Find  $x^2$ for $x = \\frac12$", "1/4"), ("Find y.", "2")]
+    questions = jsonl(tmp_path / "q.jsonl", rows).load()
+    assert [question.meta["row"] for question in questions] == [0, 2]
+    assert "2 questions, 1 repetitions merged (1 of them typeset differently)" in caplog.text
+
+
+def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
+    rows = [("Reverse: Ab", "bA"), ("Reverse: aB", "Ba"), ("Compute 1-2", "-1"), ("Compute 1+2", "3")]
+    assert [question.answer for question in jsonl(tmp_path / "q.jsonl", rows).load()] == ["bA", "Ba", "-1", "3"]
+
+
+# -- the hub's library ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub_set(tmp_path, monkeypatch) -> Path:
+    """A folder as the hub has it: two subsets, two splits, a card that names them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "sums"
+    for subset, split, numbers in [("easy", "train", (1, 2)), ("easy", "test", (3,)), ("hard", "train", (40, 50, 60))]:
+        (folder / subset).mkdir(parents=True, exist_ok=True)
+        rows = [{"q": f"{n}+1?", "gold": {"value": str(n + 1), "unit": ""}, "image": "x" * 50} for n in numbers]
+        pq.write_table(pa.Table.from_pylist(rows), folder / subset / f"{split}-00000-of-00001.parquet")
+    files = "".join(
+        f"- config_name: {subset}\n  data_files:\n" + "".join(
+            f"  - split: {split}\n    path: {subset}/{split}-*\n" for split in splits
+        ) for subset, splits in (("easy", ("train", "test")), ("hard", ("train",)))
+    )  # fmt: skip
+    (folder / "README.md").write_text(f"---\nconfigs:\n{files}---\n")
+    return folder
+
+
+def hub(folder: Path, subset: str | None = "easy", **more) -> QuestionHub:
+    return QuestionHub(str(folder), subset, **{"prompt": "q", "answer": "gold.value", **more})
+
+
+def test_a_set_of_the_hub_loads_by_subset_split_and_nested_fields(hub_set):
+    first, second = hub(hub_set).load()
+    assert (first.prompt, first.answer, first.source, first.meta) == ("1+1?", "2", "sums", {"row": 0})
+    assert second.answer == "3"
+    assert [question.answer for question in hub(hub_set, split="test").load()] == ["4"]
+    assert [question.answer for question in hub(hub_set, "hard", split="train[1:]").load()] == ["51", "61"]
+    assert len(hub(hub_set, "hard", limit=2).load()) == 2
+
+
+def test_the_hub_and_a_file_of_the_same_rows_are_the_same_questions(hub_set):
+    path = hub_set / "easy" / "train-00000-of-00001.parquet"
+    fields = {"prompt": "q", "answer": "gold.value", "source": None}
+    from_file = QuestionFile(str(path), **fields).load()
+    assert [q.prompt for q in hub(hub_set).load()] == [q.prompt for q in from_file]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "question"}, r"no column 'question', there are q, gold, gold\.value.*set QuestionHub\.prompt"),
+        ({"answer": "gold.text"}, r"no column 'gold\.text'.*QuestionHub\.answer"),
+        ({"source": "set"}, r"QuestionHub\.source \(None"),
+        ({"split": "validation"}, r"sums: .*validation.*set QuestionHub\.subset and QuestionHub\.split"),
+        ({"subset": "middle"}, r"sums: .*middle.*set QuestionHub\.subset"),
+        ({"subset": None}, r"sums: .*easy.*set QuestionHub\.subset"),
+    ],
+)
+def test_a_wrong_field_split_or_subset_names_the_binding(hub_set, change, message):
+    with pytest.raises(ValueError, match=message):
+        hub(hub_set, **change).load()
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path):
+    code = (
+        "from exgrpo_orlhf.questions import QuestionHub\n"
+        "try: QuestionHub('somebody/some-set').load()\n"
+        "except ValueError as error: print(error)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "somebody/some-set: the hub cannot be reached" in done.stdout, done.stderr
+    assert "hf download --repo-type dataset somebody/some-set" in done.stdout
+
+
+def test_the_folder_datasets_does_not_hide_the_library():
+    """From the project's root, where sys.path begins with it, and here under pytest."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import datasets; print(datasets.load_dataset)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert datasets.__file__ is not None
+
+
+def test_questions_are_imported_without_heavy_libraries():
+    code = "import sys, exgrpo_orlhf.questions; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# -- mixes ------------------------------------------------------------------------------------------------------------
+
+
+class Made:
+    """A source of n questions."""
+
+    def __init__(self, name: str, n: int, first: int = 0, answer: str = "1") -> None:
+        self.questions = [Question.make(name, f"{i} apples?", answer) for i in range(first, first + n)]
+
+    def load(self) -> list[Question]:
+        return list(self.questions)
+
+
+def counts(mix: QuestionMix) -> Counter[str]:
+    return Counter(question.source for question in mix.load())
+
+
+A, B, C = Made("a", 100), Made("b", 100, 1000), Made("c", 100, 2000)
+
+
+@pytest.mark.parametrize(
+    ("mix", "expected"),
+    [
+        (QuestionMix((A, B), (3, 1), size=80), {"a": 60, "b": 20}),
+        (QuestionMix((A, B, C), (1, 1, 1), size=100), {"a": 34, "b": 33, "c": 33}),
+        (QuestionMix((A, B), (0.5, 0.25), size=90), {"a": 60, "b": 30}),
+        # Without a size: the largest mix that keeps the shares. Without weights: every question.
+        (QuestionMix((A, Made("b", 10, 1000)), (3, 1)), {"a": 30, "b": 10}),
+        (QuestionMix((Made("a", 7), B), (1, 2)), {"a": 7, "b": 14}),
+        (QuestionMix((Made("a", 5), Made("b", 3, 100))), {"a": 5, "b": 3}),
+    ],
+)
+def test_a_mix_has_the_weights_shares_to_the_question(mix, expected):
+    assert counts(mix) == expected
+
+
+def test_random_mixes_keep_the_shares_to_the_question():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes, weights = rng.integers(1, 60, 3), tuple(rng.uniform(0.5, 3, 3).tolist())
+        made = tuple(Made(name, int(n), 1000 * i) for i, (name, n) in enumerate(zip("abc", sizes, strict=True)))
+        try:
+            found = counts(QuestionMix(made, weights))
+        except ValueError as error:
+            assert "would give no question" in str(error)  # noqa: PT017 a source of one question may round to none
+            continue
+        total = sum(found.values())
+        for name, n, weight in zip("abc", sizes, weights, strict=True):
+            assert found[name] <= n
+            assert abs(found[name] - total * weight / sum(weights)) < 1
+
+
+def test_a_mix_depends_on_its_seed_alone_and_grows_without_changing_its_questions():
+    first = QuestionMix((A, B), (1, 1), size=40).load()
+    assert fingerprint(QuestionMix((A, B), (1, 1), size=40).load()) == fingerprint(first)
+    assert fingerprint(QuestionMix((A, B), (1, 1), size=40, seed=1).load()) != fingerprint(first)
+    assert set(first) < set(QuestionMix((A, B), (1, 1), size=60).load())
+    assert first != A.questions[:20] + B.questions[:20]
+
+
+def test_an_epoch_of_a_mix_sees_each_of_its_questions_once():
+    mix = QuestionMix((Made("a", 100), Made("b", 100, 1000)), (3, 1), size=40).load()
+    fresh = FreshQuestions(mix, np.random.default_rng(0))
+    for _ in range(3):
+        epoch = [question for _ in range(5) for question in fresh.draw(8, (), ())]
+        assert Counter(question.source for question in epoch) == {"a": 30, "b": 10}
+        assert len({question.id for question in epoch}) == 40
+
+
+def test_a_question_of_two_sources_comes_once_and_other_answers_are_said(caplog):
+    caplog.set_level(logging.INFO)
+    a, b = Made("a", 10), Made("b", 10, 5, answer="2")
+    assert counts(QuestionMix((a, b))) == {"a": 10, "b": 5}
+    assert "source 1 repeats 5 questions of earlier sources: left out" in caplog.text
+    assert "5 of them have an answer that is written differently there, such as '2' and '1'" in caplog.text
+    assert "10 of 10 questions of source 0 (a), 66.7 % of the mix" in caplog.text
+    with pytest.raises(ValueError, match="source 1 holds no question that the sources before it do not hold"):
+        QuestionMix((a, Made("b", 3))).load()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), None), r"QuestionMix\.sources is empty"),
+        (((Made("a", 1),), (1, 2)), r"QuestionMix\.weights has 2 numbers for 1 QuestionMix\.sources"),
+        (((Made("a", 1),), (0,)), r"QuestionMix\.weights must be positive"),
+        (((Made("a", 1),), None, 5), r"QuestionMix\.size = 5 needs QuestionMix\.weights"),
+        (((Made("a", 1), Made("b", 1)), (1, 1), 1), r"QuestionMix\.size must be at least 1 for each source"),
+    ],
+)
+def test_a_mix_that_makes_no_sense_names_the_binding(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        QuestionMix(*arguments)
+
+
+def test_a_size_that_a_source_cannot_fill_says_how_large_it_can_be():
+    mix = QuestionMix((Made("a", 100), Made("b", 10, 1000)), (1, 1), size=50)
+    with pytest.raises(ValueError, match=r"size = 50 asks source 1 for 25 .* it has 10; .* can be 20 at most"):
+        mix.load()
+    with pytest.raises(ValueError, match="source 1 would give no question"):
+        QuestionMix((Made("a", 100), Made("b", 10, 1000)), (99, 1), size=3).load()
+
+
+# -- length, and all of it from gin -----------------------------------------------------------------------------------
+
+
+def mixed_bindings(tmp_path: Path, model: Path) -> list[str]:
+    jsonl(tmp_path / "short.jsonl", [(f"{a}+{b}=", str((a + b) % 10)) for a in range(10) for b in range(2)])
+    long = [(f"{a}+{b}*{c}-1+2+3+4=", "1") for a in range(3) for b in range(2) for c in range(2)]
+    csv = "question,answer\n" + "".join(f"{q},{a}\n" for q, a in [("7*7=", 9), ("7*8=", 6), *long])
+    (tmp_path / "long.csv").write_text(csv)
+    return small_bindings(
+        model,
+        "Work.questions = @LengthFilter()",
+        "LengthFilter.questions = @QuestionMix()",
+        "LengthFilter.model = @PretrainedModel()",
+        "LengthFilter.prompts = @Prompts()",
+        "QuestionMix.sources = (@a/QuestionFile(), @b/QuestionFile())",
+        "QuestionMix.weights = (2, 1.0)",
+        "QuestionMix.size = 27",
+        f"a/QuestionFile.path = {str(tmp_path / 'short.jsonl')!r}",
+        f"b/QuestionFile.path = {str(tmp_path / 'long.csv')!r}",
+        "b/QuestionFile.source = None",
+        "QuestionFile.prompt = 'question'",
+        "QuestionFile.answer = 'answer'",
+        "Prompts.max_tokens = 8",
+        "Work.validation = None",
+        "train.eval_every = None",
+    )
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, raw_model, caplog):
+    caplog.set_level(logging.INFO)
+    source = config.load(["base.gin"], mixed_bindings(tmp_path, raw_model)).questions
+    assert isinstance(source, LengthFilter)
+    kept = source.load()
+    left_out = [question for question in source.questions.load() if question not in kept]
+    assert {len(question.prompt) for question in kept} == {4}
+    assert {len(question.prompt) for question in left_out} == {14}
+    said = f"{len(kept)} of 27 questions kept, {len(left_out)} longer than Prompts.max_tokens = 8 left out (the longest"
+    assert f"LengthFilter: {said} has 14 tokens)" in caplog.text
+
+
+def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_model):
+    bindings = mixed_bindings(tmp_path, raw_model)
+    source = config.load(["base.gin"], [*bindings, "Prompts.max_tokens = 3"]).questions
+    with pytest.raises(ValueError, match=r"all 27 questions are longer than Prompts\.max_tokens = 3 .* has 4 tokens"):
+        source.load()
+    with pytest.raises(config.ConfigError, match=r"LengthFilter\.model"):
+        config.load(["base.gin"], [b for b in bindings if not b.startswith("LengthFilter.model")])
+    with pytest.raises(config.ConfigError, match=r"LengthFilter\.prompts must be a reference such as @Prompts"):
+        config.load(["base.gin"], [*bindings, "LengthFilter.prompts = None"])
+
+
+def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(tmp_path, raw_model):
+    experiment = config.load(["base.gin"], [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"])
+    run = tmp_path / "run"
+    assert train(experiment, run, resume=False, tracking_uri="", tags={}).steps == 2
+    again = config.load([run / "config.gin"])
+    assert again.config_hash == experiment.config_hash
+    assert fingerprint(again.questions.load()) == fingerprint(experiment.questions.load())
+
+
+# -- what a verifier wants besides the answer ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
+    """Options by their texts: without them 'Paris' is no letter."""
+    path = tmp_path / f"cities.{suffix}"
+    row = {"question": "Capital of France?", "answer": "B", "extra": {"options": ["Rome", "Paris"]}}
+    if suffix == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    fields = {"prompt": "question", "answer": "answer", "source": None}
+    (question,) = QuestionFile(str(path), **fields, meta=("extra.options",)).load()
+    assert question.meta["options"] == ["Rome", "Paris"]
+    assert Verifier("choice").grade(question, "The answer is \\boxed{Paris}.").correct
+    with pytest.raises(ValueError, match=r"no (field|column) 'extra\.tests'.*QuestionFile\.meta"):
+        QuestionFile(str(path), **fields, meta=("extra.tests",)).load()

@@ -1,0 +1,248 @@
+"""Dynamic sampling: groups without a gradient make place for new questions, and nothing of them is lost or hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from run_builders import MIXED_PHASE, assert_same_ending, bindings, run_here, small_bindings, timeless
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local.generation import chunk_seed
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, Sampled
+from exgrpo_orlhf.run import train
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+
+K = 4
+QUESTIONS = ModularChains(count=30, operands=(2, 3)).load()
+IDS = np.array([5, 1], np.int32)
+STORED = Trajectory(IDS, np.zeros(2, np.float32), 1.0, 0)
+
+
+def group(question, correct: int, replayed: bool = False, ungraded: int = 0) -> RolloutGroup:
+    n = K - replayed
+    grades = [Grade("correct", 1.0)] * correct + [Grade("timeout", None)] * ungraded
+    grades += [Grade("wrong", 0.0)] * (n - len(grades))
+    return RolloutGroup(question, tuple(Rollout(IDS, "stop", grade) for grade in grades), replayed)
+
+
+class Rolls:
+    """Groups in which so many rollouts are correct, by the question; every plan that was asked for is kept."""
+
+    def __init__(self, correct: dict[str, int], otherwise: int, ungraded: int = 0) -> None:
+        self.correct, self.otherwise, self.ungraded = correct, otherwise, ungraded
+        self.plans: list[Plan] = []
+
+    def __call__(self, plan: Plan) -> list[RolloutGroup]:
+        self.plans.append(plan)
+        marked = [(question, False) for question in plan.fresh] + [(question, True) for question in plan.replayed]
+        return [group(q, self.correct.get(q.id, self.otherwise), replayed, self.ungraded) for q, replayed in marked]
+
+
+def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> Sampled:
+    """As the training loop samples a step."""
+    groups, rounds = rolls(plan), 1
+    while more := dynamic.replacements(plan, groups, stored, rounds, source, buffer):
+        groups, rounds = [*groups, *rolls(more)], rounds + 1
+    return dynamic.select(plan, groups, stored, rounds)
+
+
+def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS, **between):
+    source = FreshQuestions(questions, np.random.default_rng(3))
+    old = questions[:replayed]
+    plan = Plan(7, source.draw(fresh, {q.id for q in old}, ()), old, {})
+    stored = {question.id: STORED for question in old}
+    buffer = buffer or ReplayBuffer(RetirementPolicy())
+    sampled = in_a_step(DynamicSampling(max_rounds, **between), plan, stored, rolls, source, buffer)
+    return plan, sampled
+
+
+def test_off_the_batch_is_what_was_planned():
+    plan, sampled = sample(rolls := Rolls({}, otherwise=0), max_rounds=0, fresh=3, replayed=2)
+    assert rolls.plans == [plan]
+    assert sampled.plan is plan
+    assert [g.question for g in sampled.groups] == [*plan.fresh, *plan.replayed]
+    assert sampled.metrics() == {"rollout/rounds": 1.0, "rollout/filtered_groups": 0.0}
+
+
+def test_a_batch_in_which_all_have_a_signal_is_sampled_once():
+    _, sampled = sample(rolls := Rolls({}, otherwise=1), max_rounds=5)
+    assert len(rolls.plans) == 1
+    assert (sampled.rounds, len(sampled.groups)) == (1, 4)
+
+
+@pytest.mark.parametrize("same", [0, K])
+def test_groups_all_wrong_and_all_correct_make_place_for_exactly_as_many_new_questions(same):
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), ())
+    plan, sampled = sample(rolls := Rolls({first[1].id: same, first[2].id: same}, otherwise=2), max_rounds=5)
+    assert plan.fresh == first
+    assert [len(p.fresh) for p in rolls.plans] == [4, 2]
+    assert [g.question for g in sampled.groups] == [first[0], first[3], *rolls.plans[1].fresh]
+    assert sampled.plan.fresh == [g.question for g in sampled.groups]
+    assert sampled.metrics() == {"rollout/rounds": 2.0, "rollout/filtered_groups": 2.0}
+    assert {g.question.id for g in sampled.everything} == {q.id for p in rolls.plans for q in p.fresh}
+
+
+def test_no_question_is_sampled_twice_in_a_step_also_where_the_epoch_ends():
+    _, sampled = sample(rolls := Rolls({}, otherwise=0), max_rounds=50, fresh=6, replayed=2)
+    asked = [q.id for p in rolls.plans for q in (*p.fresh, *p.replayed)]
+    # The two replayed successes beside wrong rollouts are a signal. All the others are asked, once each, and no more.
+    assert len(asked) == len(set(asked)) == len(QUESTIONS)
+    assert len(sampled.groups) == 8
+
+
+def test_the_stored_row_of_a_replayed_group_counts():
+    """Wrong rollouts beside a stored success have a signal, correct ones have none, and a fresh question takes over."""
+    _, wrong = sample(Rolls({}, otherwise=0), max_rounds=0, fresh=0, replayed=3)
+    old = [g.question for g in wrong.groups]
+    correct = Rolls({old[0].id: K - 1, old[1].id: 0, old[2].id: 0}, otherwise=2)
+    _, sampled = sample(correct, max_rounds=2, fresh=0, replayed=3)
+    assert sampled.plan.replayed == old[1:]
+    assert len(sampled.plan.fresh) == 1
+    assert [g.replayed for g in sampled.groups] == [True, True, False]
+    assert not correct.plans[1].replayed
+
+
+def test_rows_that_could_not_be_graded_are_no_signal():
+    _, sampled = sample(rolls := Rolls({}, otherwise=K - 2, ungraded=2), max_rounds=1)
+    assert len(rolls.plans) == 2, "two correct rollouts and two without a reward have no gradient"
+    assert len(sampled.groups) == 4
+
+
+def test_when_the_rounds_run_out_the_batch_is_filled_up_to_its_size():
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), ())
+    _, sampled = sample(rolls := Rolls({first[3].id: 1}, otherwise=0), max_rounds=2)
+    assert [p.round for p in rolls.plans] == [0, 1, 2]
+    assert [g.question for g in sampled.groups] == first, "those sampled first, in their order"
+    assert sampled.metrics() == {"rollout/rounds": 3.0, "rollout/filtered_groups": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [({"max_reward": 0.25}, [1]), ({"min_reward": 0.5, "max_reward": 0.5}, [2]), ({"min_reward": 0.75}, [3])],
+)
+def test_groups_of_another_difficulty_make_place_and_those_without_a_gradient_fill_up_before_them(between, kept):
+    """K = 4. The bounds are inclusive; all correct or all wrong is never kept."""
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(5, (), ())
+    correct = {question.id: number for number, question in enumerate(first)}  # 0 to 4 of 4
+    _, sampled = sample(rolls := Rolls(correct, otherwise=kept[0]), max_rounds=9, fresh=5, **between)
+    assert [len(p.fresh) for p in rolls.plans] == [5, 4]
+    assert [g.question for g in sampled.groups] == [first[kept[0]], *rolls.plans[1].fresh]
+    _, sampled = sample(Rolls(correct, otherwise=0), max_rounds=1, fresh=5, **between)
+    assert [g.question for g in sampled.groups][:3] == [first[i] for i in (0, kept[0], 4)]
+    assert len({g.question.id for g in sampled.groups} & {q.id for q in first}) == 3, "none of another difficulty"
+
+
+def test_the_stored_row_counts_in_the_difficulty_of_a_replayed_group():
+    old, other = QUESTIONS[:2]
+    _, sampled = sample(Rolls({old.id: 1, other.id: 0}, otherwise=2), max_rounds=1, fresh=0, replayed=2, min_reward=0.5)
+    assert sampled.plan.replayed == [old], "2 of 4 and 1 of 4 with the stored success"
+
+
+@pytest.mark.parametrize("leaves_fresh", [True, False])
+def test_a_retired_question_is_drawn_into_a_place_unless_it_left_fresh_sampling(leaves_fresh):
+    """Also where the draw into a place begins the epoch: retired questions are left out when one begins."""
+    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
+    for question in QUESTIONS[10:]:
+        buffer.record(question.id, 1, 1)
+        buffer.retire(question.id, 1)
+    drawn_from = QUESTIONS[:10] if leaves_fresh else QUESTIONS
+    for fresh in (4, 0):
+        source = FreshQuestions(QUESTIONS, np.random.default_rng(0))
+        old = QUESTIONS[: 4 - fresh]
+        plan = Plan(1, source.draw(fresh, (), buffer.retired if leaves_fresh else ()), old, {})
+        stored = {question.id: STORED for question in old}
+        rolls = Rolls({question.id: K - 1 for question in old}, otherwise=0)
+        sampled = in_a_step(DynamicSampling(50), plan, stored, rolls, source, buffer)
+        assert {g.question.id for g in sampled.everything} == {question.id for question in drawn_from}
+
+
+def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
+    plain = int(np.random.SeedSequence([11, 3, 2]).generate_state(1, np.uint64)[0])
+    assert chunk_seed(11, 3, 2) == chunk_seed(11, 3, 2, 0) == plain
+    assert len({chunk_seed(11, 3, 2, round) for round in range(50)}) == 50
+
+
+def test_a_negative_number_of_rounds_is_refused():
+    with pytest.raises(config.ConfigError, match=r"DynamicSampling\.max_rounds must be at least 0"):
+        config.load(["base.gin"], ["DynamicSampling.max_rounds = -1"])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["DynamicSampling.max_reward = 0.5"], r"leave no group out with DynamicSampling\.max_rounds = 0"),
+        (
+            ["DynamicSampling.max_rounds = 1", "DynamicSampling.max_reward = 0.5", "DynamicSampling.min_reward = 0.6"],
+            r"min_reward must be at most DynamicSampling\.max_reward, got 0\.6 and 0\.5",
+        ),
+    ],
+)
+def test_bounds_that_can_never_act_are_refused(more, said):
+    with pytest.raises(config.ConfigError, match=said):
+        config.load(["base.gin"], more)
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def go(model: Path, run: Path, *more: str) -> list[dict]:
+    experiment = config.load(["base.gin"], small_bindings(model, "ModularChains.count = 200", "train.steps = 3", *more))
+    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    return timeless(run)[1:]
+
+
+def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_it_has_sampled(
+    warm_model, tmp_path, monkeypatch
+):
+    rollout, counted = TorchEngine.rollout, []
+
+    def counting(engine, plan, group_size):
+        groups = rollout(engine, plan, group_size)
+        counted.append((plan, sum(len(r.token_ids) for g in groups for r in g.rollouts)))
+        return groups
+
+    monkeypatch.setattr(TorchEngine, "rollout", counting)
+    plain = go(warm_model, tmp_path / "off", "ReplayMixer.rho = 0.5")
+    assert any(row["reward/groups_with_signal"] < 1 for row in plain), "there is something to filter"
+    assert all(row["rollout/rounds"] == 1 and row["rollout/filtered_groups"] == 0 for row in plain)
+    counted.clear()
+    rows = go(warm_model, tmp_path / "on", "ReplayMixer.rho = 0.5", "DynamicSampling.max_rounds = 30")
+    assert all(row["reward/groups_with_signal"] == 1 for row in rows)
+    assert all(row["train/questions"] == 8 for row in rows)
+    assert len(counted) == sum(row["rollout/rounds"] for row in rows) > len(rows)
+    assert rows[-1]["cost/generated_tokens"] == sum(tokens for _, tokens in counted)
+    asked = [question.id for plan, _ in counted for question in (*plan.fresh, *plan.replayed)]
+    assert len(asked) == sum(8 + row["rollout/filtered_groups"] for row in rows)
+    for step in (1, 2, 3):
+        of_step = [q.id for plan, _ in counted if plan.step == step for q in (*plan.fresh, *plan.replayed)]
+        assert len(of_step) == len(set(of_step))
+    known = pq.read_table(tmp_path / "on" / "checkpoint-3" / "replay" / "questions.parquet").to_pydict()
+    assert set(known["question_id"]) == set(asked), "accuracy or retirement, of the filtered ones too"
+
+
+def test_a_resumed_run_equals_a_straight_one(warm_model, tmp_path):
+    phase = [*MIXED_PHASE, "DynamicSampling.max_rounds = 2"]
+    run_here(warm_model, phase, tmp_path / "straight", resume=False)
+    shorter = [*bindings(warm_model, phase), "train.steps = 5"]
+    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    run_here(warm_model, phase, tmp_path / "run", resume=True)
+    assert_same_ending(tmp_path / "run", tmp_path / "straight")
+    rounds = [row["rollout/rounds"] for row in timeless(tmp_path / "run")[1:]]
+    assert max(rounds[:5]) > 1 < max(rounds[5:]), "questions were drawn again before and after"
+
+
+def test_an_epoch_that_nobody_can_draw_from_is_not_counted():
+    source = FreshQuestions(QUESTIONS, np.random.default_rng(3))
+    assert len(source.draw(20, (), ())) == 20
+    for _ in range(3):  # the second epoch begins once, and waits whole
+        assert source.draw(4, {question.id for question in QUESTIONS}, ()) == []
+        assert source.epoch == 1
+    assert len(source.draw(30, (), ())) == 30
+    assert source.epoch == 1

@@ -1,0 +1,419 @@
+"""The pool: a limit for each answer, from any thread, with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from signal import SIGKILL
+
+import numpy as np
+import pytest
+from run_builders import ROOT, wait_until
+
+from exgrpo_orlhf.engines.engine import EngineLost
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
+from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.pool import pool
+from exgrpo_orlhf.rewards.pool.pool import Pool
+
+pytestmark = pytest.mark.slow
+
+FUNCTION = """
+import os, subprocess, sys, time
+def reward_func(queries, prompts, labels):
+    query = queries[0]
+    if "sleep" in query: time.sleep(60)
+    if "spin" in query:
+        while True: pass
+    if "abort" in query: os.abort()
+    if "raise" in query: raise KeyError("inside")
+    if "eat" in query: return [len(bytearray(8 * 2**30))]
+    if "exit" in query: os._exit(0)
+    if "nap" in query: time.sleep(1)
+    if "kill" in query: os.kill(os.getpid(), 9)
+    if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
+    if "child" in query:
+        subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
+    if "nan" in query: return [float("nan")]
+    if "print" in query: print("noise"); sys.stdout.flush(); os.write(1, b"more")
+    assert prompts[0] == "p:" and query.startswith("p:"), (queries, prompts)
+    return {"rewards": [0.5 if labels[0] in query else 0.0], "scores": [1.0]}
+def swallows(queries, prompts, labels):
+    blocks = []
+    try:
+        for i in range(int(queries[0].removeprefix("p:"))): blocks.append(bytearray(2**20))
+    except MemoryError: pass
+    return 0.0
+def other(queries, prompts, labels):
+    import torch
+    return torch.tensor([1.0])
+"""
+QUESTION = Question.make("test", "p:", "42")
+ANSWERS = [
+    ("42", "\\boxed{42}"),
+    ("42", "\\boxed{41}"),
+    ("\\frac{x+1}{2}", "\\boxed{\\frac12 + \\frac{x}{2}}"),
+    ("7", ""),
+]
+VERDICTS = ["correct", "wrong", "correct", "no_answer"]
+
+
+@pytest.fixture(scope="module")
+def function(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("functions") / "reward.py"
+    path.write_text(FUNCTION)
+    return str(path)
+
+
+@pytest.fixture
+def verifier(function) -> Verifier:
+    return Verifier("function", function=function, timeout=1.0, memory=512, max_failed_share=1.0)
+
+
+def processes(needle: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if needle.encode() in command and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def ended(needle: str, within: float = 5.0) -> bool:
+    end = time.monotonic() + within
+    while processes(needle) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not processes(needle)
+
+
+def verdicts(pairs=ANSWERS) -> list[str]:
+    asked = [(Question.make("test", "", gold), response) for gold, response in pairs]
+    return [grade.verdict for grade in Verifier("math").grade_all(asked)]
+
+
+def test_only_the_guilty_answer_is_lost_and_the_order_stays(verifier):
+    responses = ["42", "no", "spin", "42", "abort", "raise", "eat", "exit", "print 42", "nan", "no", "42"] * 2
+    begun = time.monotonic()
+    grades = verifier.grade_all([(QUESTION, response) for response in responses])
+    known = {"42": "correct", "print 42": "correct", "no": "wrong", "spin": "timeout"}
+    assert [grade.verdict for grade in grades] == [known.get(response, "error") for response in responses]
+    assert {grade.reward for grade in grades if grade.verdict == "correct"} == {0.5}, "the function's own reward"
+    assert time.monotonic() - begun < 30
+
+
+def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
+    verifier.grade(QUESTION, "42")
+    for response in ("sleep", "spin", "child"):
+        begun = time.monotonic()
+        assert verifier.grade(QUESTION, response).verdict == "timeout"
+        assert time.monotonic() - begun < 2.0
+        assert verifier.grade(QUESTION, "42").correct
+    assert ended("61.25"), "what an answer has started is killed with it"
+
+
+def test_many_threads_share_the_pool(verifier):
+    with ThreadPoolExecutor(8) as threads:
+        grades = [*threads.map(lambda i: verifier.grade(QUESTION, "42" if i % 3 else "no").verdict, range(60))]
+    assert grades == ["correct" if i % 3 else "wrong" for i in range(60)]
+
+
+def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():
+    assert verdicts() == VERDICTS
+    found = []
+    thread = threading.Thread(target=lambda: found.append(verdicts([(g, r + " ") for g, r in ANSWERS])))
+    thread.start()
+    thread.join()
+
+    async def in_asyncio():
+        return await asyncio.gather(*(asyncio.to_thread(verdicts, [(g, f"{r}\n")]) for g, r in ANSWERS))
+
+    assert found == [VERDICTS]
+    assert [each for (each,) in asyncio.run(in_asyncio())] == VERDICTS
+
+
+def test_the_same_verdicts_in_ray():
+    ray = pytest.importorskip("ray")
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    code = textwrap.dedent(f"""
+        import asyncio, json, ray
+        ray.init(num_cpus=2, include_dashboard=False, logging_level="error",
+                 runtime_env={{"env_vars": {{"PYTHONPATH": {path!r}}}}})
+        from test_pool import verdicts
+        @ray.remote
+        def task(): return verdicts()
+        @ray.remote
+        class Actor:
+            async def direct(self): return verdicts()
+            async def threaded(self): return await asyncio.to_thread(verdicts)
+        actor = Actor.remote()
+        print(json.dumps(ray.get([task.remote(), actor.direct.remote(), actor.threaded.remote()], timeout=100)))
+    """)
+    assert ray is not None
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.strip().split("\n")[-1]) == [VERDICTS] * 3
+
+
+PATHOLOGICAL = {
+    "tower": "\\boxed{9^{9^{9^9}}}",
+    "python tower": "9**9**9**9",
+    "factorial": "\\boxed{999999999!}",
+    "brackets": f"\\boxed{{{'(' * 5000}1{')' * 5000}}}",
+    "bare brackets": "(" * 5000,
+    "digits": f"\\boxed{{{'1' * 100_000}}}",
+    "letters": "x" * 100_000,
+    "fractions": "\\boxed{" + "\\frac{1}{" * 3000 + "1" + "}" * 3001,
+    "boxes": "\\boxed{" * 20_000,
+    "closed boxes": "\\boxed{" * 9000 + "1" + "}" * 9000,
+    "dollars": "$" * 100_000,
+    "NUL": "\\boxed{\x00}" + "\x00" * 99_999,
+    "surrogates": "\\boxed{\ud800\udfff}",
+    "thoughts": "<think></think>" * 9000,
+    "statements": "the answer is " * 7000,
+    "spaces": " " * 100_000,
+    "sums": "\\boxed{" + "1+" * 50_000 + "1}",
+    "product": "\\boxed{\\prod_{k=1}^{10^{8}} (k+1)}",
+    "binomial": "\\boxed{\\binom{10^{9}}{5\\cdot 10^{8}}}",
+    "code": "\\boxed{__import__('os').system('touch pwned')}",
+    "integral": "\\boxed{\\int_0^1 e^{x^{x^{x}}} \\sin(x^5) dx}",
+    "powers": "\\boxed{(x+y+z+w+1)^{199}}",
+    "carets": f"\\boxed{{{'2^' * 500}2}}",
+    "commas": "\\boxed{" + "1," * 2000 + "1}",
+    "numbers": "12,345 " * 14_000,
+    "matrix": "\\boxed{\\begin{pmatrix}" + "1&" * 2000 + "1\\end{pmatrix}}",
+}
+
+
+def test_pathological_answers_return_in_time_and_the_pool_lives():
+    verifier = Verifier("math", timeout=3.0, max_failed_share=1.0)
+    for gold in ("5", "x^2+1=0"):
+        question = Question.make("test", "", gold)
+        assert verifier.grade(question, f"\\boxed{{{gold}}} ").correct
+        for name, response in PATHOLOGICAL.items():
+            begun = time.monotonic()
+            grade = verifier.grade(question, response)
+            assert time.monotonic() - begun < 4.0, name
+            assert not grade.correct, name
+        assert verifier.grade(question, f"\\boxed{{{gold}}}  ").correct
+    assert not Path("pwned").exists()
+
+
+def test_memory_is_bounded_also_where_the_error_is_swallowed(function):
+    """sympy and math-verify catch MemoryError like any other: what then comes out is no verdict."""
+    verifier = Verifier("function", function=f"{function}:swallows", memory=300, max_failed_share=1.0)
+    assert verifier.grade(QUESTION, "200").verdict == "wrong"
+    assert verifier.grade(QUESTION, "295").verdict == "error"
+    assert verifier.grade(QUESTION, "20").verdict == "wrong"
+
+
+def test_a_batch_with_too_many_failures_stops_training(function):
+    strict = Verifier("function", function=function, timeout=0.5, max_failed_share=0.25)
+    groups = [RolloutGroup(QUESTION, tuple(Rollout(np.array([i], np.int32), "stop") for i in range(4)), False)]
+    one = strict.grade_groups(groups, lambda ids: "raise" if ids[0] == 0 else "42")
+    assert [rollout.grade.verdict for rollout in one[0].rollouts] == ["error", "correct", "correct", "correct"]
+    assert one[0].accuracy == 1, "what could not be graded does not count"
+    with pytest.raises(
+        GradingError, match=r"2 of 4 answers could not be graded \(0 timeouts, 2 errors\).*max_failed_share"
+    ):
+        strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "42")
+    # The share is over the step: a late round of one group is no sample of its own.
+    fine = strict.grade_groups(groups, lambda ids: "42")
+    late = strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", fine)
+    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error", "wrong", "wrong"]
+    with pytest.raises(GradingError, match="3 of 8"):
+        strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", one)
+
+
+def group(number: int) -> RolloutGroup:
+    question = Question.make("test", "p:", f"42, the {number}th")
+    return RolloutGroup(question, tuple(Rollout(np.array([number, k], np.int32), "stop") for k in range(2)), False)
+
+
+def test_a_group_is_graded_while_others_have_not_come(verifier, tmp_path):
+    """The last one comes only when the answers of the first have been graded."""
+    notes = tmp_path / "notes"
+
+    def coming():
+        yield group(7)
+        wait_until(lambda: notes.exists() and notes.read_text().count("\n") == 2)
+        yield group(3)
+
+    graded = verifier.grade_groups(coming(), lambda ids: f"note {ids[0]}.{ids[1]} {notes}")
+    assert [int(each.rollouts[0].token_ids[0]) for each in graded] == [7, 3]
+    assert sorted(line.split()[1] for line in notes.read_text().splitlines()) == ["3.0", "3.1", "7.0", "7.1"]
+    assert all(rollout.grade.verdict == "wrong" for each in graded for rollout in each.rollouts)
+
+
+def test_an_answer_that_two_groups_have_is_graded_once(monkeypatch):
+    close_pools()
+    question, sent = [Question.make("test", prompt, "778899") for prompt in ("a", "b")], []
+    send = pool.Grading.send
+    monkeypatch.setattr(pool.Grading, "send", lambda self, answers: (sent.extend(answers), send(self, answers)))
+    rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
+    groups = (RolloutGroup(each, rollouts, False) for each in question)
+    graded = Verifier("math").grade_groups(groups, lambda ids: f"\\boxed{{778899}}{' ' * int(ids[0])}")
+    assert all(rollout.grade.correct for each in graded for rollout in each.rollouts)
+    assert len(sent) == 2, "four rollouts, two answers"
+
+
+def test_groups_that_cannot_come_end_the_grading_of_those_that_wait(function, tmp_path):
+    one = Verifier("function", function=function, workers=1, memory=516, max_failed_share=1.0)
+    notes = tmp_path / "notes"
+
+    def coming():
+        yield group(0)
+        wait_until(notes.exists)
+        for number in range(1, 20):
+            yield group(number)
+        raise EngineLost("the engine died")
+
+    with pytest.raises(EngineLost):
+        one.grade_groups(coming(), lambda ids: f"nap {ids[0]} note {notes}" if ids[0] else f"note 0 {notes}")
+    assert one.grade(QUESTION, "42").correct, "the pool lives, and has nothing else to do"
+    assert notes.read_text().count("nap") < 5, "of 38"
+
+
+def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(function):
+    Path(f"{function}.wrong.py").write_text("1 / 0")
+    broken = Verifier("function", function=f"{function}.wrong.py")
+    end = time.monotonic() + 200  # a worker has 180 s to start
+
+    def coming():
+        while time.monotonic() < end:
+            yield group(0)
+            time.sleep(0.01)
+
+    with pytest.raises(GradingError, match="ZeroDivisionError"):
+        broken.grade_groups(coming(), lambda ids: "42")
+    assert time.monotonic() < end
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("/nowhere/reward.py", "Verifier.function = '/nowhere/reward.py': there is no file"),
+        ("{}:absent", "defines no function 'absent'"),
+        ("{}.broken.py", "ZeroDivisionError"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_an_error_at_once(function, where, message):
+    Path(f"{function}.broken.py").write_text("1 / 0")
+    verifier = Verifier("function", function=where.format(function))
+    with pytest.raises(GradingError, match=message):
+        verifier.grade(QUESTION, "42")
+
+
+def test_another_function_of_the_file_may_return_a_tensor(function):
+    verifier = Verifier("function", function=f"{function}:other", memory=4096, timeout=60)
+    assert verifier.grade(QUESTION, "anything").reward == 1.0
+
+
+def test_a_worker_killed_from_outside_is_replaced(function):
+    pool = Pool({"kind": "function", "function": function, "memory": 512}, 5.0, 1)
+    answers = [Answer("42", "42", "p:")] * 3
+    assert [graded.verdict for graded in pool.grade(answers)] == ["correct"] * 3
+    pool._slots[0].process.kill()
+    assert [graded.verdict for graded in pool.grade(answers)] == ["correct"] * 3
+    pool.close()
+    with pytest.raises(GradingError, match="closed"):
+        pool.grade(answers)
+
+
+def test_an_answer_whose_process_is_killed_from_outside_has_one_more_try(function):
+    pool = Pool({"kind": "function", "function": function, "memory": 515}, 5.0, 1)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(pool.grade, [Answer("42", text, "p:") for text in ("p:42", "p:nap 42", "p:42")])
+        while len(processes('"memory": 515')) < 2:
+            time.sleep(0.05)
+        time.sleep(0.4)
+        (fork,) = {*processes('"memory": 515')} - {pool._slots[0].process.pid}
+        os.kill(fork, SIGKILL)
+        assert [graded.verdict for graded in found.result()] == ["correct"] * 3
+    graded = pool.grade([Answer("42", text, "p:") for text in ("p:kill", "p:42")])
+    assert [each.verdict for each in graded] == ["error", "correct"]
+    assert "killed by SIGKILL" in graded[0].reason
+    pool.close()
+
+
+def test_closing_ends_all_processes_and_waiting_callers(function):
+    pool = Pool({"kind": "function", "function": function, "memory": 511}, 60.0, 2)
+    failed = []
+
+    def wait():
+        try:
+            pool.grade([Answer("42", "sleep", "p:")] * 8)
+        except GradingError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while len(processes('"memory": 511')) < 4:  # two workers and their forks
+        time.sleep(0.05)
+    pool.close()
+    thread.join(10)
+    assert failed == ["the pool of grading processes was closed"]
+    assert ended('"memory": 511')
+
+
+@pytest.mark.parametrize("how", ["return", "kill"])
+def test_no_process_outlives_its_caller(function, how):
+    code = textwrap.dedent(f"""
+        import os, signal, threading, time
+        from exgrpo_orlhf.records import Question
+        from exgrpo_orlhf.rewards import Verifier
+        v = Verifier("function", function={function!r}, memory={513 if how == "kill" else 514})
+        q = Question.make("t", "p:", "42")
+        v.grade(q, "42")
+        threading.Thread(target=lambda: v.grade(q, "sleep"), daemon=True).start()
+        time.sleep(0.3)
+        {"os.kill(os.getpid(), signal.SIGKILL)" if how == "kill" else ""}
+    """)
+    subprocess.run([sys.executable, "-c", code], check=how == "return", timeout=60, cwd=ROOT, stderr=subprocess.DEVNULL)
+    assert ended(f'"memory": {513 if how == "kill" else 514}')
+
+
+def test_a_forked_process_makes_a_pool_of_its_own(verifier):
+    verifier.grade(QUESTION, "42")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if verifier.grade(QUESTION, "42").correct else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert verifier.grade(QUESTION, "42").correct
+
+
+def test_verdicts_are_cached_by_what_they_depend_on():
+    close_pools()
+    question, other = Question.make("test", "", "123456"), Question.make("test", "", "654321")
+    verifier = Verifier("math")
+    assert verifier.grade(question, "\\boxed{123456}").correct
+    close_pools()
+    assert verifier.grade(question, "\\boxed{123456}").correct
+    assert not pool._pools, "no worker is started for what is known"
+    assert not verifier.grade(other, "\\boxed{123456}").correct
+
+
+def test_a_verifier_pickles_and_grades_after_it(verifier):
+    verifier.grade(QUESTION, "42")
+    again = pickle.loads(pickle.dumps(verifier))
+    assert again == verifier
+    assert again.grade(QUESTION, "42").correct

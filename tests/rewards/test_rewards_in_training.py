@@ -1,0 +1,87 @@
+"""Training with each kind of reward that is graded in other processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from run_builders import small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.rewards import GradingError, NoSandbox
+from exgrpo_orlhf.rewards.sandbox import sandbox
+from exgrpo_orlhf.run import train
+
+BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
+FUNCTION = """
+def reward_func(queries, prompts, labels):
+    if "RAISE" in __file__:
+        raise RuntimeError("always")
+    return {"rewards": [float(query.endswith("#" + label)) for query, label in zip(queries, labels)]}
+"""
+
+SIGNED = """
+def reward_func(queries, prompts, labels):
+    return [1.0 if query.endswith("#" + label) else {wrong} for query, label in zip(queries, labels)]
+"""
+
+
+def go(model: Path, run: Path, *more: str) -> list[dict]:
+    experiment = config.load(["base.gin"], small_bindings(model, *BINDINGS, *more))
+    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+
+
+@pytest.mark.parametrize("kind", ["math", "choice"])
+def test_a_run_is_rewarded(kind, warm_model, tmp_path):
+    rows = go(warm_model, tmp_path / "run", f"Verifier.kind = {kind!r}")
+    assert len(rows) == 3
+    for row in rows[1:]:
+        assert row["reward/timeout_share"] == row["reward/error_share"] == 0
+    assert kind == "choice" or rows[-1]["reward/mean"] > 0
+
+
+def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
+    (tmp_path / "reward.py").write_text(FUNCTION)
+    given = go(warm_model, tmp_path / "a", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
+    own = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
+    for name in ("reward/mean", "reward/pass_at_1", "policy/loss"):
+        assert [row.get(name) for row in given] == [row.get(name) for row in own]
+    assert given[1]["reward/mean"] > 0
+
+
+def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
+    """What is known and stored after the first step is what a reward of 0 leads to."""
+    known, first = [], []
+    for wrong in (0.0, -0.5):
+        file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
+        file.write_text(SIGNED.format(wrong=wrong))
+        one_step = ("train.steps = 1", "train.save_every = 1")
+        first += go(warm_model, run, "Verifier.kind = 'function'", f"Verifier.function = '{file}'", *one_step)[1:]
+        replay = run / "checkpoint-1" / "replay"
+        questions, stored = (pq.read_table(replay / f"{name}.parquet") for name in ("questions", "trajectories"))
+        assert set(stored["reward"].to_pylist()) == {1.0}
+        known.append((questions, stored.select(["question_id", "token_ids"])))
+    assert known[0] == known[1]
+    zero, negative = first
+    assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
+    assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
+
+
+def test_training_stops_when_grading_fails(warm_model, tmp_path):
+    (tmp_path / "RAISE.py").write_text(FUNCTION)
+    with pytest.raises(GradingError, match=r"32 of 32 answers could not be graded \(0 timeouts, 32 errors\)"):
+        go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
+
+
+def test_a_run_with_code_rewards(warm_model, tmp_path):
+    """A model of digits writes no programs: every answer is none, and that is no error."""
+    try:
+        sandbox.check()
+    except NoSandbox as error:
+        pytest.skip(str(error))
+    rows = go(warm_model, tmp_path / "run", "Verifier.kind = 'code'", "Verifier.memory = 256")
+    assert rows[-1]["reward/no_answer_share"] == 1
+    assert rows[-1]["reward/error_share"] == 0

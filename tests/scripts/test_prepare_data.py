@@ -1,0 +1,332 @@
+"""Public sets prepared from copies made here with the hub's fields, and from the real ones in the shared data."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
+from exgrpo_orlhf.questions.conversions import last_boxed
+from exgrpo_orlhf.questions.prepare import PrepareError, convert, prepare, read_manifest
+
+AIME = [{"id": i, "problem": f"How many of {i}?", "answer": f"{i:03}", "solution": "…"} for i in range(30)]
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "copies"
+
+
+def copy(copies: Path, name: str, rows, subset: str | None = None) -> None:
+    """A set as the hub has it: a folder for the subset, and a card that names it."""
+    public = PUBLIC_SETS[name]
+    folder = copies / public.id
+    subset = subset or public.subset
+    (folder / (subset or "data")).mkdir(parents=True)
+    file = f"{subset or 'data'}/{public.split}-00000-of-00001.parquet"
+    pq.write_table(rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows), folder / file)
+    if subset:
+        card = f"configs:\n- config_name: {subset}\n  data_files:\n  - split: {public.split}\n    path: {file}\n"
+        (folder / "README.md").write_text(f"---\n{card}---\n")
+
+
+def pairs(name: str, *rows) -> list[tuple[str, str]]:
+    written, _ = convert(PUBLIC_SETS[name], rows)
+    return [(row["prompt"][0]["content"], row["reward_model"]["ground_truth"]) for row in written]
+
+
+def script(*arguments, **environment) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "scripts" / "prepare_data.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+
+
+OPENR1 = [{"role": "system", "content": "Think in two sections."}, {"role": "user", "content": "1+1?"}]
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\nFind $x$.\n\nRemember to put your "
+    'answer on its own line after "Answer:".'
+)
+TEN = [f"o{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "question", "answer"),
+    [
+        ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
+        (
+            "gsm8k_train",
+            {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"},
+            "How much?",
+            "1200",
+        ),
+        ("dapo", {"prompt": DAPO, "solution": "34"}, "Find $x$.", "34"),
+        ("dapo", {"prompt": "求 $y$。", "solution": "2"}, "求 $y$。", "2"),
+        ("amc", {"problem": "a", "answer": 142.0}, "a", "142"),
+        ("amc", {"problem": "b", "answer": 0.5}, "b", "0.5"),
+        ("olympiad", {"context": None, "question": "Find n.", "final_answer": ["$2$"]}, "Find n.", "$2$"),
+        (
+            "olympiad",
+            {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]},
+            "Let $p$ be prime.\nFind all n.",
+            "1, p",
+        ),
+        (
+            "arc_c",
+            {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"},
+            "Why?\n\n1) so\n2) thus",
+            "2",
+        ),
+        (
+            "mmlu_pro",
+            {"question": "Which?", "options": TEN, "answer": "J"},
+            "Which?\n\n" + "\n".join(f"{label}) {text}" for label, text in zip("ABCDEFGHIJ", TEN, strict=True)),
+            "J",
+        ),
+    ],
+)
+def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, answer):
+    assert pairs(name, row) == [(question, answer)]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So $\boxed{\frac{1}{2}}$, not $\boxed{3}$. Really \boxed{\text{(A) } \{1,2\}}.", r"\text{(A) } \{1,2\}"),
+        (r"\fbox{7}", "7"),
+        (r"$\boxed 9$ it is", "9"),
+        (r"no primes: $\boxed{}$", ""),
+        (r"\boxed{open", ""),
+        ("nothing", ""),
+    ],
+)
+def test_math_gives_what_is_boxed_last(text, answer):
+    assert last_boxed(text) == answer
+
+
+def test_gpqa_options_are_in_an_order_of_their_own_that_stays():
+    rows = [
+        {
+            "Question": f" Question {i}? ",
+            "Correct Answer": "right ",
+            "Incorrect Answer 1": "wrong",
+            "Incorrect Answer 2": "false",
+            "Incorrect Answer 3": "no\n",
+        }
+        for i in range(200)
+    ]
+    converted = pairs("gpqa", *rows)
+    assert converted == pairs("gpqa", *reversed(rows))[::-1]
+    for question, letter in converted:
+        assert f"{letter}) right" in question.split("\n")
+    counts = [sum(letter == answer for _, answer in converted) for letter in "ABCD"]
+    assert min(counts) > 30, "the right answer's place must not tell"
+
+
+def test_rows_without_an_answer_or_in_contradiction_are_left_out_and_counted():
+    rows = [{"problem": f"p{i}", "solution": "\\boxed{1}"} for i in range(400)]
+    rows[7] = {"problem": "p7", "solution": "\\boxed{}"}
+    rows += [{"problem": "p9", "solution": "\\boxed{2}"}]
+    written, dropped = convert(PUBLIC_SETS["math_train"], rows)
+    assert dropped == {"without question or answer": 1, "contradicting each other": 2}
+    assert len(written) == 398
+    assert [row["extra_info"]["index"] for row in written][6:9] == [6, 8, 10]
+
+
+def test_a_column_that_holds_something_else_is_an_error_that_names_it():
+    rows = [{"problem": f"p{i}", "solution": "see the book"} for i in range(400)]
+    with pytest.raises(PrepareError, match=r"MATH-lighteval: of 400 rows 400 without question or answer; do problem"):
+        convert(PUBLIC_SETS["math_train"], rows)
+    with pytest.raises(PrepareError, match=r"openai/gsm8k, row 0: not of the form expected of question, answer"):
+        convert(PUBLIC_SETS["gsm8k_test"], [{"question": "a", "answer": 7}])
+
+
+# -- preparing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_set_loads_without_any_binding_and_its_manifest_says_what_it_is(tmp_path, copies):
+    copy(copies, "aime25", AIME)
+    line, made = prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies)
+    assert made
+    assert "30 rows, 30 distinct questions" in line
+    questions = QuestionFile(str(tmp_path / "out" / "aime25.parquet")).load()
+    assert questions[24].prompt == (("user", "How many of 24?"),)
+    assert (questions[24].answer, questions[24].source) == ("024", "aime25")
+    entry = read_manifest(tmp_path / "out")["aime25"]
+    assert (entry["source"], entry["split"], entry["rows"], entry["licence"]) == (
+        "math-ai/aime25",
+        "test",
+        30,
+        "Apache-2.0; questions © MAA",
+    )
+    assert len(entry["sha256"]) == 64
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"aime25.parquet", "manifest.json"}
+
+
+def test_preparing_twice_does_nothing_and_a_damaged_file_is_made_again_the_same(tmp_path, copies):
+    copy(copies, "aime25", AIME)
+    out, path = tmp_path / "out", tmp_path / "out" / "aime25.parquet"
+    prepare(PUBLIC_SETS["aime25"], out, copies)
+    whole, manifest = path.read_bytes(), (out / "manifest.json").read_bytes()
+    shutil.move(copies, tmp_path / "away")  # nothing is asked for again
+    assert prepare(PUBLIC_SETS["aime25"], out, copies) == ("30 rows, as in manifest.json: nothing to do", False)
+    assert prepare(PUBLIC_SETS["aime25"], out) == ("30 rows, as in manifest.json: nothing to do", False)
+    shutil.move(tmp_path / "away", copies)
+    for damage in (whole[:-10], whole + b"x"):
+        path.write_bytes(damage)
+        assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
+        assert (path.read_bytes(), (out / "manifest.json").read_bytes()) == (whole, manifest)
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_again(
+    tmp_path, copies, monkeypatch, moment
+):
+    copy(copies, "aime25", AIME)
+    out, calls, rename = tmp_path / "out", [], os.replace
+
+    def interrupted(source, target):
+        calls.append(target)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(PUBLIC_SETS["aime25"], out, copies)
+    assert read_manifest(out) == {}
+    monkeypatch.undo()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
+    assert {path.name for path in out.iterdir()} == {"aime25.parquet", "manifest.json"}
+    assert len(QuestionFile(str(out / "aime25.parquet")).load()) == 30
+
+
+def test_another_number_of_rows_or_another_column_stops_with_what_to_do(tmp_path, copies):
+    copy(copies, "aime25", AIME[:29])
+    with pytest.raises(PrepareError, match=r"aime25, split 'test', has 29 rows, and 30 are expected.*--any-rows"):
+        prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies)
+    assert prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies, any_rows=True)[1]
+    copy(copies, "aime24", [{"Problem": "a", "Answer": "1"}] * 30)
+    with pytest.raises(PrepareError, match=r"no column 'problem' and no 'answer', there are Problem, Answer.*'aime24'"):
+        prepare(PUBLIC_SETS["aime24"], tmp_path / "out", copies)
+    with pytest.raises(PrepareError, match=r"hf download --repo-type dataset HuggingFaceH4/MATH-500 .*--revision 6e4e"):
+        prepare(PUBLIC_SETS["math500"], tmp_path / "out", copies)
+
+
+def test_another_revision_in_the_catalogue_is_fetched_again(tmp_path, copies):
+    copy(copies, "aime25", AIME)
+    out, public = tmp_path / "out", PUBLIC_SETS["aime25"]
+    prepare(public, out, copies)
+    manifest = read_manifest(out)
+    manifest["aime25"]["revision"] = "0" * 40
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert not prepare(replace(public, revision=None), out, copies)[1], "nothing is pinned: what is there is kept"
+    assert prepare(public, out, copies)[1]
+
+
+def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, copies, run_script):
+    script = partial(run_script, "prepare_data.py")
+    copy(copies, "aime25", AIME)
+    out = tmp_path / "out"
+    done = script("--only", "aime25", "gpqa", "--from", copies, "--out", out)
+    assert done.returncode == 1
+    assert "aime25: 30 rows, 30 distinct questions" in done.stdout
+    assert "gpqa: error:" in done.stdout
+    assert "hf download --repo-type dataset Idavidrein/gpqa" in done.stdout
+    assert "1 not prepared: gpqa" in done.stderr
+    listed = script("--list", "--out", out).stdout.split("\n")
+    assert [line.split()[0] for line in listed if "prepared" in line] == ["aime25"]
+    assert len(listed) == len(PUBLIC_SETS) + 2
+    assert script("--only", "nothing").returncode == 2
+    (out / "manifest.json").write_text("{")
+    assert "manifest.json: not JSON" in script("--only", "aime25", "--out", out).stdout
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers like the hub does for a gated set and for one that is not there."""
+
+    def do_GET(self):
+        gated = "gpqa" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("X-Error-Message", "Access is restricted" if gated else "Not found")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_gated_missing_and_unreachable_sets_each_say_what_to_do(tmp_path):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    home = {"HF_HOME": str(tmp_path / "hf")}
+    done = script(
+        "--only", "gpqa", "dapo", "--out", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", **home
+    )
+    server.shutdown()
+    server.server_close()
+    assert "gpqa: error: Idavidrein/gpqa is gated: accept its terms" in done.stdout
+    assert "hf auth login" in done.stdout
+    assert "dapo: error: open-r1/DAPO-Math-17k-Processed: no such set on the hub" in done.stdout
+    done = script("--only", "dapo", "--out", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", **home)
+    assert "the hub cannot be reached from here" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
+# -- real sets --------------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def test_real_sets_are_prepared_whole_from_copies_in_the_hubs_form(tmp_path, copies, shared_data):
+    copy(copies, "gsm8k_test", lines(shared_data / "gsm8k_test.jsonl"))
+    copy(copies, "math500", lines(shared_data / "math500_test.jsonl"))
+    copy(copies, "mmlu_pro", pq.read_table(shared_data / "mmlu_pro_test.parquet"))
+    for name, questions in [("gsm8k_test", 1319), ("math500", 500), ("mmlu_pro", 11_873)]:  # 159 rows repeat others
+        line, made = prepare(PUBLIC_SETS[name], tmp_path / "out", copies)
+        assert made
+        assert f"{questions:,} distinct questions" in line
+        loaded = QuestionFile(str(tmp_path / "out" / f"{name}.parquet")).load()
+        assert len(loaded) == questions
+        if name == "gsm8k_test":
+            assert all(question.answer.lstrip("-").isdigit() for question in loaded)
+        if name == "mmlu_pro":
+            assert {question.answer for question in loaded} == set("ABCDEFGHIJ")
+
+
+def test_arc_questions_come_out_as_the_papers_authors_wrote_theirs(shared_data):
+    theirs = QuestionFile(str(shared_data / "arc_challenge_test.parquet")).load()
+    for question in theirs[::50]:
+        text = question.prompt[-1][1]
+        asked, _, choices = text.rstrip("\n").rpartition("\n\n")
+        labels, options = zip(*(line.split(") ", 1) for line in choices.split("\n")), strict=True)
+        row = {"question": asked, "choices": {"label": labels, "text": options}, "answerKey": question.answer}
+        assert pairs("arc_c", row) == [(text.rstrip("\n"), question.answer)]
+
+
+def test_every_boxed_answer_of_math_500_is_found(shared_data):
+    rows = lines(shared_data / "math500_test.jsonl")
+    assert [last_boxed(row["solution"]) for row in rows] == [row["answer"] for row in rows]

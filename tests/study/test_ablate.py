@@ -1,0 +1,475 @@
+"""scripts/ablate.py: every run once, whatever happens on the way, and nothing starts that cannot be right."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlflow.tracking import MlflowClient
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import claim
+from exgrpo_orlhf.run import train
+from exgrpo_orlhf.study import runner as study_runner
+from exgrpo_orlhf.study.runner import Runner
+from exgrpo_orlhf.study.runs import Measured, plan, seconds_left
+from exgrpo_orlhf.study.suite import Variant, of_files, of_suite, over_grid, seeds
+
+STEPS = 32  # so many that both runs are on their way when the slower one has begun
+SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]
+RUNS = {
+    f"{name}/seed{seed}": (files, seed)
+    for name, files in (("on_policy", ["baselines/on_policy.gin"]), ("paper", []))
+    for seed in (0, 1)
+}
+
+
+def bindings(model: Path, *more: str) -> list[str]:
+    tracked = ("Tracking.enabled = True", "Tracking.flush_seconds = 0.2")
+    every = (f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 4")
+    return small_bindings(model, *every, *tracked, *more)
+
+
+def words(model: Path, out: Path) -> list[str]:
+    return ["--out", str(out), *(word for binding in bindings(model) for word in ("--set", binding))]
+
+
+def ablate(store: str, *arguments: str) -> int:
+    """In this process; the runs are processes all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ablate.py", *arguments])
+        patch.setenv("MLFLOW_TRACKING_URI", store)
+        patch.syspath_prepend(ROOT / "scripts")
+        import ablate as script
+
+        return script.main()
+
+
+def rows(run: Path) -> list[dict]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def timeless(run: Path) -> list[dict]:
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]
+
+
+def newest(run: Path) -> int:
+    return max(checkpoints.find(run), default=0)
+
+
+def mlflow_runs(store: str) -> tuple[list, list]:
+    """The parents, and the runs below them."""
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    parents = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    return parents, [run for run in found if run not in parents]
+
+
+# -- a study that is interrupted, started again, killed, started again ------------------------------------------------
+
+
+@dataclass
+class Disturbed:
+    """status: of the interrupted one; rows, saved: steps of the runs that it had begun, in metrics and checkpoints;
+    killed: steps saved by them when the second one was killed; children: how many it had; again: the last one's status
+    """
+
+    out: Path
+    store: str
+    status: int
+    rows: list[int]
+    saved: list[int]
+    begun: set[str]
+    killed: list[int]
+    children: int
+    again: int
+
+
+@pytest.fixture(scope="module")
+def study(warm_model, tmp_path_factory) -> Disturbed:
+    folder = tmp_path_factory.mktemp("study")
+    out, store = folder / "out", f"sqlite:///{folder / 'mlflow.db'}"
+    command = [*SMOKE, *words(warm_model, out)]
+    first = [out / "on_policy" / "seed0", out / "paper" / "seed0"]
+
+    process = start(store, command)
+    wait_until(lambda: all(len(rows(run)) > 2 for run in first), process)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
+    status = process.wait()
+    reached, saved = [len(rows(run)) - 1 for run in first], [newest(run) for run in first]
+    begun = {name for name in RUNS if (out / name / "run.log").exists()}
+
+    process = start(store, command)
+    wait_until(lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)), process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(is_training(pid) for pid in children))
+    killed = [newest(run) for run in first]
+
+    return Disturbed(out, store, status, reached, saved, begun, killed, len(children), ablate(store, *command))
+
+
+def start(store: str, arguments: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, ROOT / "scripts" / "ablate.py", *arguments],
+        env={**os.environ, "MLFLOW_TRACKING_URI": store},
+        process_group=0,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_until(condition, process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process is None or process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def is_training(pid: str) -> bool:
+    try:
+        return b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_running_ones_finish_their_step_and_save_and_starts_no_other(study):
+    assert study.status == 128 + signal.SIGINT
+    assert study.saved == study.rows
+    assert max(study.saved) < STEPS, "the signal came too late to show anything"
+    assert study.begun == {"on_policy/seed0", "paper/seed0"}
+
+
+@pytest.mark.slow
+def test_no_run_outlives_a_killed_study(study):
+    """The fixture waits for that."""
+    assert study.children == 2
+    assert min(study.killed) < STEPS, "the kill came too late to show anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_interrupted_and_killed_and_started_again_it_ends_as_if_nothing_had_been(name, study, warm_model, tmp_path):
+    assert study.again == 0
+    files, seed = RUNS[name]
+    experiment = config.load(["suites/smoke.gin", *files], bindings(warm_model, "Tracking.enabled = False"), seed=seed)
+    train(experiment, tmp_path, resume=False, tracking_uri="unused", tags={})
+    assert timeless(study.out / name) == timeless(tmp_path)
+    assert newest(study.out / name) == STEPS
+
+
+@pytest.mark.slow
+def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study):
+    [parent], children = mlflow_runs(study.store)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["baseline"] == "on_policy"
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert Counter(f"{c.data.tags['variant']}/seed{c.data.tags['seed']}" for c in children) == Counter(list(RUNS))
+    for child in children:
+        assert child.info.status == "FINISHED"
+        assert child.info.run_name == f"{child.data.tags['variant']}/seed{child.data.tags['seed']}"
+        assert child.data.tags["group"] == parent.data.tags["group"] == "smoke"
+        history = MlflowClient(study.store).get_metric_history(child.info.run_id, "reward/mean")
+        assert sorted(metric.step for metric in history) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(study, warm_model, capsys):
+    before = {path: path.stat().st_mtime_ns for path in study.out.rglob("*") if path.parent != study.out}
+    assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 0
+    shown = capsys.readouterr()
+    assert "4 runs, 4 finished, 0 failed, 0 to run" in shown.err
+    assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*") if path.parent != study.out} == before
+    assert [len(found) for found in mlflow_runs(study.store)] == [1, 4]
+    scores = [rows(study.out / name)[-1]["eval/greedy_accuracy"] for name in RUNS]
+    for variant, (first, second) in (("on_policy", scores[:2]), ("paper", scores[2:])):
+        cells = ["2", "of", "2", f"{first:.3f}", f"{second:.3f}", f"{(first + second) / 2:.3f}"]
+        assert [variant, *cells] in [line.split() for line in shown.out.split("\n")]
+    assert (
+        "compare.py --experiment exgrpo --group smoke --baseline on_policy --metric eval/greedy_accuracy" in shown.out
+    )
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(study, warm_model, capsys):
+    before = {path: path.stat().st_mtime_ns for path in study.out.rglob("*")}
+    arguments = [*SMOKE, *words(warm_model, study.out), "--seeds", "0-2", "--dry-run", "--threads", "1"]
+    assert ablate("http://127.0.0.1:9", *arguments) == 0, "without a word to MLflow"
+    shown = capsys.readouterr()
+    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, \d+\.\d min at the pace so far", shown.err)
+    commands = [shlex.split(line) for line in shown.out.split("\n") if "train.py" in line]
+    assert [command[command.index("--out") + 1] for command in commands] == [
+        str(study.out / variant / "seed2") for variant in ("on_policy", "paper")
+    ]
+    assert all("LocalEngine.threads = 1" in command for command in commands)
+    assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("jobs", "measured", "left"),
+    [
+        (2, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 120.0),  # 120 and 60 s side by side
+        (1, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 180.0),
+        (1, {"a/seed0": (10, 40.0), "a/seed1": (20, 80.0), "b/seed0": (10, 20.0)}, 40.0 + 60.0),  # 20 of 30 are done
+        (1, {"a/seed0": (10, 40.0)}, 240.0),  # b at the pace of all
+        (1, {"a/seed0": (0, 3.0)}, None),
+    ],
+)
+def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest_run(jobs, measured, left):
+    waiting = [SimpleNamespace(name=f"{v}/seed1", variant=SimpleNamespace(name=v), steps=30) for v in "ab"]
+    known = {name: Measured(step=step, seconds=seconds) for name, (step, seconds) in measured.items()}
+    assert seconds_left(waiting, known, jobs) == left
+
+
+@pytest.mark.slow
+def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
+    arguments = [*SMOKE, *words(warm_model, study.out), "--set", "MixedPolicyLoss.beta = 0.2", "--seeds", "1-2"]
+    assert ablate(study.store, *arguments) == 2
+    assert "MixedPolicyLoss.beta: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
+    assert not (study.out / "paper" / "seed2").exists()
+
+
+# -- failures and outages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
+    study, warm_model, tmp_path, capsys, caplog, monkeypatch
+):
+    """Of two variants one asks for experience that is not there yet; at first, MLflow is not there either."""
+    store, experience = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "experience"
+    borrows, out = tmp_path / "borrows.gin", tmp_path / "out"
+    borrows.write_text(f"include 'base.gin'\nWork.experience = {str(experience)!r}\n")
+    command = ["--gin", str(borrows), "base.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
+
+    monkeypatch.setattr(study_runner, "SAY_EVERY", 0.1)
+    with caplog.at_level(logging.INFO):
+        assert ablate("http://127.0.0.1:9", *command) == 1
+    shown = capsys.readouterr()
+    assert caplog.text.count("MLflow: ") == 1
+    progress = (
+        r"g: 0 of 2 done, 1 running \(base/seed0 \d+/32\), 1 failed, 0 waiting; [\d.]+ min left, until \w+ \d+:\d+"
+    )
+    assert re.search(progress, caplog.text)
+    assert newest(out / "base" / "seed0") == STEPS
+    assert "borrows/seed0 failed (exit status 1)" in shown.err
+    assert "no manifest" in shown.err, "the end of its log"
+    assert ["borrows", "0", "of", "1", "failed", "–"] in [line.split() for line in shown.out.split("\n")]
+
+    tried = (out / "borrows" / "seed0" / "run.log").read_bytes()
+    measured = (out / "base" / "seed0" / "metrics.jsonl").read_bytes()
+    assert ablate(store, *command) == 1
+    shown = capsys.readouterr()
+    assert "base/seed0 is trained, but MLflow lacks some of it: it is sent again" in shown.err
+    assert (out / "base" / "seed0" / "metrics.jsonl").read_bytes() == measured
+    assert "borrows/seed0 failed (exit status 1)" in shown.err
+    assert (out / "borrows" / "seed0" / "run.log").read_bytes() == tried, "not without --retry"
+    [parent], [child] = mlflow_runs(store)
+    assert (parent.info.status, child.data.metrics["train/step"]) == ("FAILED", STEPS)
+
+    shutil.copytree(study.out / "paper" / "seed0" / f"checkpoint-{STEPS}" / "replay", experience)
+    assert ablate(store, *command, "--retry") == 0
+    assert newest(out / "borrows" / "seed0") == STEPS
+    [parent], children = mlflow_runs(store)
+    assert (parent.info.status, len(children)) == ("FINISHED", 2)
+
+    # A run that began while there was no parent to be had is taken in when there is.
+    MlflowClient(store).delete_tag(children[0].info.run_id, "mlflow.parentRunId")
+    assert ablate(store, *command) == 0
+    assert [len(found) for found in mlflow_runs(store)] == [1, 2]
+
+
+def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
+    """Of runs of one step whose process is another script than train.py; it gets the same words."""
+    file = out.parent / "script.py"
+    file.write_text(script)
+    found = [
+        Variant(f"v{i}", ("base.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
+        for i in range(variants)
+    ]
+    return Runner("g", plan(found, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
+
+
+DEAF = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+signal.signal(signal.SIGINT, lambda *_: (folder / "asked").touch())
+(folder / "ready").touch()
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):
+    study = runner(warm_model, tmp_path / "out", DEAF, variants=2)
+    folder = tmp_path / "out" / "v0" / "seed0"
+
+    def press_twice() -> None:
+        for sign in ("ready", "asked"):
+            wait_until((folder / sign).exists)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    presses = threading.Thread(target=press_twice)
+    presses.start()
+    study.go()
+    presses.join()
+    assert study.stopped_by == signal.SIGINT
+    assert [process.poll() for process in study.running.values()] == [-signal.SIGKILL]
+    assert study.failed == {}
+    assert not (folder / "failed.json").exists()
+    assert [run.name for run in study.waiting] == ["v1/seed0"]
+
+
+def test_a_run_in_whose_folder_another_process_trains_waits_for_it(warm_model, tmp_path):
+    study = runner(warm_model, tmp_path / "out", "", variants=2)
+    with contextlib.ExitStack() as held:
+        held.enter_context(claim(tmp_path / "out" / "v0" / "seed0", resume=True))
+
+        def let_go() -> None:
+            wait_until(lambda: study.finished)
+            held.close()
+
+        other = threading.Thread(target=let_go)
+        other.start()
+        study.go()
+        other.join()
+    assert [run.name for run in study.finished] == ["v1/seed0", "v0/seed0"]
+
+
+@pytest.mark.slow
+def test_two_studies_do_not_work_in_one_folder(study, warm_model, capsys):
+    with claim(study.out, resume=True):
+        assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 2
+    assert "another process" in capsys.readouterr().err
+
+
+WRONG = [
+    (["--gin", "base.gin", "bse.gin"], "variant bse: --gin: there is no gin file 'bse.gin'; did you mean base.gin"),
+    (
+        ["--gin", "base.gin", "--set", "ReplayMixer.roh=0.5"],
+        "there is no setting ReplayMixer.roh; nearest: ReplayMixer",
+    ),
+    (["--gin", "base.gin", "--set", "ReplayMixer.rho=2.0"], "ReplayMixer.rho must lie in [0, 1], got 2.0"),
+    (["--gin", "base.gin", "--grid", "ReplayMixer.rho"], "--grid 'ReplayMixer.rho' is not a binding with values"),
+    (["--gin", "base.gin", "--grid", "ReplayMixer.rho=0.1,,2"], "is not a binding with values"),
+    (["--gin", "base.gin", "gin/base.gin"], "two variants have the name base"),
+    (["--gin", "base.gin", "ablation_rho_25.gin", "--set", "ReplayMixer.rho=0.1"], "base and ablation_rho_25 are the"),
+    (
+        ["--gin", "base.gin", "--grid", "train.steps=10,20"],
+        "apart from train.steps, which does not change the experiment",
+    ),
+    (["--gin", "base.gin", "--group", ""], "give --group NAME"),
+    (["--gin", "base.gin", "--group", "a/b"], "--group must be letters"),
+    (["--suite", "base.gin"], "Suite.variants must be bound"),
+    (["--suite", "suites/papr.gin"], "did you mean suites/paper.gin"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, tmp_path, capsys):
+    more = [] if "--group" in arguments else ["--group", "g"]
+    assert ablate("unused", *arguments, *more, "--out", str(tmp_path / "out")) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Suite.variants = {}", "Suite.variants must be a dict such as"),
+        ("Suite.variants = {'a': ('base.gin')}", "Suite.variants['a'] must be a tuple of gin files and bindings"),
+        ("Suite.variants = {'a/b': ()}", "Suite.variants: the name of a variant must be letters"),
+        ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
+        ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
+        ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
+        ("Suite.variants = {'a': ('bse.gin',)}", "variant a: --gin: there is no gin file 'bse.gin'"),
+        ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
+        ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
+    ],
+)
+def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_path, capsys):
+    file = tmp_path / "mine.gin"
+    file.write_text(f"include 'base.gin'\n\n{binding}\n")
+    assert ablate("unused", "--suite", str(file), "--out", str(tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "variant" in said or "mine.gin, line" in said
+
+
+# -- what a study consists of -----------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_the_product_of_its_values_over_every_variant():
+    grid = ["ReplayMixer.rho=0.25,0.5", "DifficultyBuckets.thresholds = (0.1, 0.9),(0.3, 0.7)"]
+    variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablation_no_shaping.gin"]), grid)
+    built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
+    assert len(built) == 2 * 2 * 2
+    x = built["ablation_no_entropy+ablation_no_shaping-rho=0.25-thresholds=0.3_0.7"]
+    assert (x.selector.by, x.loss.shaping, float(x.mixer.rho)) == ("random", False, 0.25)
+    assert x.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
+
+
+@pytest.mark.parametrize(("text", "found"), [("0-3", (0, 1, 2, 3)), ("0,3,5", (0, 3, 5)), ("7, 0-1", (7, 0, 1))])
+def test_seeds_are_ranges_and_lists(text, found):
+    assert seeds(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "a", "-1", "0-2,1", "1.5"])
+def test_other_texts_are_no_seeds(text):
+    with pytest.raises(ValueError, match=r"seed"):
+        seeds(text)
+
+
+SUITES = sorted(
+    str(path.relative_to(ROOT)) for folder in ("gin", "docs/study") for path in (ROOT / folder / "suites").glob("*.gin")
+)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_builds_and_a_run_has_the_identity_that_its_process_will_find(name):
+    suite = config.load_suite(name)
+    runs = plan(of_suite(suite, name), suite.seeds, Path("unused"), config.load)
+    assert len(runs) == len(suite.variants) * len(suite.seeds)
+    last = runs[-1]
+    assert last.identity == config.load(last.variant.files, last.variant.bindings, seed=last.seed).identity
+
+
+def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_otherwise(tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "include 'base.gin'\nReplayMixer.rho = 0.1\ntrain.steps = 7\n"
+        "Suite.variants = {'a': (), 'b': ('ablation_rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
+    )
+    runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
+    assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]
+
+
+def test_the_papers_suite_has_the_official_recipes_algorithm():
+    """All that the recipe states itself; the recipe's other file is the paper's work, and its two optimiser steps."""
+    official = config.load_suite("suites/paper.gin").variants["official"]
+    stated = config._statements((ROOT / "gin" / "recipes" / "official.gin").read_text(), "official.gin")
+    expected = {f"{s.selector}.{s.arg_name}": repr(s.value) for s in stated if getattr(s, "arg_name", None)}
+    params = config.load(["suites/paper.gin"], official).params
+    assert {name: params[name] for name in expected} == expected
+    work = config.load(["recipes/paper.gin"], ["PretrainedModel.path = 'm'", "QuestionFile.path = 'q'"]).params
+    assert params["Optimizer.steps_per_batch"] == work["Optimizer.steps_per_batch"]

@@ -1,0 +1,120 @@
+"""The study's own document and what it measures: figures come from its files, lucky guesses are told by the checker."""
+
+import csv
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.curve import Curve, TrackedRun
+from exgrpo_orlhf.study.tables import values_csv
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+
+FIGURES = ROOT / "docs" / "study"
+sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
+import luck  # noqa: E402
+import quarters  # noqa: E402
+from document import Document, DocumentError  # noqa: E402
+
+
+def a_curve(variant: str, seed: int, values: list[float]) -> Curve:
+    run = TrackedRun(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
+    steps = np.arange(len(values), dtype=float)
+    return Curve(run, steps, np.array(values), steps * 1e6, steps * 60)
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    curves = [
+        *(a_curve("on_policy", seed, [0.2, 0.3, 0.4 + seed / 100]) for seed in range(3)),
+        *(a_curve("ours", seed, [0.2, 0.5, 0.6 + seed / 50]) for seed in range(3)),
+        *(a_curve("bad", seed, [0.2, 0.3, 0.1]) for seed in range(3)),
+    ]
+    (tmp_path / "toy.csv").write_text(values_csv([compare("eval/x", curves, "on_policy")]), encoding="utf-8")
+    (tmp_path / "luck.csv").write_text(
+        "regime,what,seed,sound\nweak,paper,0,0.25\nweak,paper,1,0.35\n", encoding="utf-8"
+    )
+    return Document(tmp_path)
+
+
+def test_places_are_filled_with_the_figures_of_the_files(document: Document) -> None:
+    assert document.fill("{{mean toy ours final}}") == "0.620 ± 0.050"  # t(0.975, 2) · 0.02 / √3
+    assert document.fill("{{difference toy ours on_policy final}}") == "+0.210 [+0.185, +0.235]"
+    assert document.fill("{{p toy ours on_policy final}}") == "0.0008"
+    assert document.fill("{{collapsed toy bad}}, {{collapsed toy ours}}") == "3 of 3, 0 of 3"
+    assert document.fill("{{hours toy}} h, {{luck weak paper sound}}") == "0.3 h, 0.300 ± 0.635"
+    assert document.fill("{{picture toy}}").endswith("/toy.png)")
+    assert document.fill("no place {here}") == "no place {here}"
+
+
+def test_table_marks_what_holds_after_correction(document: Document) -> None:
+    head, _, *rows = document.fill("{{table toy}}").split("\n")
+    assert head.count("Δ") == 2
+    assert [row.split(" | ")[0] for row in rows] == ["| on_policy", "| bad", "| ours"]
+    assert "**+0.210 [+0.185, +0.235]**" in rows[2]
+    assert "**" not in rows[0]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("{{mean toy nobody final}}", "{{mean toy ours height}}", "{{mean toy}}", "{{median toy ours final}}"),
+        *("{{luck weak paper height}}", "{{luck strong paper sound}}", "{{mean toy ours final eval/y}}"),
+    ],
+)
+def test_place_without_a_figure_is_named(document: Document, place: str) -> None:
+    with pytest.raises(DocumentError, match="no such figure") as error:
+        document.fill(f"text {place} text")
+    assert place in str(error.value)
+
+
+def test_study_is_what_its_files_and_text_say() -> None:
+    text = (FIGURES / "text.md").read_text(encoding="utf-8")
+    assert Document(FIGURES).fill(text) == (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
+def test_study_reports_no_seed_it_was_tuned_on() -> None:
+    paths = list(FIGURES.glob("study_*.csv"))
+    assert len(paths) > 4
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            seeds = {row["seed"] for row in csv.DictReader(file)} - {""}
+        assert seeds.isdisjoint({"100", "101"}), path  # gin/recipes/ours.gin was chosen on these
+
+
+def test_auc_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(0)
+    scores, positive = rng.integers(6, size=60).astype(float), rng.random(60) < 0.4
+    pairs = list(itertools.product(scores[positive], scores[~positive]))
+    brute = sum((high > low) + 0.5 * (high == low) for high, low in pairs) / len(pairs)
+    assert luck.auc(scores, positive) == pytest.approx(brute, abs=1e-12)
+    assert luck.auc(scores, np.ones(60, bool)) is None
+
+
+def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: Path) -> None:
+    x = config.load(["base.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
+    everything, unmastered = luck.sampled(x)
+    assert len(everything.sound) >= len(unmastered.sound) > 50
+    row = everything.row()
+    assert 0 < row["sound"] < 1
+    assert row["auc_entropy"] > 0.6  # lower entropy, sounder reasoning: what the paper says
+    assert {*luck.HEAD} == {"regime", "what", "seed", *row}
+
+
+def test_quarters_are_means_over_the_steps_that_replay(tmp_path: Path) -> None:
+    for name, shares in (("paper/seed3", [0, 0.5, 0.5, 0, 0.5, 0, 0, 0]), ("on_policy/seed3", [0] * 8)):
+        log = MetricsLog(tmp_path / name / "metrics.jsonl")
+        log.append(0, {"eval/greedy_accuracy": 0.2})
+        for step, share in enumerate(shares, 1):
+            state = {"replay/candidates": 10 * step, "replay/actual_share": share}
+            log.append(step, {**state, **({"replay/age_mean": step, "replay/ess": 1 / step} if share else {})})
+    found = list(quarters.rows(tmp_path))
+    assert [(row["variant"], row["seed"], row["quarter"]) for row in found] == [("paper", "3", n) for n in (1, 2, 3, 4)]
+    assert [row.get("age") for row in found] == [2, 3, 5, None]
+    assert [row["candidates"] for row in found] == [15, 35, 55, 75]
+    assert {name for row in found for name in row} <= {*quarters.HEAD}

@@ -1,0 +1,136 @@
+"""docs/study/build.py from runs to document: stopped and started again, every run once, every figure from its files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from run_builders import ROOT, small_bindings
+
+STUDY = ROOT / "docs" / "study"
+sys.path.insert(0, str(STUDY))
+from document import Document  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+STEPS = 32
+TEXT = "{{mean study_weak paper final}}, {{quarter study_weak paper 4 age}}\n"
+
+
+@pytest.fixture
+def project(warm_model: Path, tmp_path: Path) -> Path:
+    """A copy of the code with one small part and a short text."""
+    for name in ("exgrpo_orlhf", "gin", "scripts", "evals"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
+    for path in STUDY.glob("*.py"):
+        shutil.copy(path, tmp_path / "docs" / "study")
+    (tmp_path / "docs" / "study" / "text.md").write_text(TEXT, encoding="utf-8")
+    more = ("Tracking.enabled = True", f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 50")
+    lines = [
+        "include 'base.gin'",
+        *small_bindings(warm_model, *more),
+        "Suite.variants = {'on_policy': ('baselines/on_policy.gin',), 'paper': ()}",
+        "Suite.baseline = 'on_policy'",
+        "Suite.seeds = (0, 1)",
+    ]
+    (tmp_path / "docs" / "study" / "suites" / "study_weak.gin").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def start(project: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts the script, in a process group of its own that does not outlive the test."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    begun = []
+
+    def begin() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(project / "docs" / "study" / "build.py"), "--only", "study_weak", "--jobs", "1"],
+            env={**environment, "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
+            cwd=project,
+            process_group=0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def steps(project: Path, run: str) -> list[int]:
+    path = project / "runs" / "study_weak" / run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_document(project: Path, start) -> None:
+    process = start()
+    deadline = time.monotonic() + 240
+    while len(steps(project, "on_policy/seed0")) < 3:
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
+    said = process.communicate(timeout=240)[0]
+    assert process.returncode == 128 + signal.SIGINT, said[-4000:]
+    assert "Traceback" not in said
+    assert len(steps(project, "paper/seed1")) == 0, "the last run was started all the same"
+    assert not (project / "docs" / "study.md").exists()
+
+    process = start()
+    said = process.communicate(timeout=480)[0]
+    assert process.returncode == 0, said[-4000:]
+    for run in ("on_policy/seed0", "on_policy/seed1", "paper/seed0", "paper/seed1"):
+        assert steps(project, run) == list(range(STEPS + 1))
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert sorted(run.data.tags.get("variant", "") for run in found) == ["", *["on_policy"] * 2, *["paper"] * 2]
+
+    figures = project / "docs" / "study"
+    names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv", ".png")}
+    written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert written == {"text.md", *names}
+    written = (project / "docs" / "study.md").read_text(encoding="utf-8")
+    assert written == Document(figures).fill(TEXT)
+    with (figures / "study_weak.csv").open(encoding="utf-8", newline="") as file:
+        final = {row["seed"]: float(row["value"]) for row in csv.DictReader(file)
+                 if (row["kind"], row["measure"], row["variant"]) == ("run", "final", "paper")}  # fmt: skip
+    assert written.startswith(f"{(final['0'] + final['1']) / 2:.3f}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_script_ends_well_in_spite_of_starts_no_other(project: Path, start, number) -> None:
+    waits = "import signal, time; signal.signal({0}, lambda *_: exit(0)); print('ready', flush=True); time.sleep(60)"
+    (project / "scripts" / "ablate.py").write_text(waits.format(int(number)), encoding="utf-8")
+    process = start()
+    assert any(line == "ready\n" for line in process.stdout)
+    os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert "compare.py" not in said
+
+
+def test_a_place_without_a_figure_leaves_the_old_document(project: Path) -> None:
+    (project / "docs" / "study.md").write_text("old", encoding="utf-8")
+    command = [sys.executable, "docs/study/build.py", "--document"]
+    found = subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True)
+    assert found.returncode == 2
+    assert found.stderr.decode().startswith("error: docs/study/text.md: ")
+    assert (project / "docs" / "study.md").read_text() == "old"

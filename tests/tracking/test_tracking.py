@@ -1,0 +1,480 @@
+"""The metrics log, and its way to a real MLflow: SQLite files and `mlflow server` processes, stopped and killed."""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+from mlflow_server import Server
+from run_builders import ROOT, wait_until
+
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
+from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
+from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
+
+FAST = Tracking(flush_seconds=0.05)
+
+# A training process: a row every 10 ms, told on standard output; then as the last argument says.
+TRAIN = """
+import sys, time
+from pathlib import Path
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker
+folder, uri, first, steps, end = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+log = MetricsLog(folder / "metrics.jsonl")
+tracker = MlflowTracker(log, Tracking(flush_seconds=0.05), default_uri=uri, run_name=folder.name,
+                        params={"a": 1}, tags={})
+for step in range(first, first + steps):
+    log.append(step, {"reward/mean": step / 2})
+    time.sleep(0.01)
+while end == "killed" and tracker.run_id is None:
+    time.sleep(0.01)
+print("trained", flush=True)
+if end == "killed":
+    for step in range(first + steps, 10_000):
+        log.append(step, {"reward/mean": step / 2})
+        time.sleep(0.01)
+if end == "closed":
+    tracker.close("FINISHED", timeout=120)  # making the database takes long on a busy machine
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, value in MLFLOW_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def made_database(tmp_path_factory):
+    """An empty MLflow database: making one takes a second."""
+    path = tmp_path_factory.mktemp("made") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def fresh_sqlite(tmp_path):
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def sqlite(tmp_path, made_database, fresh_sqlite):
+    shutil.copy(made_database, tmp_path / "mlflow.db")
+    return fresh_sqlite
+
+
+@pytest.fixture
+def server(tmp_path, made_database):
+    shutil.copy(made_database, tmp_path / "server.db")
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def train(folder, uri, first, steps, end):
+    command = [sys.executable, "-c", TRAIN, str(folder), uri, str(first), str(steps), end]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def tracker(log, uri, settings=FAST, **other):
+    return MlflowTracker(
+        log, settings, **{"default_uri": uri, "run_name": "run", "params": {}, "tags": {}, "run_id": None, **other}
+    )
+
+
+def fill(log, steps, offset=0.0):
+    for step in steps:
+        log.append(step, {"reward/mean": step + offset})
+
+
+def history(uri, run_id, name="reward/mean"):
+    """[(step, value)] as the server kept them, sorted by step."""
+    return sorted((metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run_id, name))
+
+
+def all_runs(uri, experiment="exgrpo"):
+    client = MlflowClient(uri)
+    return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+
+
+def once_each(steps):
+    return [(step, float(step)) for step in steps]
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+# --- the log
+
+
+def test_rows_are_on_disk_when_append_returns(tmp_path):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    for step in (0, 1, 5):
+        log.append(step, {"reward/mean": 0.5, "cost/generated_tokens": np.int64(7), "time/step": np.float32(0.25)})
+        rows = [json.loads(line) for line in log.path.read_text().split("\n")[:-1]]
+        assert rows[-1].pop("time") == pytest.approx(time.time(), abs=5)
+        assert rows[-1] == {"step": step, "reward/mean": 0.5, "cost/generated_tokens": 7, "time/step": 0.25}
+    assert [row["step"] for row in log.rows()] == [0, 1, 5]
+    assert [row["step"] for row in log.rows(after=0)] == [1, 5]
+    assert [row["step"] for row in MetricsLog(log.path).rows(after=3)] == [5]
+    assert list(log.rows(after=5)) == []
+
+
+def test_steps_must_increase(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, [3])
+    for step in (3, 2, -1, 4.0):
+        with pytest.raises(ValueError, match="after step 3; steps are increasing integers"):
+            log.append(step, {})
+    with pytest.raises(ValueError, match="step 3 after step 3"):
+        MetricsLog(log.path).append(3, {})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        *(
+            ({"reward/mean": 1.0, "policy/loss": value}, r"metric 'policy/loss' of step 0 is .*finite")
+            for value in (float("nan"), float("inf"), -float("inf"), None, "3", [1.0])
+        ),
+        *(
+            ({name: 1.0}, f"cannot name a metric.*write '{better}'")
+            for name, better in [
+                *(("pass@1", "pass_at_1"), ("eval/a:b", "eval/a_b"), ("/a", "a")),
+                *(("a//b", "a/b"), ("../a", "a"), ("", "a name")),
+            ]
+        ),
+        *(({name: 1.0}, "is reserved") for name in ("step", "time", "train/step")),
+        ({f"m{i}": 0.0 for i in range(METRICS_PER_CALL)}, "1000 metrics in step 0; MLflow takes 999"),
+    ],
+)
+def test_metrics_that_mlflow_would_refuse_are_refused_and_not_written(tmp_path, metrics, message):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=message):
+        log.append(0, metrics)
+    fill(log, [0])
+    assert len(list(log.rows())) == 1
+
+
+def test_a_param_that_mlflow_would_refuse_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"'pass@1' cannot name a metric, param or tag.*write 'pass_at_1'"):
+        tracker(MetricsLog(tmp_path / "metrics.jsonl"), "sqlite://", params={"pass@1": 1})
+
+
+def test_cut_back_drops_later_rows_and_the_torn_line(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(5))
+    kept = b"".join(line + b"\n" for line in log.path.read_bytes().split(b"\n")[:3])
+    with log.path.open("ab") as file:
+        file.write(b'{"step": 5, "tim')
+    log = MetricsLog(log.path)
+    assert len(list(log.rows())) == 5
+    with pytest.raises(ValueError, match="incomplete line; call cut_back"):
+        fill(log, [5])
+    assert log.cut_back(2) == 2
+    assert log.path.read_bytes() == kept
+    assert log.cut_back(2) == 0
+    fill(log, [3, 4])
+    assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2, 3, 4]
+    assert MetricsLog(log.path).cut_back(-1) == 5
+    assert list(tmp_path.iterdir()) == [log.path]
+    assert log.path.read_bytes() == b""
+
+
+def test_a_log_killed_at_any_byte_goes_on_after_cut_back(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(3))
+    whole = log.path.read_bytes()
+    for size in range(0, len(whole), 3):
+        log.path.write_bytes(whole[:size])
+        log = MetricsLog(log.path)
+        complete = whole[:size].count(b"\n")
+        assert log.cut_back(1) == max(complete - 2, 0)
+        fill(log, range(min(complete, 2), 3))
+        assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("line", [b"\0\0\0", b'{"step": 1', b"[1]", b'{"step": 0, "time": 1.0}', b'{"time": 1.0}', b""])
+def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, [0])
+    log.path.write_bytes(log.path.read_bytes() + line + b'\n{"step": 2, "time": 1.0}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a row of metrics"):
+        MetricsLog(log.path)
+
+
+def test_two_programs_on_one_log_are_noticed(tmp_path):
+    one, two = MetricsLog(tmp_path / "metrics.jsonl"), MetricsLog(tmp_path / "metrics.jsonl")
+    fill(one, [0])
+    with pytest.raises(ValueError, match="changed by another program"):
+        fill(two, [0])
+
+
+# --- to MLflow
+
+
+def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    params = {"ReplayMixer.rho": 0.5, "none": None, **{f"p{i}": i for i in range(150)}}
+    sender = tracker(log, fresh_sqlite, params=params, tags={"engine": "local", "seed": 0})
+    fill(log, range(3))
+    (tmp_path / "plot.txt").write_text("plot")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "one.txt").write_text("one")
+    for name in ("plot.txt", "gone.txt", "folder"):
+        sender.artifact(tmp_path / name, "files")
+    sender.close("FINISHED")
+    (run,) = all_runs(fresh_sqlite)
+    assert run.info.run_id == sender.run_id
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params == {name: str(value) for name, value in params.items()}
+    assert (run.data.tags["engine"], run.data.tags["seed"]) == ("local", "0")
+    assert (
+        history(fresh_sqlite, sender.run_id)
+        == history(fresh_sqlite, sender.run_id, "train/step")
+        == once_each(range(3))
+    )
+    times = sorted(
+        metric.timestamp for metric in MlflowClient(fresh_sqlite).get_metric_history(sender.run_id, "reward/mean")
+    )
+    assert times == [round(row["time"] * 1000) for row in log.rows()]
+    assert run.info.artifact_uri.startswith((tmp_path / "mlartifacts" / "exgrpo").as_uri())
+    listed = [file.path for file in MlflowClient(fresh_sqlite).list_artifacts(sender.run_id, "files")]
+    assert listed == ["files/one.txt", "files/plot.txt"]
+
+
+def test_long_params_are_cut_with_their_hash(tmp_path, sqlite):
+    params = {"a": "x" * 7000, "b": "x" * 6999 + "y", "whole": "x" * 6000}
+    sender = tracker(MetricsLog(tmp_path / "metrics.jsonl"), sqlite, params=params)
+    sender.close("FINISHED")
+    stored = all_runs(sqlite)[0].data.params
+    assert stored["whole"] == params["whole"]
+    assert len(stored["a"]) == len(stored["b"]) == 6000
+    assert stored["a"] != stored["b"]
+    assert "7000 characters" in stored["a"]
+
+
+def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = tracker(log, sqlite, params={"train.steps": 3})
+    fill(log, range(6))
+    sender.close("KILLED")
+    for session in (1, 2):  # from checkpoints at steps 2 and 4: steps 3 to 5, then 5 run again, with other numbers
+        log = MetricsLog(log.path)
+        log.cut_back(2 * session)
+        again = tracker(log, sqlite, params={"train.steps": 9, f"new{session}": 1}, run_id=sender.run_id)
+        assert again.run_id == sender.run_id
+        wait_until(lambda: all_runs(sqlite)[0].info.status == "RUNNING")
+        fill(log, range(2 * session + 1, 6 + session), offset=0.25)
+        again.close("FINISHED")
+    (run,) = all_runs(sqlite)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"train.steps": "3", "new1": "1", "new2": "1"}
+    assert history(sqlite, run.info.run_id) == [*once_each(range(6)), (6, 6.25), (7, 7.25)]
+    assert warnings(caplog) == []
+
+
+def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sqlite):
+    process = train(tmp_path / "run", sqlite, 0, 5, "killed")
+    assert process.stdout.readline() == "trained\n"
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    reached = log.last_step
+    log.cut_back(3)
+    sender = tracker(log, sqlite)
+    fill(log, range(4, reached + 3))
+    sender.close("FINISHED")
+    (run,) = all_runs(sqlite)
+    assert [step for step, _ in history(sqlite, run.info.run_id)] == list(range(reached + 3))
+
+
+def test_two_trackers_at_once_on_one_log_send_each_step_once(tmp_path, sqlite):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, [0])
+    one = tracker(log, sqlite)
+    wait_until(lambda: one.run_id)
+    two = tracker(log, sqlite)
+    for step in range(1, 100):
+        fill(log, [step])
+        time.sleep(0.002)
+    one.close("FINISHED")
+    two.close("FINISHED")
+    assert one.run_id == two.run_id
+    assert history(sqlite, one.run_id) == once_each(range(100))
+
+
+def test_an_emptied_log_begins_another_run(tmp_path, sqlite):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for _ in range(2):
+        sender = tracker(log, sqlite)
+        fill(log, range(2))
+        sender.close("FINISHED")
+        log.cut_back(-1)
+    assert [history(sqlite, run.info.run_id) for run in all_runs(sqlite)] == [once_each(range(2))] * 2
+
+
+def test_a_long_log_is_sent_in_calls_of_whole_steps(tmp_path, sqlite):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        log.append(step, {f"m{i}": float(step) for i in range(METRICS_PER_CALL - 1 if step == 2 else 400)})
+    sender = tracker(log, sqlite)
+    sender.close("FINISHED")
+    for name in ("m0", "m399", "train/step"):
+        assert history(sqlite, sender.run_id, name) == once_each(range(5))
+    assert history(sqlite, sender.run_id, "m998") == [(2, 2.0)]
+    sender._cursor = -1
+    calls = [[metric.step for metric in call] for call in sender._batches()]
+    assert [sorted(set(call)) for call in calls] == [[0, 1], [2], [3, 4]]
+    assert max(map(len, calls)) == METRICS_PER_CALL
+
+
+def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sqlite, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    tracker(MetricsLog(tmp_path / "other.jsonl"), sqlite).close("FINISHED")
+    experiment = MlflowClient(sqlite).get_experiment_by_name("exgrpo").experiment_id
+    MlflowClient(sqlite).delete_experiment(experiment)
+    sender = tracker(log, sqlite)
+    fill(log, range(3))
+    wait_until(lambda: warnings(caplog))
+    time.sleep(0.3)
+    (warning,) = warnings(caplog)
+    assert "experiment 'exgrpo' is deleted" in warning
+    assert f"mlflow experiments restore --experiment-id {experiment}" in warning
+    MlflowClient(sqlite).restore_experiment(experiment)
+    sender.close("FINISHED")
+    assert history(sqlite, sender.run_id) == once_each(range(3))
+
+
+def test_a_run_unknown_to_the_server_becomes_another_with_all_steps(tmp_path, sqlite, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(3))
+    sender = tracker(log, sqlite, run_id="0" * 32)
+    sender.close("FINISHED")
+    assert f"has no run {'0' * 32}" in warnings(caplog)[0]
+    assert history(sqlite, sender.run_id) == once_each(range(3))
+
+
+def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_path, made_database, monkeypatch):
+    uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("default", "setting", "environment")]
+    for uri in uris[1:]:
+        shutil.copy(made_database, uri.removeprefix("sqlite:///"))
+    setting = Tracking(uri=uris[1], flush_seconds=0.05)
+    tracker(MetricsLog(tmp_path / "one.jsonl"), uris[0], setting).close("FINISHED")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uris[2])
+    tracker(MetricsLog(tmp_path / "two.jsonl"), uris[0], setting).close("FINISHED")
+    assert [run.data.tags["mlflow.runName"] for uri in uris[1:] for run in all_runs(uri)] == ["run", "run"]
+    assert not (tmp_path / "default.db").exists()
+
+
+def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = tracker(log, fresh_sqlite, Tracking(enabled=False), run_id="kept for the checkpoint")
+    fill(log, [0])
+    sender.artifact(log.path)
+    sender.close("FINISHED")
+    assert sender.run_id == "kept for the checkpoint"
+    assert list(tmp_path.iterdir()) == [log.path]
+
+
+@pytest.mark.slow
+def test_two_processes_starting_at_once_on_a_fresh_database_both_arrive(tmp_path, fresh_sqlite):
+    processes = [train(tmp_path / name, fresh_sqlite, 0, 3, "closed") for name in ("one", "two")]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    runs = all_runs(fresh_sqlite)
+    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+    assert all([step for step, _ in history(fresh_sqlite, run.info.run_id)] == [0, 1, 2] for run in runs)
+    assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
+
+
+@pytest.mark.slow
+def test_a_kill_while_the_database_is_made_leaves_none_and_the_next_start_makes_it(tmp_path, fresh_sqlite):
+    process = train(tmp_path / "run", fresh_sqlite, 0, 1, "killed")
+    wait_until(lambda: [path for path in tmp_path.glob("mlflow.db.*.new") if path.stat().st_size > 100_000])
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    sender = tracker(log, fresh_sqlite)
+    sender.close("FINISHED")
+    assert len(history(fresh_sqlite, sender.run_id)) == len(list(log.rows())) > 0
+    assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, server, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = tracker(log, server.uri, params={"a": 1})
+    fill(log, range(3))
+    wait_until(lambda: warnings(caplog))
+    assert sender.run_id is None
+    server.start()
+    wait_until(lambda: sender.run_id and history(server.uri, sender.run_id) == once_each(range(3)))
+    wait_until(lambda: len(warnings(caplog)) == 2)
+    server.stop()
+    fill(log, range(3, 6))
+    wait_until(lambda: len(warnings(caplog)) == 3)
+    fill(log, range(6, 9))
+    server.start()
+    fill(log, range(9, 12))
+    (tmp_path / "config.gin").write_text("config")
+    sender.artifact(tmp_path / "config.gin")
+    wait_until(lambda: len(warnings(caplog)) == 4)
+    sender.close("FINISHED")
+    first, back, second, again = warnings(caplog)
+    assert "Training goes on" in first
+    assert "Training goes on" in second
+    assert "answers again" in back
+    assert "answers again" in again
+    (run,) = all_runs(server.uri)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1"})
+    assert history(server.uri, run.info.run_id) == once_each(range(12))
+    assert [file.path for file in MlflowClient(server.uri).list_artifacts(run.info.run_id)] == ["config.gin"]
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up(tmp_path, sqlite, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        sender = tracker(log, f"http://someone:secret@127.0.0.1:{silent.getsockname()[1]}")
+        longest = 0.0
+        for step in range(200):
+            before = time.monotonic()
+            fill(log, [step])
+            longest = max(longest, time.monotonic() - before)
+        assert longest < 1.5  # seconds; one request takes 2
+        before = time.monotonic()
+        sender.close("FINISHED", timeout=0.5)
+        assert time.monotonic() - before < 1.5
+        sender.close("FINISHED")  # a second time does nothing
+        sender._thread.join(10)
+        assert not sender._thread.is_alive()
+    assert "200 steps of" in warnings(caplog)[0]
+    assert "resume this run" in warnings(caplog)[0]
+    assert "secret" not in caplog.text
+    later = tracker(log, sqlite)
+    later.close("FINISHED")
+    assert history(sqlite, later.run_id) == once_each(range(200))
+
+
+def test_the_thread_does_not_keep_a_process_alive(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = train(tmp_path / "run", f"http://127.0.0.1:{silent.getsockname()[1]}", 0, 200, "left")
+        assert process.stdout.readline() == "trained\n"
+        before = time.monotonic()
+        assert process.wait(20) == 0
+    assert time.monotonic() - before < 5.0  # seconds; the request under way would take 10
+    assert len(list(MetricsLog(tmp_path / "run" / "metrics.jsonl").rows())) == 200
