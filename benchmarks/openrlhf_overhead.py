@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What experience replay costs in a step of the OpenRLHF engine, against OpenRLHF's own on-policy step.
 
-`--bench`, on a machine without CUDA that has the stack (make openrlhf-cpu): three runs, one after the other, each in a
+`--cpu`, on a machine without CUDA that has the stack (make openrlhf-cpu): three runs, one after the other, each in a
 process of its own: OpenRLHF's own program, our engine without replay, our engine with it from the first step. The same
 tiny chain model, B = 32, K = 8, lengths, layout (one rank, one vLLM engine), stand-ins for CUDA, and a learning rate so
 small that responses stay as they are. No goal: a model this small has nothing to hide overheads behind. `measure` is of
@@ -14,7 +14,7 @@ questions, 4 trajectories stored for 20,000 of them. Goal: plan + score + assemb
 of a 7B model on 8 GPUs. `experience` (rows in OpenRLHF's form) and `metrics` are there without replay too. Scoring's
 forward passes are estimated in FLOP; against them stand the responses that replay saves.
 
-Without either, both, the bench where it can run. The first 3 steps never count.
+Without either, both, the CPU layout where it can run. The first 3 steps never count.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SAME_WORK = {"rollout": "generation", "measure": "make_experience", "train": "pp
 COUNTS = {"response_tokens": "rollout", "actual_share": "replay", "candidates_scored": "replay"}
 LAYOUT = "engines/openrlhf_cpu.gin"
 BOTH = ("train.eval_every = None", "ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False")
-BENCH = ("Work.model = @PretrainedModel()", "Work.validation = None", "Optimizer.learning_rate = 1e-7", *BOTH)
+ON_CPU = ("Work.model = @PretrainedModel()", "Work.validation = None", "Optimizer.learning_rate = 1e-7", *BOTH)
 PAPER = ("ModularChains.count = 46000", "ModularChains.operands = (6, 7)", "train.questions_per_step = 128", *BOTH)
 REWARD = """
 import torch
@@ -118,12 +118,12 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows[WARM:]) for name in rows[0]}
 
 
-def bench(steps: int, small: bool) -> dict[str, Any]:
+def on_cpu(steps: int, small: bool) -> dict[str, Any]:
     steps += WARM
     bindings = TINY if small else []
     model = config.load(["base.gin"], bindings).model.prepare()
     more = f"PretrainedModel.path = '{model}'", f"train.steps = {steps}", f"ModularChains.count = {32 * steps}"
-    given = [part for binding in (*bindings, *BENCH, *more) for part in ("--set", binding)]
+    given = [part for binding in (*bindings, *ON_CPU, *more) for part in ("--set", binding)]
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as temporary:
         runs = {"OpenRLHF": call(plain := Path(temporary) / "plain", __file__, "--plain", str(plain), *given)}
         for name, gin in (("on-policy", "baselines/on_policy.gin"), ("replay", "base.gin")):
@@ -237,25 +237,25 @@ def paper(steps: int, step_seconds: float, small: bool) -> dict[str, Any]:
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--paper", action="store_true")
     parser.add_argument("--steps", type=int, default=20, help="counted steps of each (default 20)")
     parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS, help="of a 7B step (default: 8 H100)")
-    for internal in ("--plain", "--set"):  # what --bench starts
+    for internal in ("--plain", "--set"):  # what --cpu starts
         parser.add_argument(internal, action="append", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
         run_plain(Path(arguments.plain[0]), arguments.set)
         return 0
-    neither = not (arguments.bench or arguments.paper)
+    neither = not (arguments.cpu or arguments.paper)
     can = not torch.cuda.is_available() and importlib.util.find_spec("openrlhf") is not None
-    if arguments.bench and not can:
-        parser.error("--bench needs the OpenRLHF stack (make openrlhf-cpu) on a machine without CUDA")
+    if arguments.cpu and not can:
+        parser.error("--cpu needs the OpenRLHF stack (make openrlhf-cpu) on a machine without CUDA")
     steps = 1 if arguments.small else arguments.steps
     figures: dict[str, Any] = {"met": True}
-    summary = "the bench has no goal"
-    if arguments.bench or (neither and can):
-        figures["bench"] = bench(steps, arguments.small)
+    summary = "the runs on the CPU have no goal"
+    if arguments.cpu or (neither and can):
+        figures["cpu"] = on_cpu(steps, arguments.small)
     if arguments.paper or neither:
         figures["paper"] = paper(steps, arguments.step_seconds, arguments.small)
         own, share = figures["paper"]["medians"]["own"], figures["paper"]["share"]

@@ -30,7 +30,7 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand: `openrlhf_overhead --bench`, which starts OpenRLHF three times, and `eval_throughput --engine vllm`.
+# By hand: `openrlhf_overhead --cpu`, which starts OpenRLHF three times, and `eval_throughput --engine vllm`.
 CASES = [
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
