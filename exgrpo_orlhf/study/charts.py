@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..evaluation.charts import PALETTE, SERIES, WIDTH, Drawing, drawing, short
 from .comparison import MEASURES, Comparison
 from .curve import AXES, Array, band
-from .tables import UNITS, interval, number, plus_minus
+from .tables import UNITS, difference, number, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,9 +71,7 @@ def _curves(
             area = axes.fill_between(x, found.low, found.high, alpha=0.15, color=look["color"], linewidth=0)
             chart.mark(area, f"band {classes}")
             for curve in variant.curves:
-                along = curve.along(axis)
-                assert along is not None  # `band` has them all
-                (line,) = axes.plot(along / size, curve.values, linewidth=0.8, alpha=0.35, **look)
+                (line,) = axes.plot(curve.along(axis) / size, curve.values, linewidth=0.8, alpha=0.35, **look)
                 words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)} at the end"
                 chart.mark(line, f"thin {classes}", words)
         (line,) = axes.plot(x, found.mean, linewidth=1.8, label=variant.name, **look)
@@ -100,9 +98,9 @@ def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(variants)), [short(v.name, 30) for v in variants], color=PALETTE["ink"])
     for i, variant in enumerate(variants):
         colour, classes, found = _look(i)["color"], f"series {style(i)}", variant.mean("final")
-        if found and found.low is not None and found.high is not None:
-            bar = axes.barh(i, found.high - found.low, 0.6, found.low, color=colour, alpha=0.16)[0]
-            chart.mark(bar, f"spread {classes}")
+        if found and found.bounds:
+            low, high = found.bounds
+            chart.mark(axes.barh(i, high - low, 0.6, low, color=colour, alpha=0.16)[0], f"spread {classes}")
         if found:
             (line,) = axes.plot((found.value, found.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
             chart.mark(line, f"mean {classes}")
@@ -134,10 +132,9 @@ def differences(comparison: Comparison) -> str | None:
                 if each.measure != key:
                     continue
                 y, (colour, classes) = names.index(each.variant), colours[each.variant]
-                words = f"{each.variant}, {heading}: {number(each.mean.value, sign='+')} {interval(each.mean)}"
-                if each.mean.low is not None and each.mean.high is not None:
-                    ends = (each.mean.low, each.mean.high)
-                    (line,) = axes.plot(ends, (y, y), color=colour, linewidth=2.4, alpha=0.55)
+                words = f"{each.variant}, {heading}: {' '.join(difference(each.mean))}"
+                if each.mean.bounds:
+                    (line,) = axes.plot(each.mean.bounds, (y, y), color=colour, linewidth=2.4, alpha=0.55)
                     chart.mark(line, f"whisker series {classes}", words)
                 chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot series {classes}", words)
         panels[0].set_yticks(range(len(names)), [short(name, 27) for name in names], color=PALETTE["ink"])

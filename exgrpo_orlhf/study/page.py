@@ -58,7 +58,7 @@ def _each(comparison: Comparison) -> str:
     """With more variants than colours: a panel for each variant, with the baseline."""
     if len(comparison.variants) <= SERIES:
         return ""
-    axis = "tokens" if comparison.ranges["tokens"] else "steps"
+    axis = "tokens" if "tokens" in comparison.ranges else "steps"
     names = [variant.name for variant in comparison.variants if variant.name != comparison.baseline]
     first = [] if comparison.baseline is None else [comparison.baseline]
     beside = f", each beside {comparison.baseline}" if first else ""

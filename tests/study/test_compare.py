@@ -137,8 +137,7 @@ def made(variant: str, seed: int, values, steps=None, engine="local", tokens=100
     steps = np.arange(0.0, 10 * len(values), 10) if steps is None else np.array(steps, float)
     name = f"{variant}-{seed}"
     run = TrackedRun(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset([METRIC]), None)
-    along = [None if rate is None else steps * rate for rate in (tokens, seconds)]
-    return Curve(run, steps, np.array(values, float), *along)
+    return Curve(run, steps, np.array(values, float), steps * tokens, steps * seconds)
 
 
 @pytest.mark.slow
@@ -413,8 +412,8 @@ def test_intervals_and_p_values_are_those_of_the_textbook(count):
         found = seeds.paired(d)
         theirs = scipy.stats.ttest_1samp(d, 0)
         low, high = theirs.confidence_interval()
-        assert (found.mean.low, found.mean.high, found.p) == pytest.approx((low, high, theirs.pvalue))
-        assert (found.p < 0.05) == (not found.mean.low < 0 < found.mean.high)
+        assert (*found.mean.bounds, found.p) == pytest.approx((low, high, theirs.pvalue))
+        assert (found.p < 0.05) == (not low < 0 < high)
         flips = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=2**count)
         assert found.p_exact == pytest.approx(flips.pvalue)
     assert seeds.paired(np.arange(1.0, count + 1)).p_exact == 2 / 2**count
@@ -423,7 +422,7 @@ def test_intervals_and_p_values_are_those_of_the_textbook(count):
 def test_no_spread_has_no_interval_and_no_t_test():
     for values in ([0.4], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
         found = seeds.paired(values)
-        assert (found.mean.low, found.mean.high, found.p) == (None, None, None)
+        assert (found.mean.bounds, found.p) == (None, None)
     assert seeds.paired([0.0, 0.0]).p_exact == 1
     assert seeds.paired([0.3]).p_exact == 1
     assert seeds.paired(np.arange(17.0)).p_exact is None
@@ -459,7 +458,11 @@ def test_differences_are_over_the_seeds_that_both_have():
 
 
 def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
-    curves = [made("a", 0, [0.1, 0.5]), made("b", 0, [0.1, 0.6], tokens=None, seconds=None), made("c", 0, [0.4])]
+    curves = [
+        made("a", 0, [0.1, 0.5]),
+        made("b", 0, [0.1, 0.6], tokens=math.nan, seconds=math.nan),
+        made("c", 0, [0.4]),
+    ]
     found = compare(METRIC, curves[:2], "a")
     assert {each.measure for each in found.differences} == {"final", "area_steps"}
     assert "no record of tokens at the steps of eval/avg, so no comparison by tokens: b, seed 0 (b-0, b-0)" in [
