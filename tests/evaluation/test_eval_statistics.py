@@ -16,9 +16,8 @@ from exgrpo_orlhf.evaluation.statistics import (
     avg_at_k,
     interval,
     intervals,
-    macro_mean,
     maj_at_k,
-    micro_mean,
+    mean_over,
     paired,
     paired_macro,
     pass_at_k,
@@ -157,21 +156,21 @@ def test_macro_intervals_cover():
     sets = [(30, 8, 0.2), (20, 32, 0.5), (100, 1, 0.8)]
 
     def draw(rng):
-        return macro_mean([avg_at_k(clustered(rng, *one)) for one in sets], rng, RESAMPLES)
+        return mean_over([avg_at_k(clustered(rng, *one)) for one in sets], rng, RESAMPLES)
 
     assert 0.93 <= coverage(draw, 0.5) <= 0.97
 
 
 def test_macro_and_micro_means_by_hand():
     benchmarks = [[0, 1], [1, 1, 1, 0.5, 1, 0]]
-    assert macro_mean(benchmarks, seeded()).value == pytest.approx((1 / 2 + 3 / 4) / 2)
-    assert micro_mean(benchmarks, seeded()).value == pytest.approx(5.5 / 8)
+    assert mean_over(benchmarks, seeded()).value == pytest.approx((1 / 2 + 3 / 4) / 2)
+    assert mean_over(benchmarks, seeded(), micro=True).value == pytest.approx(5.5 / 8)
 
 
 def test_the_mean_over_one_benchmark_is_its_interval():
     values = avg_at_k(clustered(seeded(3), 50, 8))
     alone = interval(values, seeded())
-    assert macro_mean([values], seeded()) == alone == micro_mean([values], seeded())
+    assert mean_over([values], seeded()) == alone == mean_over([values], seeded(), micro=True)
 
 
 def test_equal_values_get_the_exact_bound():
@@ -184,9 +183,9 @@ def test_equal_values_get_the_exact_bound():
     assert (half.low, half.high) == (pytest.approx(0.5 - bound / 2), pytest.approx(0.5 + bound / 2))
 
 
-def test_a_benchmark_of_equal_values_widens_the_macro_mean():
+def test_a_benchmark_of_equal_values_widens_the_mean_over():
     solved = avg_at_k(clustered(seeded(1), 500, 1))
-    alone, both = interval(solved, seeded()), macro_mean([solved, [0] * 20], seeded())
+    alone, both = interval(solved, seeded()), mean_over([solved, [0] * 20], seeded())
     bound = 1 - 0.025 ** (1 / 20)
     assert both.high - both.value == pytest.approx(math.hypot((alone.high - alone.value) / 2, bound / 2), rel=0.02)
     assert both.value - both.low == pytest.approx((alone.value - alone.low) / 2, rel=0.02)
@@ -340,7 +339,7 @@ def test_a_paired_difference_turns_with_its_models():
         (lambda: interval([0.5, float("nan")], seeded()), "shares from 0 to 1; got .*nan"),
         (lambda: interval([0, 31], seeded()), "shares from 0 to 1; got .*31"),
         (lambda: paired([0, 1], [1], seeded()), "same questions; got 2 and 1"),
-        (lambda: macro_mean([], seeded()), "at least one"),
+        (lambda: mean_over([], seeded()), "at least one"),
         (lambda: paired_macro([], seeded()), "at least one"),
     ],
 )
