@@ -42,14 +42,11 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
     try:
         client = connect(uri)
-        trained = _training_run(client, results)
-        why = None if trained is None else _departure(results) or _other_values(client, trained, results)
-        if why:
-            log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
-        if trained is None or why is not None:
-            run_id, scores = _own_run(client, uri, out, results, experiment, trained), metrics(results)
-        else:
-            run_id, scores = trained, _training_scores(results)
+        run_id, scores = _training_run(client, results), _training_scores(results)
+        if run_id is None or (why := _departure(results) or _other_values(client, run_id, results, scores)):
+            if run_id is not None:
+                log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
+            run_id, scores = _own_run(client, uri, out, results, experiment, trained=run_id), metrics(results)
         _log_metrics(client, run_id, results, scores)
         for name in FILES:
             if (out / name).exists():
@@ -83,14 +80,21 @@ def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _other_values(client: MlflowClient, run_id: str, results: Mapping[str, Any]) -> str | None:
+def _other_values(
+    client: MlflowClient, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]
+) -> str | None:
     """Names a score that the run has at this step with another value, for example of another seed; None for none."""
-    step = results["record"]["model"]["step"] or 0
-    for name, value in _training_scores(results).items():
-        there = [each for each in client.get_metric_history(run_id, name) if each.step == step]
-        if there and all(each.value != value for each in there):
-            return f"{name} is {there[-1].value:g} there already"
+    for name, value in scores.items():
+        there = _values(client, run_id, results, name)
+        if there and value not in there:
+            return f"{name} is {there[-1]:g} there already"
     return None
+
+
+def _values(client: MlflowClient, run_id: str, results: Mapping[str, Any], name: str) -> list[float]:
+    """The values that a run has of a metric at the step of these results."""
+    step = results["record"]["model"]["step"] or 0
+    return [each.value for each in client.get_metric_history(run_id, name) if each.step == step]
 
 
 def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | None:
@@ -128,12 +132,8 @@ def _own_run(
 def _log_metrics(client: MlflowClient, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]) -> None:
     from mlflow.entities import Metric
 
-    step = results["record"]["model"]["step"] or 0
-    now = int(time.time() * 1000)
-    new = []
-    for name, value in scores.items():
+    step, now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
+    for name in scores:
         check_name(name)
-        there = client.get_metric_history(run_id, name)
-        if not any(each.step == step and each.value == value for each in there):
-            new.append(Metric(name, value, now, step))
-    log_metrics(client, run_id, new)
+    new = {name: value for name, value in scores.items() if value not in _values(client, run_id, results, name)}
+    log_metrics(client, run_id, [Metric(name, value, now, step) for name, value in new.items()])

@@ -18,7 +18,7 @@ from .charts import NAMES, SERIES, Point
 from .folder import Results, ResultsFolder
 from .page import legend, page, panels, read, said, table, wide
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, interval, largest, means, notes, of_questions, percent, shortfall
+from .tables import NONE, interval, largest, means, notes, of_questions, rates_and_tokens, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -183,22 +183,20 @@ def _summary(models: Models) -> str:
     text = "Scores and rates in %. Questions: asked, or asked/official. Tokens: mean of a response. Seconds: wall time."
     found = table(head, bodies, 1 + several, text, "wide")
 
-    lines: list[tuple[str, list[str]]] = []
+    of_mean: dict[str, list[list[str]]] = {}  # models of one mean side by side
     for i, (name, model) in enumerate(models):
         for what, mean, over in means(model.results):
-            value = f'<span class="nowrap">{_estimate(mean)}</span>'
             first = [f'<span class="nowrap">{escape(what)}</span>', *([_key(i, name)] if several else [])]
-            lines.append((what, [*first, value, escape(over)]))
-    order = list(dict.fromkeys(what for what, _ in lines))
-    lines.sort(key=lambda line: order.index(line[0]))  # models of one mean side by side
+            value = f'<span class="nowrap">{_estimate(mean)}</span>'
+            of_mean.setdefault(what, []).append([*first, value, escape(over)])
     head = ["mean", *(["model"] if several else []), "value [95 %]", "over"]
-    found += table(head, [[cells for _, cells in lines]], 4)
+    found += table(head, [[cells for rows in of_mean.values() for cells in rows]], 4)
     missing = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
     return found + _remarks("Not run, and in no mean", models, missing) + _remarks("Notes", models, notes)
 
 
 def _numbers(benchmark: Results) -> list[str]:
-    best, majority, rates = largest(benchmark["pass"]), largest(benchmark["maj"]), benchmark["rates"]
+    best, majority = largest(benchmark["pass"]), largest(benchmark["maj"])
     mark = f' title="{escape(part)}"' if (part := shortfall(benchmark)) else ""
     return [
         f"<span{mark}>{of_questions(benchmark)}</span>",
@@ -206,10 +204,7 @@ def _numbers(benchmark: Results) -> list[str]:
         _estimate(benchmark["avg"]),
         _at(best) if best and best[0] != "1" else NONE,
         _at(majority) if majority else NONE,
-        percent(rates["truncated"]),
-        percent(rates["no_answer"]),
-        f"{percent(rates['timeout'])} / {percent(rates['error'])}",
-        f"{benchmark['tokens']['response_mean']:,.0f}",
+        *rates_and_tokens(benchmark),
         f"{benchmark['seconds']:,.0f}",
     ]
 
@@ -281,19 +276,19 @@ def _record(models: Models) -> str:
             f"<dt>{escape(field)}</dt><dd><code>{escape(value)}</code></dd>"
             for field, value in _flat(model.results["record"])
         )
-        rows = []
+        rows, details = [], ""
         for known in model.results["benchmarks"].values():
             source = f"{escape(known['source'])}<br><code>{escape(known['fingerprint'])}</code>"
             numbers = [known[field] for field in ("questions", "rows", "official_rows", "samples")]
             counts = [NONE if number is None else f"{number:,}" for number in numbers]
             sampling = [f"{known['temperature']:g}", f"{known['top_p']:g}", f"{known['max_tokens']:,}"]
             rows.append([escape(known["title"]), source, *counts, *sampling])
-        text += f'<h3>{_key(i, name)}</h3><dl class="record">{fields}</dl>' + table(head, [rows], 2, box="wide")
-        for known in model.results["benchmarks"].values():
             if groups := known["by_group"]:
                 lines = [[escape(group), f"{each['questions']:,}", interval(each)] for group, each in groups.items()]
                 inner = table(["group", "questions", "avg@k [95 %]"], [lines], 1)
-                text += f"<details><summary>{escape(known['title'])} by group</summary>{inner}</details>"
+                details += f"<details><summary>{escape(known['title'])} by group</summary>{inner}</details>"
+        text += f'<h3>{_key(i, name)}</h3><dl class="record">{fields}</dl>'
+        text += table(head, [rows], 2, box="wide") + details
     return text
 
 
