@@ -20,7 +20,6 @@ from ..tracking.client import (
     tagged_run,
     without_password,
 )
-from ..tracking.metrics_log import check_name
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics
@@ -39,15 +38,20 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     The run that trained the checkpoint gets, at its step, only scores of whole sets that were sampled as their blocks
     say, and one value for each name and step. All other results go to a run of their own.
     """
+    from mlflow.entities import Metric
+
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
     try:
         client = connect(uri)
+        step, now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
         run_id, scores = _training_run(client, results), _training_scores(results)
-        if run_id is None or (why := _departure(results) or _other_values(client, run_id, results, scores)):
-            if run_id is not None:
-                log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
+        why = run_id and (_departure(results) or _other_values(client, run_id, step, scores))
+        if why:
+            log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
+        if run_id is None or why:
             run_id, scores = _own_run(client, uri, out, results, experiment, trained=run_id), metrics(results)
-        _log_metrics(client, run_id, results, scores)
+        new = {name: value for name, value in scores.items() if value not in _values(client, run_id, step, name)}
+        log_metrics(client, run_id, [Metric(name, value, now, step) for name, value in new.items()])
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")
@@ -80,20 +84,17 @@ def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _other_values(
-    client: MlflowClient, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]
-) -> str | None:
+def _other_values(client: MlflowClient, run_id: str, step: int, scores: Mapping[str, float]) -> str | None:
     """Names a score that the run has at this step with another value, for example of another seed; None for none."""
     for name, value in scores.items():
-        there = _values(client, run_id, results, name)
+        there = _values(client, run_id, step, name)
         if there and value not in there:
             return f"{name} is {there[-1]:g} there already"
     return None
 
 
-def _values(client: MlflowClient, run_id: str, results: Mapping[str, Any], name: str) -> list[float]:
-    """The values that a run has of a metric at the step of these results."""
-    step = results["record"]["model"]["step"] or 0
+def _values(client: MlflowClient, run_id: str, step: int, name: str) -> list[float]:
+    """What a run has of a metric at a step."""
     return [each.value for each in client.get_metric_history(run_id, name) if each.step == step]
 
 
@@ -127,13 +128,3 @@ def _own_run(
     run = client.create_run(where, tags=tags, run_name=results["name"])
     client.set_terminated(run.info.run_id, "FINISHED")
     return str(run.info.run_id)
-
-
-def _log_metrics(client: MlflowClient, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-    from mlflow.entities import Metric
-
-    step, now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
-    for name in scores:
-        check_name(name)
-    new = {name: value for name, value in scores.items() if value not in _values(client, run_id, results, name)}
-    log_metrics(client, run_id, [Metric(name, value, now, step) for name, value in new.items()])

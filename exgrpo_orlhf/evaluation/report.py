@@ -6,7 +6,7 @@ Everything that a model wrote goes into the page as escaped data and from there 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,11 @@ def _models(models: Models) -> str:
     return f'<ul class="models">{"".join(lines)}</ul>'
 
 
-def _titles(models: Models) -> dict[str, str]:
-    """key -> title of every benchmark that at least one model was run on, in order."""
-    return {key: known["title"] for _, model in models for key, known in model.results["benchmarks"].items()}
+def _benchmarks(models: Models) -> Iterator[tuple[str, str, list[tuple[int, str, ResultsFolder]]]]:
+    """(key, title, the models that were run on it, numbered) of every benchmark, in order."""
+    titles = {key: known["title"] for _, model in models for key, known in model.results["benchmarks"].items()}
+    for key, title in titles.items():
+        yield key, title, [(i, name, model) for i, (name, model) in enumerate(models) if key in model.lines]
 
 
 def _heading(models: Models, title: str, name: str) -> str:
@@ -98,10 +100,10 @@ def _heading(models: Models, title: str, name: str) -> str:
 def _accuracy(models: Models) -> str:
     rows = [
         (title, [_point(i, name, model, key, "avg") for i, (name, model) in enumerate(models)])
-        for key, title in _titles(models).items()
+        for key, title, _ in _benchmarks(models)
     ]
     about = said("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
-    marks = [(f"m{i}", name) for i, (name, _) in enumerate(models)] + [("hollow", "part of the questions")]
+    marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("hollow", "part of the questions")]
     return about + legend(marks) + wide(charts.intervals(rows, "avg@k, %"))
 
 
@@ -121,16 +123,15 @@ def _pass_at_k(models: Models) -> str:
         return said("Every benchmark has one sample a question, so there is no curve over k.")
     top = charts.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
     about = said("Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic.")
-    marks = [(f"m{i}", name) for i, (name, _) in enumerate(models)] + [("dash", "maj@k")]
+    marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("dash", "maj@k")]
     return about + legend(marks) + panels([charts.pass_curves(title, lines, top) for title, lines in found.items()])
 
 
 def _lengths(models: Models) -> str:
     drawn = []
-    for key, title in _titles(models).items():
-        those = [(name, model) for name, model in models if key in model.lines]
-        longest = max((line.tokens for _, model in those for line in model.lines[key]), default=1)
-        for name, model in those:
+    for key, title, those in _benchmarks(models):
+        longest = max((line.tokens for _, _, model in those for line in model.lines[key]), default=1)
+        for _, name, model in those:
             limit = model.results["benchmarks"][key]["max_tokens"]
             drawn.append(charts.lengths(_heading(models, title, name), model.lines[key], longest, limit))
     marks = [("correct", "correct, upwards"), ("wrong", "not correct (all other verdicts), downwards")]
@@ -140,8 +141,8 @@ def _lengths(models: Models) -> str:
 
 def _verdicts(models: Models) -> str:
     rows = [
-        (title, [(name if len(models) > 1 else "", m.lines[key]) for name, m in models if key in m.lines])
-        for key, title in _titles(models).items()
+        (title, [(name if len(models) > 1 else "", model.lines[key]) for _, name, model in those])
+        for key, title, those in _benchmarks(models)
     ]
     marks = [*((verdict, NAMES[verdict]) for verdict in VERDICTS), ("hatched", "truncated")]
     about = said("All samples. Timeout and error: the grader gave no verdict; avg@k counts these as not solved.")
@@ -154,9 +155,9 @@ def _two_graders(models: Models) -> str:
             _heading(models, title, name),
             [_point(2, "ours", model, key, "avg"), _point(3, "plain math-verify", model, key, "plain")],
         )
-        for key, title in _titles(models).items()
-        for name, model in models
-        if (known := model.results["benchmarks"].get(key)) and known["plain"]
+        for key, title, those in _benchmarks(models)
+        for _, name, model in those
+        if model.results["benchmarks"][key]["plain"]
     ]
     if not rows:
         return said("No benchmark was also graded by the plain math-verify recipe.")
@@ -173,12 +174,11 @@ def _summary(models: Models) -> str:
     head = ["benchmark", *(["model"] if several else []), "questions", "k", "avg@k [95 %]", "pass@k [95 %]", "maj@k"]
     head += ["truncated", "no answer", "timeout / error", "tokens", "seconds"]
     bodies = []
-    for key, title in _titles(models).items():
+    for key, title, those in _benchmarks(models):
         rows: list[list[str]] = []
-        for i, (name, model) in enumerate(models):
-            if key in model.results["benchmarks"]:
-                first = [escape(title) if not rows else "", *([_key(i, name)] if several else [])]
-                rows.append([*first, *_numbers(model.results["benchmarks"][key])])
+        for i, name, model in those:
+            first = ["" if rows else escape(title), *([_key(i, name)] if several else [])]
+            rows.append([*first, *_numbers(model.results["benchmarks"][key])])
         bodies.append(rows)
     text = "Scores and rates in %. Questions: asked, or asked/official. Tokens: mean of a response. Seconds: wall time."
     found = table(head, bodies, 1 + several, text, "wide")

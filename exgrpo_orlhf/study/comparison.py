@@ -138,7 +138,12 @@ def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference
 def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> Iterable[str]:
     curves = [curve for variant in variants for curve in variant.curves]
     if len({curve.run.engine for curve in curves}) > 1:
-        yield f"runs of different engines are compared: {_by_engine(variants)}"
+        counts = Counter((curve.run.engine, curve.run.variant) for curve in curves)
+        named = [
+            f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
+            for engine in sorted({engine for engine, _ in counts})
+        ]
+        yield f"runs of different engines are compared: {'; '.join(named)}"
     if single := [variant.name for variant in variants if len(variant.curves) == 1]:
         yield f"one seed only, so no interval: {', '.join(single)}"
     for variant in variants:
@@ -211,15 +216,6 @@ def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
             others = ", ".join(run.id for run in same if run is not best)
             notes.append(f"{variant}, seed {seed}: {count(same)}; the newest is taken, {best.id}, and not {others}")
     return chosen, notes
-
-
-def _by_engine(variants: Sequence[ComparedVariant]) -> str:
-    counts = Counter((curve.run.engine, variant.name) for variant in variants for curve in variant.curves)
-    found = [
-        f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
-        for engine in sorted({engine for engine, _ in counts})
-    ]
-    return "; ".join(found)
 
 
 def count(runs: int | Sequence[object]) -> str:

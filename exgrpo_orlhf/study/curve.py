@@ -96,19 +96,11 @@ def common_range(curves: Iterable[Curve], axis: str) -> tuple[float, float] | No
     return (low, high) if low <= high else None
 
 
-@dataclass(frozen=True)
-class Band:
-    """The mean of several curves and its 95 % interval, (X,) each, where all of them are; no interval for one curve
-    or where they are equal: low = high = mean there."""
+def band(curves: Sequence[Curve], axis: str) -> tuple[Array, Array, Array, Array] | None:
+    """(x, mean, low, high), (X,) each: the mean of the curves where all of them are, and its 95 % interval.
 
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
-
-
-def band(curves: Sequence[Curve], axis: str) -> Band | None:
-    """None where the curves have no range of the axis in common."""
+    Without an interval (seeds.py), low = high = mean. None where the curves have no range of the axis in common.
+    """
     common = common_range(curves, axis)
     if common is None:
         return None
@@ -116,4 +108,5 @@ def band(curves: Sequence[Curve], axis: str) -> Band | None:
     x = points[(points >= common[0]) & (points <= common[1])]
     values = np.array([np.interp(x, curve.along(axis), curve.values) for curve in curves])
     means = [mean(column) for column in values.T]
-    return Band(x, *np.array([[m.value, *(m.bounds or (m.value, m.value))] for m in means]).T)
+    average, low, high = np.array([[m.value, *(m.bounds or (m.value, m.value))] for m in means]).T
+    return x, average, low, high

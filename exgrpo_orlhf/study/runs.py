@@ -114,11 +114,8 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"variant {variant.name}: {error}") from error
     _refuse_alike(experiments)
-    return [
-        StudyRun(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
-        for seed in seeds
-        for variant in variants
-    ]
+    folder = lambda variant, seed: out / variant.name / f"seed{seed}"
+    return [StudyRun(v, seed, experiments[v.name], folder(v, seed)) for seed in seeds for v in variants]
 
 
 def _refuse_alike(experiments: dict[str, Experiment]) -> None:
@@ -174,15 +171,15 @@ def table(runs: Sequence[StudyRun], finished: Collection[str], measured: Mapping
     for variant, of_seed in by_variant.items():
         done = [run for run in of_seed.values() if run.name in finished]
         scores = [score for run in done if (score := measured[run.name].score) is not None]
-        cells = [_cell(of_seed[seed], of_seed[seed] in done, measured) for seed in seeds]
+        cells = [_cell(of_seed[seed], finished, measured) for seed in seeds]
         mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
         lines.append((variant, f"{len(done)} of {len(of_seed)}", *cells, mean))
     return "\n".join(aligned(lines, left=len(lines[0])))
 
 
-def _cell(run: StudyRun, finished: bool, measured: Mapping[str, Measured]) -> str:
-    each = measured.get(run.name, Measured())
-    if finished:
+def _cell(run: StudyRun, finished: Collection[str], measured: Mapping[str, Measured]) -> str:
+    each = measured[run.name]
+    if run.name in finished:
         return "done" if each.score is None else f"{each.score:.3f}"
     if run.failure() is not None:
         return "failed"

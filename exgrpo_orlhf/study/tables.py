@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..evaluation.tables import NONE, aligned, markdown_table
@@ -69,16 +69,13 @@ def tables(comparison: Comparison) -> list[Table]:
     if comparison.differences:
         names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
         title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
-        found.append(Table(title, names, tuple(_differences(comparison)), 2))
+        rows, headings = [], dict(MEASURES)
+        for each in comparison.differences:
+            heading = headings.pop(each.measure, "")  # a measure is named in its first row
+            ps = map(p_value, (each.p, each.p_holm, each.p_exact))
+            rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
+        found.append(Table(title, names, tuple(rows), 2))
     return found
-
-
-def _differences(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Rows by measure, which is named in its first row."""
-    for key, heading in MEASURES:
-        for i, each in enumerate(each for each in comparison.differences if each.measure == key):
-            first, ps = ("" if i else heading), (each.p, each.p_holm, each.p_exact)
-            yield (first, each.variant, str(len(each.seeds)), *difference(each.mean), *map(p_value, ps))
 
 
 def remarks(comparison: Comparison) -> list[str]:

@@ -479,11 +479,11 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
 
 
 def test_bands_are_means_with_intervals_where_all_seeds_are():
-    found = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
-    assert found.x.tolist() == [0, 5, 10]
-    assert found.mean.tolist() == [0, 0.75, 1.5]
+    x, mean, lows, highs = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
+    assert x.tolist() == [0, 5, 10]
+    assert mean.tolist() == [0, 0.75, 1.5]
     low, high = scipy.stats.t.interval(0.95, 1, 0.75, scipy.stats.sem([0.5, 1.0]))
-    assert (found.low[1], found.high[1]) == pytest.approx((low, high))
+    assert (lows[1], highs[1]) == pytest.approx((low, high))
 
 
 def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
