@@ -14,14 +14,12 @@ from .folder import Results
 NONE = "–"
 
 
-def percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.1f}"
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def interval(estimate: dict[str, Any]) -> str:
     """A value with its 95 % interval."""
-    if estimate["value"] is None:
-        return NONE
     return f"{percent(estimate['value'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
 
 

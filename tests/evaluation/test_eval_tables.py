@@ -74,11 +74,6 @@ def test_a_whole_suite_says_so(tmp_path):
     assert not re.search("in part|without|Not run|Notes", text)
 
 
-def test_a_mean_of_nothing_is_no_number(tmp_path):
-    text = terminal(make_results(tmp_path / "mine", {"arc_c": (3, 3, 3, 1)}, {"aime24": "no file"}))
-    assert re.search(r"^math mean\s+–\s+macro; over 0 of 1; without AIME24$", text, re.MULTILINE)
-
-
 def test_what_the_engine_and_the_checker_say_is_said(tmp_path):
     results = make_results(tmp_path / "mine", PARTLY)
     results["record"]["engine"]["reproducible"] = "the server promises nothing"
