@@ -11,7 +11,7 @@ import numpy as np
 
 from .folder import SAMPLES, Results, check_count, read_results
 from .samples import read_samples
-from .statistics import Array, PairedDifference, holm, paired, paired_macro
+from .statistics import Array, PairedDifference, holm, paired
 from .tables import aligned
 
 # Settings that two evaluations must share for their difference to be that of the models.
@@ -91,7 +91,7 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     ours, theirs = read_results(a), read_results(b)
     names = (str(a), str(b)) if ours["name"] == theirs["name"] else (ours["name"], theirs["name"])
     warnings = _record_warnings(ours, theirs)
-    found: list[tuple[str, str, Array, Array]] = []  # name, title, avg@k of each, (Q,)
+    found: list[tuple[str, str, tuple[Array, Array]]] = []  # name, title, avg@k of each, (Q,)
     for name, here in ours["benchmarks"].items():
         there = theirs["benchmarks"].get(name)
         if there is None:
@@ -107,21 +107,21 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
             counts = f"{len(common)} questions in common of {len(first)} in a, {len(second)} in b"
             warnings.append(f"{here['title']}: {counts}")
         scores_a, scores_b = (np.array([side[question] for question in common]) for side in (first, second))
-        found.append((name, here["title"], scores_a, scores_b))
+        found.append((name, here["title"], (scores_a, scores_b)))
     if not found:
         listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
         raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
     rng = np.random.default_rng(seed)
-    tests = [paired(first, second, rng) for _, _, first, second in found]
+    tests = [paired([scores], rng) for _, _, scores in found]
     corrected = holm([test.p_value for test in tests])
     return ResultsComparison(
         a=names[0],
         b=names[1],
         benchmarks=tuple(
             BenchmarkDifference(name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm)
-            for (name, title, first, second), test, p_holm in zip(found, tests, corrected, strict=True)
+            for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
         ),
-        macro=paired_macro([(first, second) for _, _, first, second in found], rng),
+        macro=paired([scores for _, _, scores in found], rng),
         only_a=_only(ours, theirs),
         only_b=_only(theirs, ours),
         warnings=tuple(warnings),

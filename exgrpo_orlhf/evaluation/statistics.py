@@ -135,9 +135,12 @@ def mean_over(
 
 
 def paired(
-    a: npt.ArrayLike, b: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES
+    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> PairedDifference:
-    """The mean of b − a over the same questions in the same order, (Q,) each, values from 0 to 1.
+    """The mean of b − a over the same questions in the same order, values from 0 to 1.
+
+    benchmarks: (a, b), (Q_b,) each. Of several, it is the mean of their differences with equal weights; the test is
+    conservative if these differ.
 
     A wild bootstrap: the sign of every question's difference is flipped at random, which imposes the null hypothesis.
     p is the share of resamples with a mean further from 0 than the observed one, plus half of those equally far.
@@ -150,17 +153,6 @@ def paired(
     are equal, the interval is the exact bound (module docstring), with the same p.
 
     Raises ValueError if the lengths differ, there are no questions or a value is outside 0 to 1.
-    """
-    return paired_macro([(a, b)], rng, resamples)
-
-
-def paired_macro(
-    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> PairedDifference:
-    """The mean of the benchmarks' differences b − a with equal weights; signs are flipped within each benchmark.
-
-    benchmarks: (a, b), (Q_b,) each. Otherwise as `paired`. The test is conservative if the benchmarks' differences
-    differ.
     """
     strata = []
     for models in benchmarks:
