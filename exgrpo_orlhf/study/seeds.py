@@ -5,7 +5,7 @@ paired by seed, so effects of the seed on both runs (order of questions, validat
 
 The p-value that is corrected and reported is that of the paired t test. It agrees with the interval (0 is outside
 exactly if p < 0.05), it can be small with few seeds, and it is conservative if some seeds collapse
-(test_compare.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
+(test_comparison.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
 difference are equally likely. With n seeds there are 2^n sign patterns, so its p-value is never below 2/2^n (0.25 for
 3 seeds, 2/256 = 0.008 for 8).
 
