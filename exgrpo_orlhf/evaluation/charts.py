@@ -252,7 +252,7 @@ def _stack(chart: Drawing, axes: Axes, lines: Sequence[Line], y: float, height: 
         width, cut = (100 * count / len(lines) for count in (len(those), sum(those)))
         share = percent(width / 100)
         words = f"{NAMES[verdict]}: {len(those):,} of {len(lines):,} ({share} %), {sum(those):,} truncated"
-        edge = {"height": height, "edgecolor": PALETTE["paper"]}
+        edge: dict[str, Any] = {"height": height, "edgecolor": PALETTE["paper"]}
         (bar,) = axes.barh(y, width, left=left, color=PALETTE[verdict], **edge)
         chart.mark(bar, f"segment {verdict}", words)
         if cut:

@@ -142,8 +142,8 @@ def _averages(folder: Path, benchmark: str, known: Results) -> dict[Question, fl
     check_count(path, (row for row, those in verdicts.items() for _ in those), known)
     occurred: Counter[str] = Counter()
     averages = {}
-    for row, (question_id, *texts) in sorted(asked.items()):
-        averages[question_id, occurred[question_id], *texts] = sum(verdicts[row]) / len(verdicts[row])
+    for row, (question_id, text, answer) in sorted(asked.items()):
+        averages[question_id, occurred[question_id], text, answer] = sum(verdicts[row]) / len(verdicts[row])
         occurred[question_id] += 1
     return averages
 

@@ -40,7 +40,7 @@ def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
 
 def table(runs: Mapping[str, Rows]) -> str:
     """A line for each run: accuracy before, after and best, mean reward of the last 20 steps, cost."""
-    lines = [("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")]
+    lines: list[tuple[str, ...]] = [("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")]
     for name, rows in runs.items():
         accuracy = series(rows, "step", ACCURACY)[1]
         steps = [row for row in rows if "reward/mean" in row]

@@ -139,11 +139,11 @@ def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> 
     curves = [curve for variant in variants for curve in variant.curves]
     if len({curve.run.engine for curve in curves}) > 1:
         counts = Counter((curve.run.engine, curve.run.variant) for curve in curves)
-        named = [
+        by_engine = [
             f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
             for engine in sorted({engine for engine, _ in counts})
         ]
-        yield f"runs of different engines are compared: {'; '.join(named)}"
+        yield f"runs of different engines are compared: {'; '.join(by_engine)}"
     if single := [variant.name for variant in variants if len(variant.curves) == 1]:
         yield f"one seed only, so no interval: {', '.join(single)}"
     for variant in variants:

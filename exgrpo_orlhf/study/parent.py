@@ -73,7 +73,7 @@ class Parent:
 
         status: FINISHED, FAILED or KILLED
         """
-        if self._client is None:
+        if self._client is None or self.id is None:
             return
         with self._outages_reported():
             known = self._children()

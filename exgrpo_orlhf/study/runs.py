@@ -114,8 +114,11 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"variant {variant.name}: {error}") from error
     _refuse_alike(experiments)
-    folder = lambda variant, seed: out / variant.name / f"seed{seed}"
-    return [StudyRun(v, seed, experiments[v.name], folder(v, seed)) for seed in seeds for v in variants]
+    return [
+        StudyRun(variant, seed, experiments[variant.name], out / variant.name / f"seed{seed}")
+        for seed in seeds
+        for variant in variants
+    ]
 
 
 def _refuse_alike(experiments: dict[str, Experiment]) -> None:
