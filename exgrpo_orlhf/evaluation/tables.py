@@ -63,11 +63,10 @@ def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
     every = [*results["benchmarks"], *results["not_run"]]
     macro, micro = results["means"]["macro"], results["means"]["micro"]
-    same = f"the same {len(macro['benchmarks'])} of {len(every)}"
-    over = same if micro["benchmarks"] == macro["benchmarks"] else _over(results, micro, every)
+    same = f"{micro['questions']:,} questions; over the same {len(micro['benchmarks'])} of {len(every)}"
     found = [
         ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}"),
-        ("micro mean", micro, f"every question counts the same, {micro['questions']:,} questions; over {over}"),
+        ("micro mean", micro, f"every question counts the same, {same}"),
     ]
     titles = {key: each["title"] for key, each in (*results["benchmarks"].items(), *results["not_run"].items())}
     for name, mean in results["means"]["groups"].items():
@@ -83,7 +82,7 @@ def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
         benchmark = results["benchmarks"][key]
         part = "" if shortfall(benchmark) is None else f" (in part: {of_questions(benchmark)})"
         counted.append(benchmark["title"] + part)
-    return f"{len(counted)} of {len(of)}" + (f": {', '.join(counted)}" if counted else "")
+    return f"{len(counted)} of {len(of)}: {', '.join(counted)}"
 
 
 def notes(results: Results) -> list[tuple[str, str]]:
