@@ -19,7 +19,6 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,7 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     import torch
 
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
-    from exgrpo_orlhf.study.runner import Runner, hours
+    from exgrpo_orlhf.study.runner import Runner, described, hours
     from exgrpo_orlhf.study.runs import Measured, seconds_left, table
 
     measured = {run.name: Measured.of(run) for run in runs}
@@ -102,22 +101,16 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     failed |= runner.failed
     finished += runner.finished
     parent.close(runs, "KILLED" if runner.stopped_by else "FAILED" if failed else "FINISHED")
-    _say_failed(failed)
-    print(table(runs, {run.name for run in finished}, runner.measured))
-    metric = next((m.score_name for m in runner.measured.values() if m.score_name), "eval/greedy_accuracy")
-    compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
-    print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
-    return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
-
-
-def _say_failed(failed: Mapping[StudyRun, int]) -> None:
-    from exgrpo_orlhf.study.runner import described
-
     for run, status in failed.items():
         print(f"\n{run.name} failed ({described(status)}); the end of {run.folder / 'run.log'}:", file=sys.stderr)
         print(run.log_tail(), file=sys.stderr)
     if failed:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
+    print(table(runs, {run.name for run in finished}, runner.measured))
+    metric = next((m.score_name for m in runner.measured.values() if m.score_name), "eval/greedy_accuracy")
+    compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
+    print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
+    return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
 
 
 def _jobs(runs: list[StudyRun]) -> int:
@@ -132,14 +125,6 @@ def _jobs(runs: list[StudyRun]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from exgrpo_orlhf.study.suite import seeds
-
-    def seed_list(text: str) -> tuple[int, ...]:
-        try:
-            return seeds(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -158,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--grid", action="append", default=[], metavar="NAME=VALUE,…",
         help="every variant with each of these values; repeated: with each combination",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=seed_list, help="0-7 or 0,3,5 (default: the suite's, else 0)")
+    parser.add_argument("--seeds", type=_seeds, help="0-7 or 0,3,5 (default: the suite's, else 0)")
     parser.add_argument(
         "--jobs",
         type=_positive,
@@ -170,6 +155,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--retry", action="store_true", help="run failed ones again from their last checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="show what is done, what would run, and for how long")
     return parser
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from exgrpo_orlhf.study.suite import seeds
+
+    try:
+        return seeds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

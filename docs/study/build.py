@@ -15,12 +15,16 @@ has no figure, 128 + n where signal n stopped it.
 from __future__ import annotations
 
 import argparse
-import csv
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import quarters
+from document import Document, DocumentError
+
+from exgrpo_orlhf.files import write
+from exgrpo_orlhf.study.tables import csv_text
 
 FIGURES = Path(__file__).resolve().parent
 ROOT = FIGURES.parent.parent
@@ -64,10 +68,6 @@ def main() -> int:
         if not arguments.only:
             _luck()
 
-    from document import Document, DocumentError
-
-    from exgrpo_orlhf.files import write
-
     try:
         text = Document(FIGURES).fill((FIGURES / "text.md").read_text(encoding="utf-8"))
     except (DocumentError, OSError) as error:
@@ -85,18 +85,14 @@ def _run(part: str, jobs: int | None) -> int:
         return status
     if status := _ablate(part, jobs):
         return status
+    if part in QUARTERS:
+        write(FIGURES / f"{part}_quarters.csv", csv_text(quarters.HEAD, quarters.rows(ROOT / "runs" / part)))
     metric, *others = PARTS[part]
     baseline = config.load_suite(f"docs/study/suites/{part}.gin").baseline
-    chosen = ["--group", part, "--baseline", str(baseline), "--metric", metric]
-    if part in QUARTERS:
-        import quarters
-
-        _write_rows(f"{part}_quarters.csv", quarters.HEAD, quarters.rows(ROOT / "runs" / part))
-    curves = ["--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png")]
+    compare = ["compare.py", "--group", part, "--baseline", str(baseline), "--metric", metric]
     more = [word for name in others for word in ("--metric", name)]
-    return _script("compare.py", *chosen, *curves) or _script(
-        "compare.py", *chosen, *more, "--csv", str(FIGURES / f"{part}.csv")
-    )
+    curves = _script(*compare, "--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png"))
+    return curves or _script(*compare, *more, "--csv", str(FIGURES / f"{part}.csv"))
 
 
 def _experience(jobs: int | None) -> int:
@@ -113,9 +109,8 @@ def _experience(jobs: int | None) -> int:
 
 
 def _ablate(suite: str, jobs: int | None) -> int:
-    return _script(
-        "ablate.py", "--suite", f"docs/study/suites/{suite}.gin", *([] if jobs is None else ["--jobs", str(jobs)])
-    )
+    chosen = [] if jobs is None else ["--jobs", str(jobs)]
+    return _script("ablate.py", "--suite", f"docs/study/suites/{suite}.gin", *chosen)
 
 
 def _script(name: str, *arguments: str) -> int:
@@ -145,34 +140,18 @@ def _luck() -> None:
     """Write luck.csv: detectors of lucky guesses, for the initial policy and for the final replay buffers."""
     import luck
 
-    _write_rows("luck.csv", luck.HEAD, _luck_rows())
-
-
-def _write_rows(name: str, head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-    import io
-
-    from exgrpo_orlhf.files import write
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, head, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write(FIGURES / name, out.getvalue())
-
-
-def _luck_rows() -> Iterator[dict[str, object]]:
-    import luck
-
     from exgrpo_orlhf import checkpoints, config
 
+    rows = []
     for regime, files in REGIMES.items():
         for what, found in zip(("sampled", "unmastered"), luck.sampled(config.load(files)), strict=True):
-            yield {"regime": regime, "what": what, "seed": 0, **found.row()}
+            rows.append({"regime": regime, "what": what, "seed": 0, **found.row()})
         for variant in ("paper", "ours"):
             for run in sorted((ROOT / "runs" / f"study_{regime}" / variant).glob("seed*")):
                 newest = max(checkpoints.find(run).items())[1]
-                found = luck.stored(config.load(files), newest)
-                yield {"regime": regime, "what": variant, "seed": run.name.removeprefix("seed"), **found.row()}
+                found, seed = luck.stored(config.load(files), newest), run.name.removeprefix("seed")
+                rows.append({"regime": regime, "what": variant, "seed": seed, **found.row()})
+    write(FIGURES / "luck.csv", csv_text(luck.HEAD, rows))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,8 +15,8 @@ import numpy as np
 
 from exgrpo_orlhf.evaluation.tables import markdown_table
 from exgrpo_orlhf.study.comparison import MEASURES
-from exgrpo_orlhf.study.seeds import mean, paired
-from exgrpo_orlhf.study.tables import interval, number, p_value, plus_minus
+from exgrpo_orlhf.study.seeds import Mean, mean, paired
+from exgrpo_orlhf.study.tables import difference, number, p_value, plus_minus
 
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")
 _SHOWN = ("final", "equal_tokens", "area_tokens")  # measures of a table
@@ -59,8 +59,7 @@ class Document:
 
     def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The mean paired difference over seeds, with its 95 % interval."""
-        found = paired(self._differences(part, variant, baseline, measure, metric)).mean
-        return f"{number(found.value, sign='+')} {interval(found)}"
+        return " ".join(difference(mean(self._differences(part, variant, baseline, measure, metric))))
 
     def p(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The p-value of that difference, by a paired t test, uncorrected."""
@@ -73,8 +72,7 @@ class Document:
     def gain_at(self, part: str, variant: str, other_part: str, other: str, million: str) -> str:
         """The difference of two variants, which may be of different parts, at that point, over their common seeds."""
         ours, theirs = self._at(part, variant, float(million)), self._at(other_part, other, float(million))
-        found = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs]).mean
-        return f"{number(found.value, sign='+')} {interval(found)}"
+        return " ".join(difference(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])))
 
     def collapsed(self, part: str, variant: str) -> str:
         """How many seeds collapsed, of how many."""
@@ -163,9 +161,7 @@ def _over_seeds(rows: Sequence[Mapping[str, str]], column: str, **of: str) -> st
 
 
 def _difference(row: Mapping[str, str]) -> str:
-    value = float(row["value"])
-    if not row["low"]:
-        return number(value, sign="+")
-    low, high = (number(float(row[bound]), value, "+") for bound in ("low", "high"))
-    shown = f"{number(value, sign='+')} [{low}, {high}]"
+    bounds = (float(row["low"]), float(row["high"])) if row["low"] else None
+    value, interval = difference(Mean(float(row["value"]), bounds, int(row["seeds"])))
+    shown = f"{value} {interval}" if bounds else value
     return f"**{shown}**" if row["p_holm"] and float(row["p_holm"]) < _SIGNIFICANT else shown

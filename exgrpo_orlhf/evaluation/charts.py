@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -29,7 +30,7 @@ PALETTE = {
     **{"correct": "#1d8a78", "wrong": "#d0662b", "no_answer": "#9aa1aa", "timeout": "#8d5bb5", "error": "#3d434b"},
 }
 SERIES = 8  # colours m0 to m7
-NAMES = {"correct": "correct", "wrong": "wrong", "no_answer": "no answer", "timeout": "timeout", "error": "error"}
+NAMES = {verdict: verdict.replace("_", " ") for verdict in VERDICTS}
 WIDTH = 1120  # of a chart over the whole page
 PANEL = (270, 200)  # width and height of a small one
 BINS = 24
@@ -171,9 +172,8 @@ def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str,
         if not shown or math.log(k / shown[-1]) >= 0.1 * math.log(every[-1]):
             shown.append(k)
     with drawing(*PANEL) as chart:
-        axes = chart.axes(
-            42, 18, 26, 40, ylim=(0, 100 * top), xscale="log", xlabel="k (samples)", title=short(name, 40)
-        )
+        options = {"ylim": (0, 100 * top), "xscale": "log", "xlabel": "k (samples)", "title": short(name, 40)}
+        axes = chart.axes(42, 18, 26, 40, **options)
         axes.set_xticks(shown, list(map(str, shown)))
         axes.minorticks_off()
         axes.grid(visible=False, axis="x")
@@ -198,24 +198,19 @@ def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
     longest: the axis goes at least that far; limit: of response tokens, marked if it is on the axis
     """
     step = nice(longest / BINS)
-    counts = {True: [0] * BINS, False: [0] * BINS}
-    for line in lines:
-        counts[line.verdict == "correct"][min(int(line.tokens / step), BINS - 1)] += 1
-    most = max(1, *counts[True], *counts[False])
+    bars = Counter((line.verdict == "correct", min(int(line.tokens / step), BINS - 1)) for line in lines)
+    most = max(bars.values(), default=1)
     with drawing(*PANEL) as chart:
         limits = {"xlim": (0, BINS * step), "ylim": (-most, most)}
         axes = chart.axes(42, 18, 26, 40, xlabel="response tokens", title=short(name, 40), **limits)
         axes.set_yticks((-most, 0, most), (f"{most:,}", "0", f"{most:,}"))
         axes.set_xticks([i * step for i in range(0, BINS + 1, 6)], [f"{i * step:,.0f}" for i in range(0, BINS + 1, 6)])
         axes.grid(visible=False, axis="x")
-        for correct, colour in ((True, "correct"), (False, "wrong")):
-            for i, count in enumerate(counts[correct]):
-                if count:
-                    words = (
-                        f"{i * step:,.0f} to {(i + 1) * step:,.0f} tokens: {count:,} {'' if correct else 'not '}correct"
-                    )
-                    (bar,) = axes.bar((i + 0.5) * step, count if correct else -count, 0.9 * step, color=PALETTE[colour])
-                    chart.mark(bar, f"bar {'correct' if correct else 'other'}", words)
+        for (correct, i), count in sorted(bars.items(), key=lambda bar: (not bar[0][0], bar[0][1])):
+            up, colour, kind, what = (1, "correct", "correct", "") if correct else (-1, "wrong", "other", "not ")
+            words = f"{i * step:,.0f} to {(i + 1) * step:,.0f} tokens: {count:,} {what}correct"
+            (bar,) = axes.bar((i + 0.5) * step, up * count, 0.9 * step, color=PALETTE[colour])
+            chart.mark(bar, f"bar {kind}", words)
         if limit <= step * BINS:
             chart.mark(axes.axvline(limit, color=PALETTE["quiet"], linestyle="--"), "limit", f"limit: {limit:,} tokens")
         return chart.svg(f"{name}: response lengths", "lengths")
@@ -223,8 +218,9 @@ def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
 
 def nice(least: float) -> float:
     """A round number that is not below `least`, and not much above; at least 1."""
-    power = 10 ** math.floor(math.log10(max(least, 1)))
-    return next(float(power * f) for f in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * f >= max(least, 1))
+    least = max(least, 1)
+    power = 10 ** math.floor(math.log10(least))
+    return next(float(power * f) for f in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * f >= least)
 
 
 def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -> str:
@@ -236,10 +232,8 @@ def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -
         axes.grid(visible=False)
         names, y = [], 0.0
         for benchmark, models in rows:
-            across = axes.get_yaxis_transform()
-            axes.text(
-                -300 / 800, y + line / 2, short(benchmark, 26 if models[0][0] else 44), va="center", transform=across
-            )
+            name, across = short(benchmark, 26 if models[0][0] else 44), axes.get_yaxis_transform()
+            axes.text(-300 / 800, y + line / 2, name, va="center", transform=across)
             for model, lines in models:
                 names.append((y + line / 2, short(model, 20)))
                 _stack(chart, axes, lines, y + line / 2, line - 4)
@@ -258,13 +252,11 @@ def _stack(chart: Drawing, axes: Axes, lines: Sequence[Line], y: float, height: 
         width, cut = (100 * count / len(lines) for count in (len(those), sum(those)))
         share = percent(width / 100)
         words = f"{NAMES[verdict]}: {len(those):,} of {len(lines):,} ({share} %), {sum(those):,} truncated"
-        paper = PALETTE["paper"]
-        (bar,) = axes.barh(y, width, height, left, color=PALETTE[verdict], edgecolor=paper)
+        edge: dict[str, Any] = {"height": height, "edgecolor": PALETTE["paper"]}
+        (bar,) = axes.barh(y, width, left=left, color=PALETTE[verdict], **edge)
         chart.mark(bar, f"segment {verdict}", words)
         if cut:
-            (bar,) = axes.barh(
-                y, cut, height, left + width - cut, fill=False, edgecolor=paper, hatch="////", linewidth=0
-            )
+            (bar,) = axes.barh(y, cut, left=left + width - cut, fill=False, hatch="////", linewidth=0, **edge)
             chart.mark(bar, "truncated", words)
         if width >= 4.5:
             ink = PALETTE["ink" if verdict == "no_answer" else "paper"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ import numpy as np
 
 from .folder import SAMPLES, Results, check_count, read_results
 from .samples import read_samples
-from .statistics import Array, PairedDifference, holm, paired, paired_macro
+from .statistics import Array, PairedDifference, holm, paired
 from .tables import aligned
 
 # Settings that two evaluations must share for their difference to be that of the models.
 SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")
 
-Key = tuple[str, int]  # id of a question, how often it had occurred before
+Question = tuple[str, int, str, str]  # id, how often that had occurred before, text, reference answer
 
 
 @dataclass(frozen=True)
@@ -90,79 +90,75 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     """
     ours, theirs = read_results(a), read_results(b)
     names = (str(a), str(b)) if ours["name"] == theirs["name"] else (ours["name"], theirs["name"])
-    both = [name for name in ours["benchmarks"] if name in theirs["benchmarks"]]
     warnings = _record_warnings(ours, theirs)
-    rng = np.random.default_rng(seed)
-    found: list[tuple[str, str, Array, Array]] = []  # name, title, avg@k of each, (Q,)
-    for name in both:
-        here, there = ours["benchmarks"][name], theirs["benchmarks"][name]
-        first, second = _questions(a, name, here), _questions(b, name, there)
-        common = [key for key in first if key in second and first[key].content == second[key].content]
-        warnings += _benchmark_warnings(here, there, len(first), len(second), len(common))
-        if common:
-            scores_a, scores_b = (np.array([side[key].average for key in common]) for side in (first, second))
-            found.append((name, here["title"], scores_a, scores_b))
+    found: list[tuple[str, str, tuple[Array, Array]]] = []  # name, title, avg@k of each, (Q,)
+    for name, here in ours["benchmarks"].items():
+        there = theirs["benchmarks"].get(name)
+        if there is None:
+            continue
+        first, second = _averages(a, name, here), _averages(b, name, there)
+        common = [question for question in first if question in second]
+        if different := [f"{key} {here[key]} in a, {there[key]} in b" for key in SETTINGS if here[key] != there[key]]:
+            warnings.append(f"{here['title']}: {', '.join(different)}")
+        if not common:
+            warnings.append(f"{here['title']}: no question in common, not compared")
+            continue
+        if len(common) < max(len(first), len(second)):
+            counts = f"{len(common)} questions in common of {len(first)} in a, {len(second)} in b"
+            warnings.append(f"{here['title']}: {counts}")
+        scores_a, scores_b = (np.array([side[question] for question in common]) for side in (first, second))
+        found.append((name, here["title"], (scores_a, scores_b)))
     if not found:
-        raise ValueError(
-            f"{a} and {b} have no question in common: one has {_listed(ours['benchmarks'])}, the other "
-            f"{_listed(theirs['benchmarks'])}"
-        )
-    tests = [paired(first, second, rng) for _, _, first, second in found]
+        listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
+        raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
+    rng = np.random.default_rng(seed)
+    tests = [paired([scores], rng) for _, _, scores in found]
     corrected = holm([test.p_value for test in tests])
     return ResultsComparison(
         a=names[0],
         b=names[1],
         benchmarks=tuple(
             BenchmarkDifference(name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm)
-            for (name, title, first, second), test, p_holm in zip(found, tests, corrected, strict=True)
+            for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
         ),
-        macro=paired_macro([(first, second) for _, _, first, second in found], rng),
-        only_a=tuple(one["title"] for name, one in ours["benchmarks"].items() if name not in both),
-        only_b=tuple(one["title"] for name, one in theirs["benchmarks"].items() if name not in both),
+        macro=paired([scores for _, _, scores in found], rng),
+        only_a=_only(ours, theirs),
+        only_b=_only(theirs, ours),
         warnings=tuple(warnings),
     )
 
 
-@dataclass
-class _Asked:
-    """A question of one folder with its samples. content: its text and its reference answer"""
+def _averages(folder: Path, benchmark: str, known: Results) -> dict[Question, float]:
+    """The share of correct samples of a benchmark's questions, in the order of their rows.
 
-    content: tuple[str, str]
-    correct: int = 0
-    samples: int = 0
-
-    @property
-    def average(self) -> float:
-        return self.correct / self.samples
-
-
-def _questions(folder: Path, benchmark: str, known: Results) -> dict[Key, _Asked]:
-    """A benchmark's questions in the order of their rows. known: its entry in results.json"""
+    known: its entry in results.json
+    """
     path = folder / benchmark / SAMPLES
-    rows: dict[int, tuple[str, _Asked]] = {}
-    of_samples: list[int] = []
+    asked: dict[int, tuple[str, str, str]] = {}
+    verdicts: defaultdict[int, list[bool]] = defaultdict(list)
     for _, sample in read_samples(path):
-        _, asked = rows.setdefault(sample["row"], (sample["id"], _Asked((sample["question"], sample["gold"]))))
-        asked.correct += sample["verdict"] == "correct"
-        asked.samples += 1
-        of_samples.append(sample["row"])
-    check_count(path, of_samples, known)
+        asked[sample["row"]] = (sample["id"], sample["question"], sample["gold"])
+        verdicts[sample["row"]].append(sample["verdict"] == "correct")
+    check_count(path, (row for row, those in verdicts.items() for _ in those), known)
     occurred: Counter[str] = Counter()
-    questions = {}
-    for row in sorted(rows):
-        question_id, asked = rows[row]
-        questions[question_id, occurred[question_id]] = asked
+    averages = {}
+    for row, (question_id, text, answer) in sorted(asked.items()):
+        averages[question_id, occurred[question_id], text, answer] = sum(verdicts[row]) / len(verdicts[row])
         occurred[question_id] += 1
-    return questions
+    return averages
+
+
+def _only(ours: Results, theirs: Results) -> tuple[str, ...]:
+    """Titles of our benchmarks that they lack."""
+    return tuple(one["title"] for name, one in ours["benchmarks"].items() if name not in theirs["benchmarks"])
 
 
 def _record_warnings(ours: Results, theirs: Results) -> list[str]:
     warnings = [f"{side} is not complete" for side, one in (("a", ours), ("b", theirs)) if not one["complete"]]
-    first, second = ours["record"]["template"], theirs["record"]["template"]
-    if first["fingerprint"] != second["fingerprint"]:
-        names = f"{first['name']} in a, {second['name']} in b"
-        warnings.append(f"the prompts were rendered by different templates: {names}")
     first, second = ours["record"], theirs["record"]
+    if first["template"]["fingerprint"] != second["template"]["fingerprint"]:
+        names = f"{first['template']['name']} in a, {second['template']['name']} in b"
+        warnings.append(f"the prompts were rendered by different templates: {names}")
     for name in ("name", "dtype"):
         if first["engine"].get(name) != second["engine"].get(name):
             warnings.append(f"engine {name}: {first['engine'].get(name)} in a, {second['engine'].get(name)} in b")
@@ -172,21 +168,6 @@ def _record_warnings(ours: Results, theirs: Results) -> list[str]:
     return warnings
 
 
-def _benchmark_warnings(here: Results, there: Results, first: int, second: int, common: int) -> list[str]:
-    """first, second: questions that each asked; common: that both did"""
-    different = [f"{name} {here[name]} in a, {there[name]} in b" for name in SETTINGS if here[name] != there[name]]
-    warnings = [f"{here['title']}: {', '.join(different)}"] if different else []
-    if not common:
-        warnings.append(f"{here['title']}: no question in common, not compared")
-    elif common < max(first, second):
-        warnings.append(f"{here['title']}: {common} questions in common of {first} in a, {second} in b")
-    return warnings
-
-
 def _cells(test: PairedDifference) -> tuple[str, str, str]:
     interval = f"[{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
     return f"{100 * test.difference:+.1f}", interval, f"{test.p_value:.4f}"
-
-
-def _listed(benchmarks: Results) -> str:
-    return ", ".join(one["title"] for one in benchmarks.values()) or "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..files import write
@@ -26,11 +26,8 @@ PANELS = (
 
 
 def read(run: Path) -> Rows:
-    """A run's metrics, one row for each step. Raises FileNotFoundError if there are none."""
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: {run} is not the folder of a run")
-    return list(MetricsLog(path).rows())
+    """A run's metrics, one row for each step."""
+    return list(MetricsLog(run / "metrics.jsonl").rows())
 
 
 def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
@@ -43,32 +40,24 @@ def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
 
 def table(runs: Mapping[str, Rows]) -> str:
     """A line for each run: accuracy before, after and best, mean reward of the last 20 steps, cost."""
-    header = ("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")
-    lines = [header]
+    lines: list[tuple[str, ...]] = [("run", "accuracy before", "after", "best", "reward", "lucky", "tokens", "minutes")]
     for name, rows in runs.items():
         accuracy = series(rows, "step", ACCURACY)[1]
         steps = [row for row in rows if "reward/mean" in row]
-        last = steps[-20:]
-        lines.append(
-            (
-                name,
-                f"{accuracy[0]:.3f}" if accuracy else "",
-                f"{accuracy[-1]:.3f}" if accuracy else "",
-                f"{max(accuracy):.3f}" if accuracy else "",
-                f"{sum(row['reward/mean'] for row in last) / max(1, len(last)):.3f}",
-                f"{sum(row['reward/lucky_guess_rate'] for row in last) / max(1, len(last)):.3f}",
-                f"{rows[-1]['cost/generated_tokens'] / 1e6:.2f} M",
-                f"{sum(row['time/step'] for row in steps) / 60:.1f}",
-            )
-        )
-    return "\n".join(aligned(lines, left=len(header)))
+        shares = [accuracy[0], accuracy[-1], max(accuracy)]
+        for metric in ("reward/mean", "reward/lucky_guess_rate"):
+            last = [row[metric] for row in steps[-20:]]
+            shares.append(sum(last) / len(last))
+        tokens, minutes = rows[-1]["cost/generated_tokens"] / 1e6, sum(row["time/step"] for row in steps) / 60
+        lines.append((name, *(f"{share:.3f}" for share in shares), f"{tokens:.2f} M", f"{minutes:.1f}"))
+    return "\n".join(aligned(lines, left=len(lines[0])))
 
 
-def plot(runs: Mapping[str, Rows], path: Path, panels: Sequence[tuple[str, str, str]] = PANELS) -> None:
+def plot(runs: Mapping[str, Rows], path: Path) -> None:
     """Draw six panels with all runs into a PNG."""
     with drawing(936, 504, layout="constrained") as chart:
         axes = chart.figure.subplots(2, 3)
-        for axis, (title, x, y) in zip(axes.flat, panels, strict=True):
+        for axis, (title, x, y) in zip(axes.flat, PANELS, strict=True):
             for i, (name, rows) in enumerate(runs.items()):
                 look = {"color": PALETTE[f"m{i % SERIES}"], "marker": "o" if y == ACCURACY else "", "markersize": 4}
                 axis.plot(*series(rows, x, y), label=name, **look)

@@ -20,7 +20,6 @@ from ..tracking.client import (
     tagged_run,
     without_password,
 )
-from ..tracking.metrics_log import check_name
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics
@@ -39,18 +38,20 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     The run that trained the checkpoint gets, at its step, only scores of whole sets that were sampled as their blocks
     say, and one value for each name and step. All other results go to a run of their own.
     """
+    from mlflow.entities import Metric
+
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
     try:
         client = connect(uri)
-        trained = _training_run(client, results)
-        why = None if trained is None else _departure(results) or _other_values(client, trained, results)
+        step, now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
+        run_id, scores = _training_run(client, results), _training_scores(results)
+        why = run_id and (_departure(results) or _other_values(client, run_id, step, scores))
         if why:
             log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
-        if trained is None or why is not None:
-            run_id, scores = _own_run(client, uri, out, results, experiment, trained), metrics(results)
-        else:
-            run_id, scores = trained, _training_scores(results)
-        _log_metrics(client, run_id, results, scores)
+        if run_id is None or why:
+            run_id, scores = _own_run(client, uri, out, results, experiment, trained=run_id), metrics(results)
+        new = {name: value for name, value in scores.items() if value not in _values(client, run_id, step, name)}
+        log_metrics(client, run_id, [Metric(name, value, now, step) for name, value in new.items()])
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")
@@ -83,14 +84,18 @@ def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _other_values(client: MlflowClient, run_id: str, results: Mapping[str, Any]) -> str | None:
+def _other_values(client: MlflowClient, run_id: str, step: int, scores: Mapping[str, float]) -> str | None:
     """Names a score that the run has at this step with another value, for example of another seed; None for none."""
-    step = results["record"]["model"]["step"] or 0
-    for name, value in _training_scores(results).items():
-        there = [each for each in client.get_metric_history(run_id, name) if each.step == step]
-        if there and all(each.value != value for each in there):
-            return f"{name} is {there[-1].value:g} there already"
+    for name, value in scores.items():
+        there = _values(client, run_id, step, name)
+        if there and value not in there:
+            return f"{name} is {there[-1]:g} there already"
     return None
+
+
+def _values(client: MlflowClient, run_id: str, step: int, name: str) -> list[float]:
+    """What a run has of a metric at a step."""
+    return [each.value for each in client.get_metric_history(run_id, name) if each.step == step]
 
 
 def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | None:
@@ -123,17 +128,3 @@ def _own_run(
     run = client.create_run(where, tags=tags, run_name=results["name"])
     client.set_terminated(run.info.run_id, "FINISHED")
     return str(run.info.run_id)
-
-
-def _log_metrics(client: MlflowClient, run_id: str, results: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-    from mlflow.entities import Metric
-
-    step = results["record"]["model"]["step"] or 0
-    now = int(time.time() * 1000)
-    new = []
-    for name, value in scores.items():
-        check_name(name)
-        there = client.get_metric_history(run_id, name)
-        if not any(each.step == step and each.value == value for each in there):
-            new.append(Metric(name, value, now, step))
-    log_metrics(client, run_id, new)

@@ -6,7 +6,7 @@ Everything that a model wrote goes into the page as escaped data and from there 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from .charts import NAMES, SERIES, Point
 from .folder import Results, ResultsFolder
 from .page import legend, page, panels, read, said, table, wide
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, interval, largest, means, notes, of_questions, percent, shortfall
+from .tables import NONE, interval, largest, means, notes, of_questions, rates_and_tokens, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -83,9 +83,11 @@ def _models(models: Models) -> str:
     return f'<ul class="models">{"".join(lines)}</ul>'
 
 
-def _titles(models: Models) -> dict[str, str]:
-    """key -> title of every benchmark that at least one model was run on, in order."""
-    return {key: known["title"] for _, model in models for key, known in model.results["benchmarks"].items()}
+def _benchmarks(models: Models) -> Iterator[tuple[str, str, list[tuple[int, str, ResultsFolder]]]]:
+    """(key, title, the models that were run on it, numbered) of every benchmark, in order."""
+    titles = {key: known["title"] for _, model in models for key, known in model.results["benchmarks"].items()}
+    for key, title in titles.items():
+        yield key, title, [(i, name, model) for i, (name, model) in enumerate(models) if key in model.lines]
 
 
 def _heading(models: Models, title: str, name: str) -> str:
@@ -98,10 +100,10 @@ def _heading(models: Models, title: str, name: str) -> str:
 def _accuracy(models: Models) -> str:
     rows = [
         (title, [_point(i, name, model, key, "avg") for i, (name, model) in enumerate(models)])
-        for key, title in _titles(models).items()
+        for key, title, _ in _benchmarks(models)
     ]
     about = said("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
-    marks = [(f"m{i}", name) for i, (name, _) in enumerate(models)] + [("hollow", "part of the questions")]
+    marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("hollow", "part of the questions")]
     return about + legend(marks) + wide(charts.intervals(rows, "avg@k, %"))
 
 
@@ -121,16 +123,15 @@ def _pass_at_k(models: Models) -> str:
         return said("Every benchmark has one sample a question, so there is no curve over k.")
     top = charts.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
     about = said("Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic.")
-    marks = [(f"m{i}", name) for i, (name, _) in enumerate(models)] + [("dash", "maj@k")]
+    marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("dash", "maj@k")]
     return about + legend(marks) + panels([charts.pass_curves(title, lines, top) for title, lines in found.items()])
 
 
 def _lengths(models: Models) -> str:
     drawn = []
-    for key, title in _titles(models).items():
-        those = [(name, model) for name, model in models if key in model.lines]
-        longest = max((line.tokens for _, model in those for line in model.lines[key]), default=1)
-        for name, model in those:
+    for key, title, those in _benchmarks(models):
+        longest = max((line.tokens for _, _, model in those for line in model.lines[key]), default=1)
+        for _, name, model in those:
             limit = model.results["benchmarks"][key]["max_tokens"]
             drawn.append(charts.lengths(_heading(models, title, name), model.lines[key], longest, limit))
     marks = [("correct", "correct, upwards"), ("wrong", "not correct (all other verdicts), downwards")]
@@ -140,8 +141,8 @@ def _lengths(models: Models) -> str:
 
 def _verdicts(models: Models) -> str:
     rows = [
-        (title, [(name if len(models) > 1 else "", m.lines[key]) for name, m in models if key in m.lines])
-        for key, title in _titles(models).items()
+        (title, [(name if len(models) > 1 else "", model.lines[key]) for _, name, model in those])
+        for key, title, those in _benchmarks(models)
     ]
     marks = [*((verdict, NAMES[verdict]) for verdict in VERDICTS), ("hatched", "truncated")]
     about = said("All samples. Timeout and error: the grader gave no verdict; avg@k counts these as not solved.")
@@ -154,9 +155,9 @@ def _two_graders(models: Models) -> str:
             _heading(models, title, name),
             [_point(2, "ours", model, key, "avg"), _point(3, "plain math-verify", model, key, "plain")],
         )
-        for key, title in _titles(models).items()
-        for name, model in models
-        if (known := model.results["benchmarks"].get(key)) and known["plain"]
+        for key, title, those in _benchmarks(models)
+        for _, name, model in those
+        if model.results["benchmarks"][key]["plain"]
     ]
     if not rows:
         return said("No benchmark was also graded by the plain math-verify recipe.")
@@ -173,32 +174,29 @@ def _summary(models: Models) -> str:
     head = ["benchmark", *(["model"] if several else []), "questions", "k", "avg@k [95 %]", "pass@k [95 %]", "maj@k"]
     head += ["truncated", "no answer", "timeout / error", "tokens", "seconds"]
     bodies = []
-    for key, title in _titles(models).items():
+    for key, title, those in _benchmarks(models):
         rows: list[list[str]] = []
-        for i, (name, model) in enumerate(models):
-            if key in model.results["benchmarks"]:
-                first = [escape(title) if not rows else "", *([_key(i, name)] if several else [])]
-                rows.append([*first, *_numbers(model.results["benchmarks"][key])])
+        for i, name, model in those:
+            first = ["" if rows else escape(title), *([_key(i, name)] if several else [])]
+            rows.append([*first, *_numbers(model.results["benchmarks"][key])])
         bodies.append(rows)
     text = "Scores and rates in %. Questions: asked, or asked/official. Tokens: mean of a response. Seconds: wall time."
     found = table(head, bodies, 1 + several, text, "wide")
 
-    lines: list[tuple[str, list[str]]] = []
+    of_mean: dict[str, list[list[str]]] = {}  # models of one mean side by side
     for i, (name, model) in enumerate(models):
         for what, mean, over in means(model.results):
-            value = f'<span class="nowrap">{_estimate(mean)}</span>'
             first = [f'<span class="nowrap">{escape(what)}</span>', *([_key(i, name)] if several else [])]
-            lines.append((what, [*first, value, escape(over)]))
-    order = list(dict.fromkeys(what for what, _ in lines))
-    lines.sort(key=lambda line: order.index(line[0]))  # models of one mean side by side
+            value = f'<span class="nowrap">{_estimate(mean)}</span>'
+            of_mean.setdefault(what, []).append([*first, value, escape(over)])
     head = ["mean", *(["model"] if several else []), "value [95 %]", "over"]
-    found += table(head, [[cells for _, cells in lines]], 4)
+    found += table(head, [[cells for rows in of_mean.values() for cells in rows]], 4)
     missing = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
     return found + _remarks("Not run, and in no mean", models, missing) + _remarks("Notes", models, notes)
 
 
 def _numbers(benchmark: Results) -> list[str]:
-    best, majority, rates = largest(benchmark["pass"]), largest(benchmark["maj"]), benchmark["rates"]
+    best, majority = largest(benchmark["pass"]), largest(benchmark["maj"])
     mark = f' title="{escape(part)}"' if (part := shortfall(benchmark)) else ""
     return [
         f"<span{mark}>{of_questions(benchmark)}</span>",
@@ -206,10 +204,7 @@ def _numbers(benchmark: Results) -> list[str]:
         _estimate(benchmark["avg"]),
         _at(best) if best and best[0] != "1" else NONE,
         _at(majority) if majority else NONE,
-        percent(rates["truncated"]),
-        percent(rates["no_answer"]),
-        f"{percent(rates['timeout'])} / {percent(rates['error'])}",
-        f"{benchmark['tokens']['response_mean']:,.0f}",
+        *rates_and_tokens(benchmark),
         f"{benchmark['seconds']:,.0f}",
     ]
 
@@ -281,19 +276,19 @@ def _record(models: Models) -> str:
             f"<dt>{escape(field)}</dt><dd><code>{escape(value)}</code></dd>"
             for field, value in _flat(model.results["record"])
         )
-        rows = []
+        rows, details = [], ""
         for known in model.results["benchmarks"].values():
             source = f"{escape(known['source'])}<br><code>{escape(known['fingerprint'])}</code>"
             numbers = [known[field] for field in ("questions", "rows", "official_rows", "samples")]
             counts = [NONE if number is None else f"{number:,}" for number in numbers]
             sampling = [f"{known['temperature']:g}", f"{known['top_p']:g}", f"{known['max_tokens']:,}"]
             rows.append([escape(known["title"]), source, *counts, *sampling])
-        text += f'<h3>{_key(i, name)}</h3><dl class="record">{fields}</dl>' + table(head, [rows], 2, box="wide")
-        for known in model.results["benchmarks"].values():
             if groups := known["by_group"]:
                 lines = [[escape(group), f"{each['questions']:,}", interval(each)] for group, each in groups.items()]
                 inner = table(["group", "questions", "avg@k [95 %]"], [lines], 1)
-                text += f"<details><summary>{escape(known['title'])} by group</summary>{inner}</details>"
+                details += f"<details><summary>{escape(known['title'])} by group</summary>{inner}</details>"
+        text += f'<h3>{_key(i, name)}</h3><dl class="record">{fields}</dl>'
+        text += table(head, [rows], 2, box="wide") + details
     return text
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ..questions.text import normalised_answer
 from .folder import FORMAT
 from .samples import Sample, SampleFile
-from .statistics import avg_at_k, interval, intervals, macro_mean, maj_at_k, micro_mean, pass_at_k
+from .statistics import Array, avg_at_k, interval, intervals, maj_at_k, mean_over, pass_at_k
 
 _MAJORITY_FROM = 4  # samples
 _MOST_GROUPS = 64  # with more, the column tells questions apart rather than groups
-Array = npt.NDArray[np.float64]
 
 
 def summarise(
@@ -41,17 +39,12 @@ def summarise(
         files: benchmark -> its samples.
         seconds: benchmark -> wall time of its responses.
     """
-    measured = {benchmark: _Measured.of(files[benchmark]) for benchmark in facts}
-    benchmarks = {
-        benchmark: {
-            **facts[benchmark],
-            **each.summary(_rng(benchmark)),
-            "seconds": round(seconds.get(benchmark, 0.0), 1),
-        }
-        for benchmark, each in measured.items()
-    }
+    benchmarks: dict[str, dict[str, Any]] = {}
+    scores: dict[str, Array] = {}
+    for benchmark, known in facts.items():
+        measured, scores[benchmark] = _measured(files[benchmark], _rng(benchmark))
+        benchmarks[benchmark] = {**known, **measured, "seconds": round(seconds.get(benchmark, 0.0), 1)}
     groups = {known["group"]: known["of_group"] for known in facts.values()}
-    scores = {benchmark: each.score for benchmark, each in measured.items()}
     return {
         "format": FORMAT,
         "name": name,
@@ -99,115 +92,74 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
     return found
 
 
-@dataclass
-class _Measured:
-    """The samples of a benchmark: arrays (Q, n), questions in the order of the set.
+def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any], Array]:
+    """(what results.json says of a benchmark's samples, the share of correct ones of each question, (Q,))."""
+    by_row: dict[int, list[Sample]] = defaultdict(list)
+    for sample in file.read():
+        slim = {**sample, "question": "", "prompt": "", "response": ""}  # the texts may be gigabytes
+        by_row[sample["row"]].append(slim)  # type: ignore[arg-type]
+    rows = [sorted(by_row[row], key=lambda sample: sample["sample"]) for row in sorted(by_row)]  # Q of n samples
+    samples = [sample for row in rows for sample in row]
+    right = [sample for sample in samples if sample["verdict"] == "correct"]
+    sound = [sample["sound"] for sample in right if sample["sound"] is not None]
+    truncated, cut = (sum(sample["finish"] == "length" for sample in of) for of in (samples, right))
+    verdicts = Counter(sample["verdict"] for sample in samples)
+    tokens = [sample["response_tokens"] for sample in samples]
 
-    keys: the answers as majority voting compares them, None for no answer
-    """
+    correct = _correct(rows, "verdict")
+    plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
+    keys = [[_key(sample) for sample in row] for row in rows]
+    n, score = correct.shape[1], avg_at_k(correct)
+    ks = sorted({*(1 << i for i in range(n.bit_length())), n})  # 1, 2, 4 … up to n, and n itself
+    voting = [k for k in ks if k >= _MAJORITY_FROM] if any(key is not None for row in keys for key in row) else []
+    values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
+    if plain is not None:
+        values.append(avg_at_k(plain))
+    average, *others = [asdict(each) for each in intervals(np.array(values), rng)]
+    return {
+        "avg": {"k": n, **average},
+        "pass": dict(zip(map(str, ks), others, strict=False)),
+        "maj": dict(zip(map(str, voting), others[len(ks) :], strict=False)),
+        "rates": {
+            "truncated": truncated / len(samples),
+            "correct_truncated": cut / len(samples),
+            **{verdict: verdicts[verdict] / len(samples) for verdict in ("no_answer", "timeout", "error")},
+        },
+        "lucky_guess_rate": sound.count(False) / len(sound) if sound else None,
+        "by_group": _by_group([row[0]["group"] for row in rows], score, rng),
+        "plain": None if plain is None else {**others[-1], "disagreements": int((plain != correct).sum())},
+        "tokens": {
+            "prompt": sum(sample["prompt_tokens"] for sample in samples),
+            "response": sum(tokens),
+            "response_mean": float(np.mean(tokens)),
+            "response_p95": float(np.percentile(tokens, 95)),
+        },
+    }, score
 
-    correct: Array
-    plain: Array | None
-    keys: list[list[str | None]]
-    groups: list[str | None]
-    verdicts: list[str]
-    finishes: list[str]
-    sound: list[bool]
-    prompt_tokens: int
-    response_tokens: list[int]
 
-    @classmethod
-    def of(cls, file: SampleFile) -> _Measured:
-        by_row: dict[int, list[Sample]] = defaultdict(list)
-        verdicts, finishes, sound, response_tokens, prompt_tokens = [], [], [], [], 0
-        for sample in file.read():
-            slim = {**sample, "question": "", "prompt": "", "response": ""}  # the texts may be gigabytes
-            by_row[sample["row"]].append(slim)  # type: ignore[arg-type]
-            verdicts.append(sample["verdict"])
-            finishes.append(sample["finish"])
-            response_tokens.append(sample["response_tokens"])
-            prompt_tokens += sample["prompt_tokens"]
-            if sample["verdict"] == "correct" and sample["sound"] is not None:
-                sound.append(sample["sound"])
-        rows = [sorted(by_row[row], key=lambda sample: sample["sample"]) for row in sorted(by_row)]
-        asked = all(sample["plain"] is not None for row in rows for sample in row)
-        return cls(
-            np.array([[sample["verdict"] == "correct" for sample in row] for row in rows], float),
-            np.array([[sample["plain"] == "correct" for sample in row] for row in rows], float) if asked else None,
-            [[_key(sample) for sample in row] for row in rows],
-            [row[0]["group"] for row in rows],
-            verdicts,
-            finishes,
-            sound,
-            prompt_tokens,
-            response_tokens,
-        )
+def _correct(rows: Sequence[Sequence[Sample]], grader: Literal["verdict", "plain"]) -> Array:
+    """(Q, n): 1 for a sample that the grader says is correct, else 0."""
+    return np.array([[sample[grader] == "correct" for sample in row] for row in rows], float)
 
-    @property
-    def score(self) -> Array:
-        """The share of correct samples of each question, (Q,)."""
-        return avg_at_k(self.correct)
 
-    def summary(self, rng: np.random.Generator) -> dict[str, Any]:
-        n, total = self.correct.shape[1], len(self.verdicts)
-        counts = self.correct.sum(1)
-        truncated = [finish == "length" for finish in self.finishes]
-        correct = [verdict == "correct" for verdict in self.verdicts]
-        answered = any(key is not None for keys in self.keys for key in keys)
-        ks = _powers(n)
-        voting = [k for k in ks if k >= _MAJORITY_FROM] if answered else []
-        rows = [self.score, *(pass_at_k(counts, n, k) for k in ks)]
-        rows += [maj_at_k(self.keys, self.correct, k) for k in voting]
-        if self.plain is not None:
-            rows.append(avg_at_k(self.plain))
-        estimates = [asdict(each) for each in intervals(np.array(rows), rng)]
-        average, passed, voted = estimates[0], estimates[1 : 1 + len(ks)], estimates[1 + len(ks) :]
-        plain = None
-        if self.plain is not None:
-            plain = {**estimates[-1], "disagreements": int((self.plain != self.correct).sum())}
-        return {
-            "avg": {"k": n, **average},
-            "pass": dict(zip(map(str, ks), passed, strict=True)),
-            "maj": dict(zip(map(str, voting), voted, strict=False)),
-            "rates": {
-                "truncated": truncated.count(True) / total,
-                "correct_truncated": sum(right and cut for right, cut in zip(correct, truncated, strict=True)) / total,
-                **{verdict: self.verdicts.count(verdict) / total for verdict in ("no_answer", "timeout", "error")},
-            },
-            "lucky_guess_rate": self.sound.count(False) / len(self.sound) if self.sound else None,
-            "by_group": self._by_group(rng),
-            "plain": plain,
-            "tokens": {
-                "prompt": self.prompt_tokens,
-                "response": sum(self.response_tokens),
-                "response_mean": float(np.mean(self.response_tokens)),
-                "response_p95": float(np.percentile(self.response_tokens, 95)),
-            },
-        }
-
-    def _by_group(self, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
-        names = sorted({group for group in self.groups if group is not None})
-        if not names or len(names) > _MOST_GROUPS:
-            return {}
-        members = {name: np.array([group == name for group in self.groups]) for name in names}
-        return {
-            name: {"questions": int(mine.sum()), **asdict(interval(self.score[mine], rng))}
-            for name, mine in members.items()
-        }
+def _by_group(groups: Sequence[str | None], score: Array, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
+    names = sorted({group for group in groups if group is not None})
+    if len(names) > _MOST_GROUPS:
+        return {}
+    found = {}
+    for name in names:
+        mine = score[[group == name for group in groups]]
+        found[name] = {"questions": len(mine), **asdict(interval(mine, rng))}
+    return found
 
 
 def _mean(scores: Mapping[str, Array], of: Sequence[str], kind: str) -> dict[str, Any]:
-    mean = micro_mean if kind == "micro" else macro_mean
-    return {**asdict(mean([scores[benchmark] for benchmark in of], _rng(kind))), "benchmarks": list(of)}
+    mean = mean_over([scores[benchmark] for benchmark in of], _rng(kind), micro=kind == "micro")
+    return {**asdict(mean), "benchmarks": list(of)}
 
 
 def _key(sample: Sample) -> str | None:
     return None if sample["extracted"] is None else normalised_answer(sample["extracted"])
-
-
-def _powers(n: int) -> list[int]:
-    """1, 2, 4 … up to n, and n itself."""
-    return sorted({*(1 << i for i in range(n.bit_length())), n})
 
 
 def _rng(name: str) -> np.random.Generator:

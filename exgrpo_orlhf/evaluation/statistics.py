@@ -121,30 +121,26 @@ def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: 
     return _bootstrap([_metrics(per_question)], [1.0], rng, resamples)
 
 
-def macro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
-    """The mean of the benchmarks' means with equal weights; questions are resampled within each benchmark.
+def mean_over(
+    benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES, micro: bool = False
+) -> Estimate:
+    """The mean over benchmarks; questions are resampled within each benchmark, because its size is fixed.
 
-    benchmarks: (Q_b,) each. Raises as `interval`, and ValueError without a benchmark.
+    benchmarks: (Q_b,) each; micro: the mean over all questions instead of the mean of the benchmarks' means. Raises as
+    `interval`, and ValueError without a benchmark.
     """
     strata = [_metrics(np.asarray(values)[None]) for values in benchmarks]
-    return _bootstrap(strata, _equal_weights(len(strata)), rng, resamples)[0]
-
-
-def micro_mean(benchmarks: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
-    """The mean over all questions of all benchmarks, resampled within each, because their sizes are fixed.
-
-    Arguments and errors as `macro_mean`.
-    """
-    strata = [_metrics(np.asarray(values)[None]) for values in benchmarks]
-    _equal_weights(len(strata))
-    total = sum(values.shape[1] for values in strata)
-    return _bootstrap(strata, [values.shape[1] / total for values in strata], rng, resamples)[0]
+    weights, sizes = _equal_weights(len(strata)), [values.shape[1] for values in strata]
+    return _bootstrap(strata, [size / sum(sizes) for size in sizes] if micro else weights, rng, resamples)[0]
 
 
 def paired(
-    a: npt.ArrayLike, b: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES
+    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> PairedDifference:
-    """The mean of b − a over the same questions in the same order, (Q,) each, values from 0 to 1.
+    """The mean of b − a over the same questions in the same order, values from 0 to 1.
+
+    benchmarks: (a, b), (Q_b,) each. Of several, it is the mean of their differences with equal weights; the test is
+    conservative if these differ.
 
     A wild bootstrap: the sign of every question's difference is flipped at random, which imposes the null hypothesis.
     p is the share of resamples with a mean further from 0 than the observed one, plus half of those equally far.
@@ -158,18 +154,12 @@ def paired(
 
     Raises ValueError if the lengths differ, there are no questions or a value is outside 0 to 1.
     """
-    return paired_macro([(a, b)], rng, resamples)
-
-
-def paired_macro(
-    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> PairedDifference:
-    """The mean of the benchmarks' differences b − a with equal weights; signs are flipped within each benchmark.
-
-    benchmarks: (a, b), (Q_b,) each. Otherwise as `paired`. The test is conservative if the benchmarks' differences
-    differ.
-    """
-    strata = [_differences(a, b) for a, b in benchmarks]
+    strata = []
+    for models in benchmarks:
+        a, b = (_metrics(np.asarray(values)[None])[0] for values in models)
+        if len(a) != len(b):
+            raise ValueError(f"paired values must be of the same questions; got {len(a)} and {len(b)}")
+        strata.append(np.round(b - a, _DIGITS))
     weights = _equal_weights(len(strata))
     difference = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
     sums, signs = np.zeros(resamples), np.zeros(resamples)  # weighted means of the flipped differences, of the signs
@@ -213,20 +203,12 @@ def _bootstrap(
     """The weighted mean of the strata's means, for each of M metrics. strata: (M, Q_s) each."""
     means = np.zeros((len(strata[0]), resamples))
     for weight, stratum in zip(weights, strata, strict=True):
-        for rows, drawn in _resampled(stratum, rng, resamples):
-            means[:, rows] += weight * drawn
+        # Questions with equal values are interchangeable, so one multinomial count is drawn for each distinct column.
+        columns, counts = np.unique(stratum, axis=1, return_counts=True)  # (M, U), (U,)
+        for rows in _chunks(resamples, len(counts)):
+            drawn = rng.multinomial(counts.sum(), counts / counts.sum(), rows.stop - rows.start)
+            means[:, rows] += weight * (columns @ drawn.T / counts.sum())
     return [_bca([stratum[m] for stratum in strata], weights, row) for m, row in enumerate(means)]
-
-
-def _resampled(stratum: Array, rng: np.random.Generator, resamples: int) -> Iterator[tuple[slice, Array]]:
-    """Means of resampled questions, (M, some of the resamples).
-
-    Questions with equal values are interchangeable, so one multinomial count is drawn for each distinct column.
-    """
-    columns, counts = np.unique(stratum, axis=1, return_counts=True)  # (M, U), (U,)
-    for rows in _chunks(resamples, len(counts)):
-        drawn = rng.multinomial(counts.sum(), counts / counts.sum(), rows.stop - rows.start)
-        yield rows, columns @ drawn.T / counts.sum()
 
 
 def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Estimate:
@@ -292,29 +274,18 @@ def _equal_weights(count: int) -> list[float]:
     return [1 / count] * count
 
 
-def _differences(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
-    first, second = (_metrics(np.asarray(values)[None])[0] for values in (a, b))
-    if len(first) != len(second):
-        raise ValueError(f"paired values must be of the same questions; got {len(first)} and {len(second)}")
-    return np.asarray(np.round(second - first, _DIGITS))
-
-
-def _metrics(values: npt.ArrayLike) -> Array:
-    """(M, Q), checked."""
+def _metrics(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Array:
+    """A checked table of shares in that shape."""
     array = np.asarray(values, np.float64)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"expected at least one value a question, as one row a metric; got the shape {array.shape}")
+        raise ValueError(f"expected at least one value a question, in the shape {shape}; got the shape {array.shape}")
     if not np.all((array >= -1e-9) & (array <= 1 + 1e-9)):
         raise ValueError(f"values must be shares from 0 to 1; got {array[~((array >= 0) & (array <= 1))][:3]}")
     return array
 
 
 def _graded(correct: npt.ArrayLike) -> Array:
-    """(Q, n), checked."""
-    array = np.asarray(correct, np.float64)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"correct must have the shape (questions, samples), none of them 0; got {array.shape}")
-    return _metrics(array)
+    return _metrics(correct, "(questions, samples)")
 
 
 def _check_k(k: int, n: int) -> None:

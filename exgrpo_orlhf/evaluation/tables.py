@@ -14,14 +14,12 @@ from .folder import Results
 NONE = "–"
 
 
-def percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.1f}"
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def interval(estimate: dict[str, Any]) -> str:
     """A value with its 95 % interval."""
-    if estimate["value"] is None:
-        return NONE
     return f"{percent(estimate['value'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
 
 
@@ -31,11 +29,6 @@ def model_name(results: Results) -> str:
     if model["run"] is None:
         return Path(model["path"]).name
     return model["run"] if model["step"] is None else f"{model['run']}, step {model['step']}"
-
-
-def title(results: Results, key: str) -> str:
-    """The title of a benchmark, whether it was run or not."""
-    return str((results["benchmarks"].get(key) or results["not_run"].get(key) or {"title": key})["title"])
 
 
 def shortfall(benchmark: dict[str, Any]) -> str | None:
@@ -59,18 +52,25 @@ def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return max(estimates.items(), key=lambda item: int(item[0])) if estimates else None
 
 
+def rates_and_tokens(benchmark: dict[str, Any]) -> list[str]:
+    """Truncated, no answer, timeout / error in % of the samples; mean tokens of a response."""
+    rates = {name: percent(rate) for name, rate in benchmark["rates"].items()}
+    ungraded = f"{rates['timeout']} / {rates['error']}"
+    return [rates["truncated"], rates["no_answer"], ungraded, f"{benchmark['tokens']['response_mean']:,.0f}"]
+
+
 def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
     every = [*results["benchmarks"], *results["not_run"]]
     macro, micro = results["means"]["macro"], results["means"]["micro"]
-    same = f"the same {len(macro['benchmarks'])} of {len(every)}"
-    over = same if micro["benchmarks"] == macro["benchmarks"] else _over(results, micro, every)
+    same = f"{micro['questions']:,} questions; over the same {len(micro['benchmarks'])} of {len(every)}"
     found = [
         ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}"),
-        ("micro mean", micro, f"every question counts the same, {micro['questions']:,} questions; over {over}"),
+        ("micro mean", micro, f"every question counts the same, {same}"),
     ]
+    titles = {key: each["title"] for key, each in (*results["benchmarks"].items(), *results["not_run"].items())}
     for name, mean in results["means"]["groups"].items():
-        missing = [title(results, key) for key in mean["of"] if key not in mean["benchmarks"]]
+        missing = [titles.get(key, key) for key in mean["of"] if key not in mean["benchmarks"]]
         without = f"; without {', '.join(missing)}" if missing else ""
         found.append((f"{name} mean", mean, f"macro; over {_over(results, mean, mean['of'])}{without}"))
     return found
@@ -82,7 +82,7 @@ def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
         benchmark = results["benchmarks"][key]
         part = "" if shortfall(benchmark) is None else f" (in part: {of_questions(benchmark)})"
         counted.append(benchmark["title"] + part)
-    return f"{len(counted)} of {len(of)}" + (f": {', '.join(counted)}" if counted else "")
+    return f"{len(counted)} of {len(of)}: {', '.join(counted)}"
 
 
 def notes(results: Results) -> list[tuple[str, str]]:
@@ -106,23 +106,11 @@ def terminal(results: Results) -> str:
     head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer")
     lines: list[tuple[str, ...]] = [(*head, "timeout / error", "tokens", "seconds")]
     for benchmark in results["benchmarks"].values():
-        best, majority, rates = largest(benchmark["pass"]), largest(benchmark["maj"]), benchmark["rates"]
-        lines.append(
-            (
-                benchmark["title"],
-                of_questions(benchmark),
-                str(benchmark["avg"]["k"]),
-                interval(benchmark["avg"]),
-                percent(benchmark["plain"]["value"]) if benchmark["plain"] else NONE,
-                _at(best, benchmark["samples"]),
-                _at(majority, benchmark["samples"]),
-                percent(rates["truncated"]),
-                percent(rates["no_answer"]),
-                f"{percent(rates['timeout'])} / {percent(rates['error'])}",
-                f"{benchmark['tokens']['response_mean']:,.0f}",
-                f"{benchmark['seconds']:,.1f}",
-            )
-        )
+        largest_k = [_at(largest(benchmark[kind]), benchmark["samples"]) for kind in ("pass", "maj")]
+        plain = percent(benchmark["plain"]["value"]) if benchmark["plain"] else NONE
+        scores = (str(benchmark["avg"]["k"]), interval(benchmark["avg"]), plain, *largest_k)
+        seconds = f"{benchmark['seconds']:,.1f}"
+        lines.append((benchmark["title"], of_questions(benchmark), *scores, *rates_and_tokens(benchmark), seconds))
     record = results["record"]
     text = [f"{results['name']}: {model_name(results)}, {record['engine']['name']}, seed {record['seed']}", ""]
     text += aligned(lines, left=1)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.charts import PALETTE, SERIES, WIDTH, Drawing, drawing, short
 from .comparison import MEASURES, Comparison
-from .curve import AXES, Array, band
-from .tables import UNITS, interval, number, plus_minus
+from .curve import AXES, band
+from .tables import UNITS, difference, number, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,41 +45,38 @@ def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None)
     with drawing(*PANEL) as chart:
         title = f"{comparison.metric} against {NAMES[axis]}" if only is None else only[-1]
         axes = chart.axes(46, 14, 28, 42, title=short(title, 50))
-        drawn = _curves(chart, axes, comparison, axis, only)
-        for classes, name, x, mean in drawn:
-            for at, value in zip(x, mean, strict=True):
-                if len(x) <= 60:  # dots to point at
-                    (dot,) = axes.plot(at, value, "o", markersize=3.6, color=PALETTE[classes[:2]])
-                    chart.mark(dot, f"knot series {classes}", f"{name}: {number(value)}")
+        drawn = _curves(chart, axes, comparison, axis, only, dots=True)
         return chart.svg(title, "learning") if drawn else None
 
 
 def _curves(
-    chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None
-) -> list[tuple[str, str, Array, Array]]:
+    chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None, dots: bool = False
+) -> bool:
     """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
 
-    Returns (style, name, x, mean) of the curves drawn.
+    dots: dots to point at. Returns whether there are curves to draw.
     """
     unit, size = UNITS[axis]
     axes.set(xlabel=unit, ylim=_range(comparison))
     chosen = [(i, v) for i, v in enumerate(comparison.variants) if only is None or v.name in only]
-    drawn = [(i, variant, found) for i, variant in chosen if (found := band(variant.curves, axis)) is not None]
-    for i, variant, found in drawn:
-        look, classes, x = _look(i), f"series {style(i)}", found.x / size
+    drawn = [(i, variant, found) for i, variant in chosen if (found := band(variant.curves, axis))]
+    for i, variant, (x, mean, low, high) in drawn:
+        look, classes = _look(i), f"series {style(i)}"
         if len(variant.curves) > 1 and len(drawn) <= SERIES:
-            area = axes.fill_between(x, found.low, found.high, alpha=0.15, color=look["color"], linewidth=0)
+            area = axes.fill_between(x / size, low, high, alpha=0.15, color=look["color"], linewidth=0)
             chart.mark(area, f"band {classes}")
             for curve in variant.curves:
-                along = curve.along(axis)
-                assert along is not None  # `band` has them all
-                (line,) = axes.plot(along / size, curve.values, linewidth=0.8, alpha=0.35, **look)
+                (line,) = axes.plot(curve.along(axis) / size, curve.values, linewidth=0.8, alpha=0.35, **look)
                 words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)} at the end"
                 chart.mark(line, f"thin {classes}", words)
-        (line,) = axes.plot(x, found.mean, linewidth=1.8, label=variant.name, **look)
+        (line,) = axes.plot(x / size, mean, linewidth=1.8, label=variant.name, **look)
         chart.mark(line, f"curve {classes}", variant.name)
     axes.set_xlim(left=0)
-    return [(style(i), variant.name, found.x / size, found.mean) for i, variant, found in drawn]
+    for i, variant, (x, mean, _, _) in drawn:
+        for at, value in zip(x / size, mean, strict=True) if dots and len(x) <= 60 else ():
+            (dot,) = axes.plot(at, value, "o", markersize=3.6, color=_look(i)["color"])
+            chart.mark(dot, f"knot series {style(i)}", f"{variant.name}: {number(value)}")
+    return bool(drawn)
 
 
 def finals(comparison: Comparison) -> str:
@@ -100,9 +97,9 @@ def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(variants)), [short(v.name, 30) for v in variants], color=PALETTE["ink"])
     for i, variant in enumerate(variants):
         colour, classes, found = _look(i)["color"], f"series {style(i)}", variant.mean("final")
-        if found and found.low is not None and found.high is not None:
-            bar = axes.barh(i, found.high - found.low, 0.6, found.low, color=colour, alpha=0.16)[0]
-            chart.mark(bar, f"spread {classes}")
+        if found and found.bounds:
+            low, high = found.bounds
+            chart.mark(axes.barh(i, high - low, 0.6, low, color=colour, alpha=0.16)[0], f"spread {classes}")
         if found:
             (line,) = axes.plot((found.value, found.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
             chart.mark(line, f"mean {classes}")
@@ -116,30 +113,28 @@ def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
 
 def differences(comparison: Comparison) -> str | None:
     """A panel for each measure, a row for each variant: the difference from the baseline; None without any."""
-    found = comparison.differences
-    names = [variant.name for variant in comparison.variants if any(each.variant == variant.name for each in found)]
-    if not found:
+    series = {variant.name: i for i, variant in enumerate(comparison.variants)}
+    compared = {each.variant for each in comparison.differences}
+    if not compared:
         return None
-    colours = {variant.name: (_look(i)["color"], style(i)) for i, variant in enumerate(comparison.variants)}
-    with drawing(WIDTH, 26 * len(names) + 70) as chart:
+    names = [name for name in series if name in compared]
+    height = 26 * len(names) + 70
+    with drawing(WIDTH, height) as chart:
         panels = chart.figure.subplots(1, len(MEASURES), sharex=True, sharey=True)
-        height = 26 * len(names) + 70
         chart.figure.subplots_adjust(200 / WIDTH, 42 / height, 1 - 14 / WIDTH, 1 - 28 / height, wspace=0.12)
         for axes, (key, heading) in zip(panels, MEASURES, strict=True):
             axes.set(title=heading, ylim=(len(names) - 0.5, -0.5))
             axes.axvline(0, color=PALETTE["ink"], linewidth=1.2)
             axes.grid(visible=False, axis="y")
             axes.locator_params(axis="x", nbins=4)
-            for each in found:
-                if each.measure != key:
-                    continue
-                y, (colour, classes) = names.index(each.variant), colours[each.variant]
-                words = f"{each.variant}, {heading}: {number(each.mean.value, sign='+')} {interval(each.mean)}"
-                if each.mean.low is not None and each.mean.high is not None:
-                    ends = (each.mean.low, each.mean.high)
-                    (line,) = axes.plot(ends, (y, y), color=colour, linewidth=2.4, alpha=0.55)
-                    chart.mark(line, f"whisker series {classes}", words)
-                chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot series {classes}", words)
+            for each in (each for each in comparison.differences if each.measure == key):
+                i, y = series[each.variant], names.index(each.variant)
+                colour, classes = _look(i)["color"], f"series {style(i)}"
+                words = f"{each.variant}, {heading}: {' '.join(difference(each.mean))}"
+                if each.mean.bounds:
+                    (line,) = axes.plot(each.mean.bounds, (y, y), color=colour, linewidth=2.4, alpha=0.55)
+                    chart.mark(line, f"whisker {classes}", words)
+                chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot {classes}", words)
         panels[0].set_yticks(range(len(names)), [short(name, 27) for name in names], color=PALETTE["ink"])
         label = f"difference of {comparison.metric} from {comparison.baseline}, 95 % intervals over seeds"
         chart.figure.supxlabel(label, fontsize=9.5, color=PALETTE["quiet"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ..evaluation.statistics import holm
-from .curve import AXES, Curve, TrackedRun
+from .curve import AXES, Curve, TrackedRun, common_range
 from .seeds import Mean, mean, paired
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -22,7 +22,7 @@ MEASURES = (
 )
 # What a run has cost at its last value.
 COSTS = ("tokens", "seconds")
-Ranges = Mapping[str, tuple[float, float] | None]  # of each axis: what all runs cover, None without
+Ranges = Mapping[str, tuple[float, float]]  # axis -> what all runs cover of it, where there is such a range
 SEED = "train.seed"  # the param by which the runs of a variant differ
 
 
@@ -93,37 +93,25 @@ def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Compa
         there, nearest = ", ".join(sorted(by_variant)), get_close_matches(baseline, by_variant, 1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise ComparisonError(f"the baseline {baseline!r} is not among the variants that have {metric}: {there}{hint}")
-    ranges = {axis: _common(curves, axis) for axis in AXES}
+    ranges = {axis: common for axis in AXES if (common := common_range(curves, axis))}
     variants = []
     for name in sorted(by_variant, key=lambda name: (name != baseline, name)):
         chosen = tuple(sorted(by_variant[name], key=lambda curve: curve.run.seed))
         taken = [_measured(curve, ranges) for curve in chosen]
         variants.append(ComparedVariant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
     differences = _differences(variants) if baseline is not None else ()
-    notes = (*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ()))
-    return Comparison(metric, tuple(variants), baseline, differences, ranges, notes)
-
-
-def _common(curves: Sequence[Curve], axis: str) -> tuple[float, float] | None:
-    along = [curve.along(axis) for curve in curves]
-    known = [x for x in along if x is not None]
-    if len(known) < len(along):
-        return None
-    low, high = max(float(x[0]) for x in known), min(float(x[-1]) for x in known)
-    return (low, high) if low <= high else None
+    notes = [*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ())]
+    return Comparison(metric, tuple(variants), baseline, differences, ranges, tuple(notes))
 
 
 def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
-    found = {"final": curve.final}
-    tokens = ranges["tokens"]
-    found["equal_tokens"] = math.nan if tokens is None else curve.at("tokens", tokens[1])
-    for axis in AXES:
-        common = ranges[axis]
-        found[f"area_{axis}"] = math.nan if common is None else curve.area(axis, *common)
-    for cost in COSTS:
-        along = curve.along(cost)
-        found[cost] = math.nan if along is None else float(along[-1])
-    return found
+    nothing = (math.nan, math.nan)
+    return {
+        "final": curve.final,
+        "equal_tokens": curve.at("tokens", ranges.get("tokens", nothing)[1]),
+        **{f"area_{axis}": curve.area(axis, *ranges.get(axis, nothing)) for axis in AXES},
+        **{cost: float(curve.along(cost)[-1]) for cost in COSTS},
+    }
 
 
 def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference, ...]:
@@ -148,11 +136,15 @@ def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference
 
 
 def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> Iterable[str]:
-    runs = [curve.run for variant in variants for curve in variant.curves]
-    if len({run.engine for run in runs}) > 1:
-        yield f"runs of different engines are compared: {_by_engine(variants)}"
-    single = [variant.name for variant in variants if len(variant.curves) == 1]
-    if single:
+    curves = [curve for variant in variants for curve in variant.curves]
+    if len({curve.run.engine for curve in curves}) > 1:
+        counts = Counter((curve.run.engine, curve.run.variant) for curve in curves)
+        by_engine = [
+            f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
+            for engine in sorted({engine for engine, _ in counts})
+        ]
+        yield f"runs of different engines are compared: {'; '.join(by_engine)}"
+    if single := [variant.name for variant in variants if len(variant.curves) == 1]:
         yield f"one seed only, so no interval: {', '.join(single)}"
     for variant in variants:
         if len(variant.curves) > 1 and len(set(variant.values["final"])) == 1:
@@ -161,26 +153,22 @@ def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> 
     for variant in variants:
         if missing := [seed for seed in everywhere if seed not in variant.seeds]:
             yield f"{variant.name}: no run of {_seeds(missing)}"
-    last = Counter(int(curve.steps[-1]) for variant in variants for curve in variant.curves)
+    last = Counter(int(curve.steps[-1]) for curve in curves)
     if len(last) > 1:
         named = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
         yield f"the last {metric} is not at the same step in all runs, but 'final' compares them: {named}"
     for axis in ("tokens", "seconds"):
-        without = [str(c.run) for v in variants for c in v.curves if c.along(axis) is None]
-        if without:
+        if without := [str(curve.run) for curve in curves if not curve.has(axis)]:
             yield f"no record of {axis} at the steps of {metric}, so no comparison by {axis}: {some(without)}"
-    if any(len(curve.steps) == 1 for variant in variants for curve in variant.curves):
-        alone = [str(c.run) for v in variants for c in v.curves if len(c.steps) == 1]
+    if alone := [str(curve.run) for curve in curves if len(curve.steps) == 1]:
         yield f"{metric} was measured once only, so there is no area and no collapse: {some(alone)}"
-    for axis, common in ranges.items():
-        if common is None and all(c.along(axis) is not None for v in variants for c in v.curves):
+    for axis in AXES:
+        if axis not in ranges and all(curve.has(axis) for curve in curves):
             yield f"no range of {axis} is covered by all runs: nothing is compared along it"
     for variant in variants:
         if variant.collapsed:
-            share = f"{len(variant.collapsed)} of {len(variant.curves)}"
-            yield f"{variant.name}: {share} seeds collapsed (end below the start or half of their own best): " + _seeds(
-                variant.collapsed
-            )
+            share, those = f"{len(variant.collapsed)} of {len(variant.curves)}", _seeds(variant.collapsed)
+            yield f"{variant.name}: {share} seeds collapsed (end below the start or half of their own best): {those}"
 
 
 def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
@@ -228,15 +216,6 @@ def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
             others = ", ".join(run.id for run in same if run is not best)
             notes.append(f"{variant}, seed {seed}: {count(same)}; the newest is taken, {best.id}, and not {others}")
     return chosen, notes
-
-
-def _by_engine(variants: Sequence[ComparedVariant]) -> str:
-    counts = Counter((curve.run.engine, variant.name) for variant in variants for curve in variant.curves)
-    found = [
-        f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
-        for engine in sorted({engine for engine, _ in counts})
-    ]
-    return "; ".join(found)
 
 
 def count(runs: int | Sequence[object]) -> str:

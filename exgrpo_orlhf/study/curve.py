@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,17 +42,20 @@ class Curve:
     """The measured values of a metric, arrays (N,) with N ≥ 1.
 
     steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
-    then, without evaluation. Tokens and seconds never fall; None: the run has no record of them for these steps.
+    then, without evaluation. Tokens and seconds never fall; NaN: the run has no record of them for these steps.
     """
 
     run: TrackedRun
     steps: Array
     values: Array
-    tokens: Array | None
-    seconds: Array | None
+    tokens: Array
+    seconds: Array
 
-    def along(self, axis: str) -> Array | None:
+    def along(self, axis: str) -> Array:
         return {"steps": self.steps, "tokens": self.tokens, "seconds": self.seconds}[axis]
+
+    def has(self, axis: str) -> bool:
+        return not math.isnan(self.along(axis)[0])
 
     @property
     def final(self) -> float:
@@ -67,7 +70,7 @@ class Curve:
     def at(self, axis: str, x: float) -> float:
         """The value at x, interpolated linearly; NaN outside the measured range."""
         along = self.along(axis)
-        if along is None or not along[0] <= x <= along[-1]:
+        if not along[0] <= x <= along[-1]:
             return math.nan
         return float(np.interp(x, along, self.values))
 
@@ -78,7 +81,7 @@ class Curve:
         cover the range, or low = high.
         """
         along = self.along(axis)
-        if along is None or not along[0] <= low < high <= along[-1]:
+        if not along[0] <= low < high <= along[-1]:
             return math.nan
         inside = (along > low) & (along < high)
         x = np.array([low, *along[inside], high])
@@ -86,30 +89,24 @@ class Curve:
         return float(np.trapezoid(y, x) / (high - low))
 
 
-@dataclass(frozen=True)
-class Band:
-    """The mean of several curves and its 95 % interval, (X,) each, where all of them are; no interval for one curve
-    or where they are equal: low = high = mean there."""
-
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
+def common_range(curves: Iterable[Curve], axis: str) -> tuple[float, float] | None:
+    """What all curves cover of an axis; None where there is no such range."""
+    ends = np.array([curve.along(axis)[[0, -1]] for curve in curves])
+    low, high = float(ends[:, 0].max()), float(ends[:, 1].min())
+    return (low, high) if low <= high else None
 
 
-def band(curves: Sequence[Curve], axis: str) -> Band | None:
-    """None where a curve has no such axis or they have no range in common."""
-    along = [curve.along(axis) for curve in curves]
-    known = [x for x in along if x is not None]
-    if len(known) < len(along):
+def band(curves: Sequence[Curve], axis: str) -> tuple[Array, Array, Array, Array] | None:
+    """(x, mean, low, high), (X,) each: the mean of the curves where all of them are, and its 95 % interval.
+
+    Without an interval (seeds.py), low = high = mean. None where the curves have no range of the axis in common.
+    """
+    common = common_range(curves, axis)
+    if common is None:
         return None
-    low, high = max(x[0] for x in known), min(x[-1] for x in known)
-    x = np.unique(np.concatenate([each[(each >= low) & (each <= high)] for each in known]))
-    if not len(x):
-        return None
-    values = np.array([np.interp(x, each, curve.values) for each, curve in zip(known, curves, strict=True)])
+    points = np.unique(np.concatenate([curve.along(axis) for curve in curves]))
+    x = points[(points >= common[0]) & (points <= common[1])]
+    values = np.array([np.interp(x, curve.along(axis), curve.values) for curve in curves])
     means = [mean(column) for column in values.T]
-    bounds = np.array(
-        [[m.value, m.value if m.low is None else m.low, m.value if m.high is None else m.high] for m in means]
-    )
-    return Band(x, *bounds.T)
+    average, low, high = np.array([[m.value, *(m.bounds or (m.value, m.value))] for m in means]).T
+    return x, average, low, high

@@ -23,14 +23,10 @@ def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Seque
     sections.append(("settings", "Settings that differ", _settings(comparisons)))
     sections.append(("runs", "Runs", _runs(comparisons)))
     most = max(len(each.variants) for each in comparisons)
-    hover = "".join(_highlight(charts.style(i)) for i in range(most))
+    chosen = ["." + charts.style(i).replace(" ", ".") for i in range(most)]
+    # While the pointer is on a name of the legend, the other variants are faint.
+    hover = "".join(f"section:has(.legend li{c}:hover) .series:not({c}) {{ opacity: 0.1; }}\n" for c in chosen)
     return html.page(title, f"{html.said(about)}<style>{hover}</style>", sections)
-
-
-def _highlight(classes: str) -> str:
-    """CSS: while the pointer is on a name of the legend, the other variants are faint."""
-    chosen = "." + classes.replace(" ", ".")
-    return f"section:has(.legend li{chosen}:hover) .series:not({chosen}) {{ opacity: 0.1; }}\n"
 
 
 def _metric(comparison: Comparison) -> str:
@@ -58,13 +54,11 @@ def _each(comparison: Comparison) -> str:
     """With more variants than colours: a panel for each variant, with the baseline."""
     if len(comparison.variants) <= SERIES:
         return ""
-    axis = "tokens" if comparison.ranges["tokens"] else "steps"
+    axis = "tokens" if "tokens" in comparison.ranges else "steps"
     names = [variant.name for variant in comparison.variants if variant.name != comparison.baseline]
     first = [] if comparison.baseline is None else [comparison.baseline]
-    beside = f", each beside {comparison.baseline}" if first else ""
-    about = (
-        f"There are more variants than colours: above are means alone, here all{beside}, against {charts.NAMES[axis]}."
-    )
+    all_ = f"all, each beside {comparison.baseline}" if first else "all"
+    about = f"There are more variants than colours: above are means alone, here {all_}, against {charts.NAMES[axis]}."
     panels = [chart for name in names if (chart := charts.curves(comparison, axis, [*first, name]))]
     return html.said(about) + html.panels(panels, "three")
 
@@ -92,11 +86,10 @@ def _runs(comparisons: Sequence[Comparison]) -> str:
     runs: dict[str, TrackedRun] = {}
     last: dict[tuple[str, str], str] = {}
     for comparison in comparisons:
-        for variant in comparison.variants:
-            for curve in variant.curves:
-                runs[curve.run.id] = curve.run
-                mark = ", collapsed" if curve.collapsed else ""
-                last[curve.run.id, comparison.metric] = f"{number(curve.final)} at step {curve.steps[-1]:,.0f}{mark}"
+        for curve in (curve for variant in comparison.variants for curve in variant.curves):
+            runs[curve.run.id] = curve.run
+            mark = ", collapsed" if curve.collapsed else ""
+            last[curve.run.id, comparison.metric] = f"{number(curve.final)} at step {curve.steps[-1]:,.0f}{mark}"
     head = ["variant", "seed", "engine", "status", "run", *(each.metric for each in comparisons)]
     rows = []
     for run in sorted(runs.values(), key=lambda run: (run.variant, run.seed)):

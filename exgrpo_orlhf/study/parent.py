@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..files import write
 from ..settings import Tracking
@@ -24,9 +25,6 @@ PARENT_TAG = "mlflow.parentRunId"
 _SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
 
 
-_Found = TypeVar("_Found")
-
-
 class Parent:
     """The parent run. id: its MLflow id; None while MLflow has not answered, or where tracking is off"""
 
@@ -41,24 +39,58 @@ class Parent:
 
     def open(self, tags: Mapping[str, str]) -> None:
         """Find the parent or make it. Its identity is written first, so a kill in between makes no second one."""
-        self._attempt(lambda: self._open(tags))
+        if not self._settings.enabled:
+            return
+        with self._outages_reported():
+            client = connect(self._uri)
+            self._experiment = experiment_id(client, self._uri, self._settings.experiment)
+            path = self._out / "mlflow.id"
+            if not path.exists():
+                write(path, uuid.uuid4().hex)
+            identity = path.read_text(encoding="ascii")
+            found = tagged_run(client, [self._experiment], _SUITE_TAG, identity) or client.create_run(
+                self._experiment, tags={"group": self._group, _SUITE_TAG: identity}, run_name=self._group
+            )
+            self._client, self.id = client, str(found.info.run_id)
+            for name, value in tags.items():
+                client.set_tag(self.id, name, value)
+            client.update_run(self.id, status="RUNNING")
 
     def lacking(self, runs: Sequence[StudyRun]) -> list[StudyRun]:
         """The finished runs that MLflow lacks in part, after a kill or an outage; [] if it does not answer."""
-        return self._attempt(lambda: self._lacking(runs)) or []
+        lacking: list[StudyRun] = []
+        with self._outages_reported():
+            known = self._children()
+            for run in runs if self._client else ():
+                child = known.get(_log_identity(run))
+                there = child.data.metrics.get(STEP_METRIC, -1) if child and child.info.status == "FINISHED" else -1
+                if there < max(0, Measured.of(run).step):
+                    lacking.append(run)
+        return lacking
 
     def close(self, runs: Sequence[StudyRun], status: str) -> None:
         """Put runs that began during an outage below the parent, name all runs, and set the parent's status.
 
         status: FINISHED, FAILED or KILLED
         """
-        self._attempt(lambda: self._close(runs, status))
+        if self._client is None or self.id is None:
+            return
+        with self._outages_reported():
+            known = self._children()
+            for run in runs:
+                child = known.get(_log_identity(run))
+                if child is None:
+                    continue
+                if child.data.tags.get(PARENT_TAG) != self.id:
+                    self._client.set_tag(child.info.run_id, PARENT_TAG, self.id)
+                if child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
+                    self._client.update_run(child.info.run_id, name=run.name)
+            self._client.set_terminated(self.id, status)
 
-    def _attempt(self, action: Callable[[], _Found]) -> _Found | None:
-        if not self._settings.enabled:
-            return None
+    @contextmanager
+    def _outages_reported(self) -> Iterator[None]:
         try:
-            return action()
+            yield
         except Exception as error:  # of MLflow, its database or the network, of any class
             if not self._said:
                 log.warning(
@@ -66,54 +98,12 @@ class Parent:
                     first_line(error),
                 )
             self._said = True
-            return None
 
-    def _open(self, tags: Mapping[str, str]) -> None:
-        self._client = connect(self._uri)
-        self._experiment = experiment_id(self._client, self._uri, self._settings.experiment)
-        identity = self._identity()
-        if found := tagged_run(self._client, [self._experiment], _SUITE_TAG, identity):
-            self.id = str(found.info.run_id)
-            for name, value in tags.items():
-                self._client.set_tag(self.id, name, value)
-            self._client.update_run(self.id, status="RUNNING")
-        else:
-            tags = {**tags, "group": self._group, _SUITE_TAG: identity}
-            self.id = str(self._client.create_run(self._experiment, tags=tags, run_name=self._group).info.run_id)
-
-    def _identity(self) -> str:
-        path = self._out / "mlflow.id"
-        if not path.exists():
-            write(path, uuid.uuid4().hex)
-        return path.read_text(encoding="ascii")
-
-    def _lacking(self, runs: Sequence[StudyRun]) -> list[StudyRun]:
-        if self._client is None or self.id is None:
-            return []
-        known = self._children(self._client)
-        lacking = []
-        for run in runs:
-            child = known.get(_log_identity(run))
-            there = -1 if child is None or child.info.status != "FINISHED" else child.data.metrics.get(STEP_METRIC, -1)
-            if there < 0 or there < Measured.of(run).step:
-                lacking.append(run)
-        return lacking
-
-    def _close(self, runs: Sequence[StudyRun], status: str) -> None:
-        if self._client is None or self.id is None:
-            return
-        known = self._children(self._client)
-        for run in runs:
-            child = known.get(_log_identity(run))
-            if child is not None and child.data.tags.get(PARENT_TAG) != self.id:
-                self._client.set_tag(child.info.run_id, PARENT_TAG, self.id)
-            if child is not None and child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
-                self._client.update_run(child.info.run_id, name=run.name)
-        self._client.set_terminated(self.id, status)
-
-    def _children(self, client: MlflowClient) -> dict[str, Run]:
+    def _children(self) -> dict[str, Run]:
         """The group's MLflow runs by the identity of their metrics log."""
-        found = all_runs(client, self._experiment, f"tags.group = '{self._group}'")
+        if self._client is None:
+            return {}
+        found = all_runs(self._client, self._experiment, f"tags.group = '{self._group}'")
         return {run.data.tags[LOG_TAG]: run for run in found if LOG_TAG in run.data.tags}
 
 

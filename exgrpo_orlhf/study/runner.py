@@ -96,6 +96,8 @@ class Runner:
                 continue
             self.waiting.remove(run)
             run.note_failure(None)
+            threads = self._threads or (run.experiment.local.threads if run.experiment.local else None)
+            environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
             # In its own process group: else Ctrl-C in the terminal would reach it too, and two end it without saving.
             with (run.folder / "run.log").open("ab") as file:
                 self.running[run] = subprocess.Popen(
@@ -103,14 +105,10 @@ class Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self._environment(run)},
+                    env={**os.environ, **environment},
                     process_group=0,
                 )
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
-
-    def _environment(self, run: StudyRun) -> dict[str, str]:
-        threads = self._threads or (run.experiment.local.threads if run.experiment.local else None)
-        return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
 
     def _collect(self) -> None:
         for run, process in list(self.running.items()):
@@ -135,10 +133,11 @@ class Runner:
             self.measured[run.name] = Measured.of(run)
         now = ", ".join(f"{run.name} {max(0, self.measured[run.name].step)}/{run.steps}" for run in self.running)
         left = seconds_left([*self.running, *self.waiting], self.measured, self._jobs)
+        until = datetime.now() + timedelta(seconds=left or 0)
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
             *(self._group, len(self.finished), self._total, len(self.running), now, len(self.failed)),
-            *(len(self.waiting), "" if left is None else f"; {hours(left)} left, until {_clock(left)}"),
+            *(len(self.waiting), "" if left is None else f"; {hours(left)} left, until {until:%a %H:%M}"),
         )
 
 
@@ -148,10 +147,6 @@ def described(status: int) -> str:
 
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
-
-
-def _clock(seconds: float) -> str:
-    return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"
 
 
 def _in_use(folder: Path) -> bool:

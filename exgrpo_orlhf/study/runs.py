@@ -166,24 +166,23 @@ def table(runs: Sequence[StudyRun], finished: Collection[str], measured: Mapping
 
     finished, measured: by name of the run
     """
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    by_variant: dict[str, dict[int, StudyRun]] = {}
+    by_variant: dict[str, list[StudyRun]] = {}
     for run in runs:
-        by_variant.setdefault(run.variant.name, {})[run.seed] = run
-    lines = [("variant", "finished", *(f"seed {seed}" for seed in seeds), "mean")]
-    for variant, of_seed in by_variant.items():
-        done = [run for run in of_seed.values() if run.name in finished]
-        scores = [score for run in done if (score := measured[run.name].score) is not None]
-        cells = [_cell(of_seed[seed], of_seed[seed] in done, measured) for seed in seeds]
+        by_variant.setdefault(run.variant.name, []).append(run)
+    seeds = dict.fromkeys(f"seed {run.seed}" for run in runs)
+    lines = [("variant", "finished", *seeds, "mean")]
+    for variant, of_seeds in by_variant.items():
+        done = [run.name for run in of_seeds if run.name in finished]
+        scores = [score for name in done if (score := measured[name].score) is not None]
         mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
-        lines.append((variant, f"{len(done)} of {len(of_seed)}", *cells, mean))
+        cells = [_cell(run, finished, measured[run.name]) for run in of_seeds]
+        lines.append((variant, f"{len(done)} of {len(of_seeds)}", *cells, mean))
     return "\n".join(aligned(lines, left=len(lines[0])))
 
 
-def _cell(run: StudyRun, finished: bool, measured: Mapping[str, Measured]) -> str:
-    each = measured.get(run.name, Measured())
-    if finished:
-        return "done" if each.score is None else f"{each.score:.3f}"
+def _cell(run: StudyRun, finished: Collection[str], measured: Measured) -> str:
+    if run.name in finished:
+        return "done" if measured.score is None else f"{measured.score:.3f}"
     if run.failure() is not None:
         return "failed"
-    return f"{each.step}/{run.steps}" if each.step > 0 else "–"
+    return f"{measured.step}/{run.steps}" if measured.step > 0 else "–"

@@ -5,7 +5,7 @@ paired by seed, so effects of the seed on both runs (order of questions, validat
 
 The p-value that is corrected and reported is that of the paired t test. It agrees with the interval (0 is outside
 exactly if p < 0.05), it can be small with few seeds, and it is conservative if some seeds collapse
-(test_compare.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
+(test_comparison.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
 difference are equally likely. With n seeds there are 2^n sign patterns, so its p-value is never below 2/2^n (0.25 for
 3 seeds, 2/256 = 0.008 for 8).
 
@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
-LEVEL = 0.95
+from ..evaluation.statistics import LEVEL
+
 EXACT_UP_TO = 16  # seeds: 65,536 sign patterns
 _NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is rounding
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over `count` seeds with its 95 % interval; None: fewer than two seeds, or all equal."""
+    """A mean over `count` seeds; bounds: its 95 % interval, None for fewer than two seeds, or if all are equal."""
 
     value: float
-    low: float | None
-    high: float | None
+    bounds: tuple[float, float] | None
     count: int
 
 
@@ -51,11 +51,11 @@ class Paired:
 def mean(values: npt.ArrayLike) -> Mean:
     """The mean and its interval. values: (n,), n ≥ 1, finite"""
     x = np.asarray(values, np.float64)
-    error = _standard_error(x)
+    value, error = float(x.mean()), _standard_error(x)
     if error is None:
-        return Mean(float(x.mean()), None, None, len(x))
+        return Mean(value, None, len(x))
     half = float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * error
-    return Mean(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, len(x))
+    return Mean(value, (value - half, value + half), len(x))
 
 
 def paired(differences: npt.ArrayLike) -> Paired:

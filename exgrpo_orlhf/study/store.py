@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,7 +28,6 @@ PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow s
 AT_ONCE = 8  # histories
 SLOW = 2.0  # seconds between two lines of progress
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"
-_PRESENT = "LIKE '%'"  # of a tag
 
 
 class StoreError(ValueError):
@@ -50,7 +50,8 @@ class Store:
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
         self.uri, self._uri = without_password(uri), uri
-        self._client = self._ask(lambda: connect(uri, create=False))
+        with self._one_line_errors():
+            self._client = connect(uri, create=False)
 
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
@@ -60,17 +61,9 @@ class Store:
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
-        where = self._experiment(experiment)
-        asked = [more] if more else []
-        if group is not None:
-            queries = [[*asked, f"tags.`group` = {_quoted(group)}", f"tags.`variant` {_PRESENT}"]]
-        else:  # MLflow's filters have no "or", and this is the only way to say "has"
-            queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
-        pages = (run for each in queries for run in self._pages(where, " and ".join(each), "runs listed"))
-        found = list({run.info.run_id: run for run in pages}.values())
-        if not found:
-            raise StoreError(self._nothing(where, experiment, group, metrics, more))
-        listed, unnamed = self._runs(found, where)
+        with self._one_line_errors():
+            found = self._find(experiment, group, metrics, more)
+        listed, unnamed = self._named_runs(found)
         present = Counter(name for run in listed for name in run.metrics)
         for metric in metrics:
             if metric not in present and listed:
@@ -98,43 +91,56 @@ class Store:
         """The curves of each metric, of the runs that have it."""
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            histories = threads.map(lambda each: self._history(*each), wanted)
-            found = {
-                (run.id, name): history
-                for (run, name), history in zip(wanted, _told(histories, "histories read", len(wanted)), strict=True)
-            }
-        return {
-            metric: [
-                _curve(run, found[run.id, metric], found.get((run.id, TOKENS)), found.get((run.id, SECONDS)))
-                for run in runs
-                if metric in run.metrics
-            ]
-            for metric in metrics
-        }
+        with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
+            histories = _told(threads.map(lambda each: self._history(*each), wanted), "histories read", len(wanted))
+            found = {(run.id, name): history for (run, name), history in zip(wanted, histories, strict=True)}
+        return {metric: [_curve(run, metric, found) for run in runs if metric in run.metrics] for metric in metrics}
+
+    def _find(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
+        """The runs of MLflow that pass the filter, at least one; StoreError with what there is."""
+        where = self._experiment(experiment)
+        asked = [more] if more else []
+        if group is not None:
+            queries = [[*asked, f"tags.`group` = '{group}'", "tags.`variant` LIKE '%'"]]
+        else:  # MLflow's filters have no "or", and this is the only way to say "has"
+            queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
+        found = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
+        if found:
+            return list(found.values())
+        filtered = f" that pass {more!r}" if more else ""
+        if group is not None:
+            children = self._pages(where, "tags.`group` LIKE '%' and tags.`variant` LIKE '%'")
+            groups = Counter(run.data.tags["group"] for run in children)
+            if group in groups and more:
+                raise StoreError(f"none of {count(groups[group])} of the group {group!r} passes {more!r}")
+            known = ", ".join(f"{name} ({count(groups[name])})" for name in sorted(groups)) or "none"
+            raise StoreError(f"experiment {experiment!r} has no runs in the group {group!r}; groups: {known}")
+        runs = list(self._pages(where, more or ""))
+        if not runs:
+            raise StoreError(f"experiment {experiment!r} has no runs{filtered}")
+        of = f"none of {count(runs)} of {experiment!r}{filtered}"
+        present = Counter(name for run in runs for name in run.data.metrics)
+        for metric in metrics:
+            if metric not in present:
+                raise StoreError(f"{of} has the metric {metric!r}; {_named(metric, present)}")
+        raise StoreError(f"{of} has a number as its last {metrics[0]!r}")
 
     def _experiment(self, name: str) -> str:
-        found = self._ask(lambda: self._client.get_experiment_by_name(name))
+        found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "active":
             return str(found.experiment_id)
-        names = [each.name for each in self._ask(lambda: self._client.search_experiments(max_results=1000))]
+        names = [each.name for each in self._client.search_experiments(max_results=1000)]
         deleted = " (it is deleted)" if found else ""
         nearest = get_close_matches(name, names, 5, cutoff=0.4) or names[:10]
         known = f"the nearest are {', '.join(nearest)}" if nearest else "it has none"
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; {known}")
 
-    def _pages(self, where: str, clauses: str, doing: str) -> Iterator[Any]:
-        runs = all_runs(self._client, where, clauses, PAGE)
-
-        def found() -> Iterator[Any]:
-            while (run := self._ask(lambda: next(runs, None))) is not None:
-                yield run
-
-        return _told(found(), doing)
+    def _pages(self, where: str, clauses: str) -> Iterator[Any]:
+        return _told(all_runs(self._client, where, clauses, PAGE), "runs listed")
 
     def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
         """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
-        logged = self._ask(lambda: self._client.get_metric_history(run.id, name))
+        logged = self._client.get_metric_history(run.id, name)
         at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
         steps, values = np.array(list(at), np.float64), np.array(list(at.values()), np.float64)
         sound = np.abs(values) < sys.float_info.max  # MLflow stores an infinity as this number
@@ -145,7 +151,7 @@ class Store:
             )
         return steps, values
 
-    def _runs(self, found: Sequence[Any], where: str) -> tuple[list[TrackedRun], list[Any]]:
+    def _named_runs(self, found: Sequence[Any]) -> tuple[list[TrackedRun], list[Any]]:
         """(runs with variant and seed, runs without, such as evaluations of a released model)."""
         runs, unnamed = [], []
         for run in found:
@@ -154,67 +160,38 @@ class Store:
             if variant is None or not seed.lstrip("-").isdigit():
                 unnamed.append(run)
                 continue
-            url = f"{self.uri}/#/experiments/{where}/runs/{info.run_id}" if self.uri.startswith("http") else None
+            page = f"{self.uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
+            url = page if self.uri.startswith("http") else None
             about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
             runs.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
         return runs, unnamed
 
-    def _nothing(self, where: str, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> str:
-        """The message if no run was found, with what there is."""
-        filtered = f" that pass {more!r}" if more else ""
-        if group is not None:
-            groups: Counter[str] = Counter()
-            for run in self._pages(where, f"tags.`group` {_PRESENT} and tags.`variant` {_PRESENT}", "runs looked at"):
-                groups[run.data.tags["group"]] += 1
-            if group in groups and more:
-                return f"none of {count(groups[group])} of the group {group!r} passes {more!r}"
-            known = ", ".join(f"{name} ({count(groups[name])})" for name in sorted(groups)) or "none"
-            return f"experiment {experiment!r} has no runs in the group {group!r}; groups: {known}"
-        present: Counter[str] = Counter()
-        listed = 0
-        for run in self._pages(where, more or "", "runs looked at"):
-            present.update(run.data.metrics.keys())
-            listed += 1
-        if not listed:
-            return f"experiment {experiment!r} has no runs{filtered}"
-        missing = [metric for metric in metrics if metric not in present]
-        if not missing:
-            return f"none of {count(listed)} of {experiment!r}{filtered} has a number as its last {metrics[0]!r}"
-        known = _named(missing[0], present)
-        return f"none of {count(listed)} of {experiment!r}{filtered} has the metric {missing[0]!r}; {known}"
-
-    def _ask(self, call: Any) -> Any:
-        """The result of a call. Errors of MLflow, its database or the network become a StoreError of one line."""
+    @contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        """Errors of MLflow, its database or the network become a StoreError of one line."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            return call()
+            yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:300].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
 
 
-def _curve(run: TrackedRun, measured: Any, tokens: Any, seconds: Any) -> Curve:
-    steps, values = measured
-    return Curve(run, steps, values, _tokens_at(steps, tokens), _seconds_at(steps, seconds))
-
-
-def _tokens_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
-    """Tokens at these steps, interpolated. They never fall, although a resumed run may repeat steps."""
-    if history is None or not history[0][0] <= steps[0] <= steps[-1] <= history[0][-1]:
-        return None
-    tokens: Array = np.interp(steps, history[0], np.maximum.accumulate(history[1]))
-    return tokens
-
-
-def _seconds_at(steps: Array, history: tuple[Array, Array] | None) -> Array | None:
-    """The sum of the times of all steps up to each of these."""
-    if history is None or steps[-1] > history[0][-1]:
-        return None
-    total = np.concatenate([[0.0], np.cumsum(history[1])])
-    until: Array = total[np.searchsorted(history[0], steps, side="right")]
-    return until
+def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tuple[Array, Array]]) -> Curve:
+    """histories: (id of the run, metric) -> (steps, values)"""
+    steps, values = histories[run.id, metric]
+    tokens = seconds = np.full(len(steps), np.nan)
+    if generated := histories.get((run.id, TOKENS)):
+        at, total = generated
+        if at[0] <= steps[0] <= steps[-1] <= at[-1]:  # interpolated; a resumed run may repeat steps, but never falls
+            tokens = np.interp(steps, at, np.maximum.accumulate(total))
+    if spent := histories.get((run.id, SECONDS)):
+        at, each = spent
+        if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
+            seconds = np.concatenate([[0.0], np.cumsum(each)])[np.searchsorted(at, steps, side="right")]
+    return Curve(run, steps, values, tokens, seconds)
 
 
 def _told(items: Iterator[Any], doing: str, total: int | None = None) -> Iterator[Any]:
@@ -234,9 +211,3 @@ def _named(metric: str, present: Counter[str]) -> str:
     shown = ", ".join(f"{name} ({count(present[name])})" for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"metrics: {shown}{more}" if names else "they have none"
-
-
-def _quoted(value: str) -> str:
-    if "'" in value and '"' in value:
-        raise StoreError(f"MLflow's filters cannot hold a name with both kinds of quotes: {value}")
-    return f'"{value}"' if "'" in value else f"'{value}'"

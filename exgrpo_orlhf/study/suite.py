@@ -81,9 +81,8 @@ def of_files(combinations: Sequence[str]) -> list[Variant]:
     variants = []
     for combination in combinations:
         files = tuple(combination.split("+"))
-        name = "+".join(Path(file).stem for file in files)
-        check_name(name, f"--gin {combination}: the name of the file")
-        variants.append(Variant(name, files))
+        variants.append(Variant("+".join(Path(file).stem for file in files), files))
+        check_name(variants[-1].name, f"--gin {combination}: the name of the file")
     return _distinct(variants)
 
 
@@ -99,18 +98,14 @@ def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]
         if not parameter or ",".join(parts) != values or not all(map(str.strip, parts or [""])):
             raise ValueError(f"--grid {text!r} is not a binding with values such as 'ReplayMixer.rho=0.25,0.5,0.75'")
         axes.append([(parameter, part.strip()) for part in parts])
-    points = list(itertools.product(*axes))
-    return _distinct(
-        [
-            Variant(
-                "-".join([variant.name, *(_point_name(*binding) for binding in point)]),
-                variant.files,
-                (*variant.bindings, *(f"{parameter} = {value}" for parameter, value in point)),
-            )
-            for variant in variants
-            for point in points
-        ]
-    )
+    found = []
+    for variant, point in itertools.product(variants, itertools.product(*axes)):
+        name, bindings = variant.name, [f"{parameter} = {value}" for parameter, value in point]
+        for parameter, value in point:
+            value = re.sub(r"[^A-Za-z0-9_.+-]+", "_", value).strip("_")
+            name += f"-{parameter.rpartition('.')[2]}={value}"
+        found.append(Variant(name, variant.files, (*variant.bindings, *bindings)))
+    return _distinct(found)
 
 
 def seeds(text: str) -> tuple[int, ...]:
@@ -126,21 +121,14 @@ def seeds(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _point_name(parameter: str, value: str) -> str:
-    return f"{parameter.rpartition('.')[2]}={re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_')}"
-
-
 def _distinct(variants: list[Variant]) -> list[Variant]:
     by_name: dict[str, Variant] = {}
     for variant in variants:
         other = by_name.setdefault(variant.name, variant)
         if other is not variant:
+            one, two = (" ".join([*each.files, *each.bindings]) for each in (other, variant))
             raise ValueError(
-                f"two variants have the name {variant.name}: {_said(other)} and {_said(variant)}; in a suite's file "
-                "(gin/suites/) they can have names of their own"
+                f"two variants have the name {variant.name}: {one} and {two}; in a suite's file (gin/suites/) they can "
+                "have names of their own"
             )
     return variants
-
-
-def _said(variant: Variant) -> str:
-    return " ".join([*variant.files, *variant.bindings])

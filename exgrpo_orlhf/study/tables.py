@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..evaluation.tables import NONE, aligned, markdown_table
-from .comparison import COSTS, MEASURES, ComparedVariant, Comparison
-from .curve import Curve
+from .comparison import COSTS, MEASURES, Comparison
 from .seeds import EXACT_UP_TO, Mean
 
 UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
@@ -41,9 +39,15 @@ def plus_minus(found: Mean | None, unit: float = 1.0) -> str:
     if found is None:
         return NONE
     value = found.value / unit
-    if found.low is None:
+    if found.bounds is None:
         return number(value)
-    return f"{number(value)} ± {number((found.value - found.low) / unit, value)}"
+    return f"{number(value)} ± {number((found.value - found.bounds[0]) / unit, value)}"
+
+
+def difference(found: Mean) -> tuple[str, str]:
+    """(value, interval), with their signs."""
+    bounds = [number(bound, found.value, "+") for bound in found.bounds or ()]
+    return number(found.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
 
 
 def p_value(p: float | None) -> str:
@@ -65,33 +69,23 @@ def tables(comparison: Comparison) -> list[Table]:
     if comparison.differences:
         names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
         title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
-        found.append(Table(title, names, tuple(_differences(comparison)), 2))
+        rows, headings = [], dict(MEASURES)
+        for each in comparison.differences:
+            heading = headings.pop(each.measure, "")  # a measure is named in its first row
+            ps = map(p_value, (each.p, each.p_holm, each.p_exact))
+            rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
+        found.append(Table(title, names, tuple(rows), 2))
     return found
-
-
-def _differences(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Rows by measure, which is named in its first row."""
-    for key, heading in MEASURES:
-        for i, each in enumerate(each for each in comparison.differences if each.measure == key):
-            first, ps = ("" if i else heading), (each.p, each.p_holm, each.p_exact)
-            difference = number(each.mean.value, sign="+")
-            yield (first, each.variant, str(len(each.seeds)), difference, interval(each.mean), *map(p_value, ps))
-
-
-def interval(found: Mean) -> str:
-    if found.low is None or found.high is None:
-        return NONE
-    return f"[{number(found.low, found.value, '+')}, {number(found.high, found.value, '+')}]"
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Explanations of the columns, with the numbers of this comparison."""
     said = ["collapsed: seeds that end below their start or below half of their own best"]
-    if tokens := comparison.ranges["tokens"]:
+    if tokens := comparison.ranges.get("tokens"):
         said.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
     covered = [
         f"{low / UNITS[axis][1]:,.4g} to {high / UNITS[axis][1]:,.4g} {UNITS[axis][0]}"
-        for axis, (low, high) in ((axis, common) for axis, common in comparison.ranges.items() if common)
+        for axis, (low, high) in comparison.ranges.items()
     ]
     if covered:
         said.append(f"areas are mean heights of the curve over what all runs cover: {', '.join(covered)}")
@@ -104,7 +98,7 @@ def remarks(comparison: Comparison) -> list[str]:
             if 1 < count <= EXACT_UP_TO:
                 least = f"2/{2**count} = {2 / 2**count:.3g}"
                 said.append(f"p (sign flips): exact, uncorrected; with {count} seeds it is never below {least}")
-        if any(each.mean.low is None and each.mean.count > 1 for each in comparison.differences):
+        if any(each.mean.bounds is None and each.mean.count > 1 for each in comparison.differences):
             said.append("no interval and no p where all seeds differ by the same amount: there is no spread")
     return said
 
@@ -134,50 +128,48 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
         for variant in comparison.variants:
-            for key in variant.values:
+            for key, values in variant.values.items():
                 about = {"metric": comparison.metric, "measure": key, "variant": variant.name}
-                rows += [{**about, **row} for row in _of_runs(variant, key)]
+                for curve, value in zip(variant.curves, values, strict=True):
+                    run = {
+                        "seed": curve.run.seed,
+                        "engine": curve.run.engine,
+                        "run": curve.run.id,
+                        "name": curve.run.name,
+                    }
+                    rows.append({"kind": "run", **about, **run, "value": value, "collapsed": int(curve.collapsed)})
                 if found := variant.mean(key):
-                    seeds = {"kind": "variant", "seeds": found.count, "collapsed": len(variant.collapsed)}
-                    rows.append({**about, **seeds, "value": found.value, "low": found.low, "high": found.high})
+                    rows.append({"kind": "variant", **about, **_mean(found), "collapsed": len(variant.collapsed)})
         for each in comparison.differences:
             tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
             about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
-            numbers = {"value": each.mean.value, "low": each.mean.low, "high": each.mean.high}
-            rows.append({"kind": "difference", **about, "seeds": each.mean.count, **numbers, **tests})
-    return _csv(VALUES, rows)
+            rows.append({"kind": "difference", **about, **_mean(each.mean), **tests})
+    return csv_text(VALUES, rows)
 
 
-def _of_runs(variant: ComparedVariant, key: str) -> list[dict[str, object]]:
-    return [
-        {
-            **{"kind": "run", "seed": curve.run.seed, "value": None if math.isnan(value) else value},
-            **{"collapsed": int(curve.collapsed), "engine": curve.run.engine},
-            **{"run": curve.run.id, "name": curve.run.name},
-        }
-        for curve, value in zip(variant.curves, variant.values[key], strict=True)
-    ]
+def _mean(found: Mean) -> dict[str, float | None]:
+    low, high = found.bounds or (None, None)
+    return {"seeds": found.count, "value": found.value, "low": low, "high": high}
 
 
 def curves_csv(comparisons: Sequence[Comparison]) -> str:
-    return _csv(CURVES, [row for c in comparisons for v in c.variants for each in v.curves for row in _points(c, each)])
+    """A row for each point of each curve."""
+    rows: list[dict[str, object]] = []
+    for comparison in comparisons:
+        for curve in (curve for variant in comparison.variants for curve in variant.curves):
+            run = {"variant": curve.run.variant, "seed": curve.run.seed, "run": curve.run.id}
+            along = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
+            for step, *point in along:
+                value, tokens, seconds = map(float, point)
+                at = {"step": int(step), "tokens": tokens, "seconds": seconds, "value": value}
+                rows.append({"metric": comparison.metric, **run, **at})
+    return csv_text(CURVES, rows)
 
 
-def _points(comparison: Comparison, curve: Curve) -> list[Mapping[str, object]]:
-    about = {"metric": comparison.metric, "variant": curve.run.variant, "seed": curve.run.seed, "run": curve.run.id}
-    return [
-        {
-            **{**about, "step": int(step), "value": float(curve.values[i])},
-            **{"tokens": None if curve.tokens is None else float(curve.tokens[i])},
-            **{"seconds": None if curve.seconds is None else float(curve.seconds[i])},
-        }
-        for i, step in enumerate(curve.steps)
-    ]
-
-
-def _csv(head: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """A CSV file with these columns; a cell that is missing, None or NaN is empty."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, head, restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, head, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)  # None becomes an empty cell
+    writer.writerows({name: cell for name, cell in row.items() if cell == cell} for row in rows)  # NaN is not itself
     return out.getvalue()

@@ -42,14 +42,10 @@ def points(mark: Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", outline)]
 
 
-def width(bar: Element) -> float:
-    across = [x for x, _ in points(bar)]
-    return max(across) - min(across)
-
-
-def height(bar: Element) -> float:
-    down = [y for _, y in points(bar)]
-    return max(down) - min(down)
+def size(bar: Element) -> tuple[float, float]:
+    """(width, height)"""
+    across, down = zip(*points(bar), strict=True)
+    return max(across) - min(across), max(down) - min(down)
 
 
 def texts(chart: Element) -> list[str]:

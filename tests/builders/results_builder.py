@@ -1,11 +1,13 @@
-"""Results folders as an evaluation leaves them, made up: for the tests of what is built from them."""
+"""Results folders as an evaluation leaves them, with made-up samples."""
 
 from __future__ import annotations
 
-import json
-import math
 import random
 from pathlib import Path
+
+from exgrpo_orlhf.evaluation.results import summarise
+from exgrpo_orlhf.evaluation.samples import SampleFile
+from exgrpo_orlhf.files import write_json
 
 TITLES = {
     "aime24": "AIME24",
@@ -28,13 +30,6 @@ TEXTS = [
 ]
 
 
-def estimate(values: list[float]) -> dict:
-    """Of one value a question: mean, and an interval from the spread."""
-    mean = sum(values) / len(values)
-    half = 1.96 * math.sqrt(sum((v - mean) ** 2 for v in values)) / len(values)
-    return {"value": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half)}
-
-
 def make_samples(key: str, questions: int, samples: int, skill: float, plain: bool, seed: int) -> list[dict]:
     rng = random.Random(f"{key} {seed}")
     lines = []
@@ -47,11 +42,8 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
             verdict = ("correct", "wrong", "no_answer", "timeout", "error")[sum(chance >= bound for bound in bounds)]
             gold = str(rng.randint(0, 999))
             finish = "length" if verdict == "no_answer" and rng.random() < 0.7 else "stop"
-            tokens = (
-                3000
-                if finish == "length"
-                else min(2999, int(rng.lognormvariate(6.1 + (verdict != "correct") * 0.5, 0.5)))
-            )
+            drawn = 3000 if finish == "length" else rng.lognormvariate(6.1 + (verdict != "correct") * 0.5, 0.5)
+            tokens = int(drawn) if finish == "length" else min(2999, int(drawn))
             other = verdict
             if rng.random() < 0.05:
                 other = "wrong" if verdict == "correct" else "correct"
@@ -78,109 +70,53 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
     return lines
 
 
-def summarised(key: str, lines: list[dict], rows: int, official: int | None, samples: int) -> dict:
-    by_row: dict[int, list[dict]] = {}
-    for line in lines:
-        by_row.setdefault(line["row"], []).append(line)
-    right = [sum(line["verdict"] == "correct" for line in those) for those in by_row.values()]
-    ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
-    solved = lambda k: [1 - math.comb(samples - c, k) / math.comb(samples, k) for c in right]
-    share = lambda field, value: sum(line[field] == value for line in lines) / len(lines)
-    plain = None
-    if lines[0]["plain"] is not None:
-        score = [sum(line["plain"] == "correct" for line in those) / samples for those in by_row.values()]
-        differ = sum((line["plain"] == "correct") != (line["verdict"] == "correct") for line in lines)
-        plain = {**estimate(score), "disagreements": differ}
-    tokens = sorted(line["response_tokens"] for line in lines)
-    whole = official is None or official == rows
-    return {
-        "title": TITLES[key],
-        "group": next(group for group, keys in GROUPS.items() if key in keys),
-        "source": f"data/{key}.jsonl",
-        "fingerprint": key.encode().hex()[:16],
-        "questions": len(by_row),
-        "rows": rows,
-        "official_rows": official,
-        "samples": samples,
-        "verifier": "math",
-        "temperature": 0.6,
-        "top_p": 1.0,
-        "max_tokens": 3000,
-        "avg": {"k": samples, **estimate([c / samples for c in right])},
-        "pass": {str(k): estimate(solved(k)) for k in ks},
-        "maj": {str(k): estimate([float(c > samples / 3) for c in right]) for k in ks if k >= 4},
-        "rates": {
-            "truncated": share("finish", "length"),
-            **{name: share("verdict", name) for name in ("no_answer", "timeout", "error")},
-        },
-        "lucky_guess_rate": None,
-        "by_group": {"Algebra <&>": {"questions": len(by_row), **estimate([c / samples for c in right])}},
-        "plain": plain,
-        "tokens": {
-            "prompt": 40 * len(lines),
-            "response": sum(tokens),
-            "response_mean": sum(tokens) / len(tokens),
-            "response_p95": tokens[int(0.95 * (len(tokens) - 1))],
-        },
-        "seconds": 12.3,
-        "notes": [] if whole else [f"{rows} rows, {official} are official"],
-    }
-
-
 def make_results(
     folder: Path, asked: dict[str, tuple[int, int, int | None, int]], not_run=None, skill=0.5, seed=0, plain=("aime24",)
 ) -> dict:
     """Write the folder. asked: benchmark -> (questions, rows, official rows, samples); not_run: benchmark -> reason."""
-    benchmarks = {}
-    for key, (questions, rows, official, samples) in asked.items():
-        lines = make_samples(key, questions, samples, skill, key in plain, seed)
-        (folder / key).mkdir(parents=True)
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / key / "samples.jsonl").write_text(text, encoding="ascii")
-        benchmarks[key] = summarised(key, lines, rows, official, samples)
-
-    def mean(keys: list[str]) -> dict:
-        run = [key for key in keys if key in benchmarks]
-        if not run:
-            return {"value": None, "low": None, "high": None, "benchmarks": []}
-        bounds = {b: sum(benchmarks[k]["avg"][b] for k in run) / len(run) for b in ("value", "low", "high")}
-        return {**bounds, "benchmarks": run}
-
     missing = {key: {"title": TITLES[key], "reason": reason} for key, reason in (not_run or {}).items()}
-    every = list(asked) + list(missing)
-    results = {
-        "format": 1,
-        "name": folder.name,
-        "complete": all(b["questions"] == (b["official_rows"] or b["rows"]) for b in benchmarks.values()),
-        "record": {
-            "model": {
-                "path": f"runs/{folder.name}/checkpoint-120",
-                "hash": "5f0c" * 10,
-                "revision": None,
-                "run": folder.name,
-                "step": 120,
-                "mlflow_run_id": None,
-            },
-            "template": {"name": "qwen_math", "system": None, "fingerprint": "a1b2c3d4"},
-            "engine": {"name": "transformers", "dtype": "float32", "batch_tokens": 16384, "reproducible": None},
-            "seed": seed,
-            "versions": {"exgrpo_orlhf": "0.1.0", "torch": "2.13.0", "transformers": "5.15.0", "python": "3.11.9"},
-            "hardware": {"cpu": "2 cores", "gpu": None, "memory_gib": 8},
-            "git_commit": "9a6dcf7",
-            "command": f"evals/run_bench.py --model runs/{folder.name} --out results/{folder.name} --limit <n> & more",
-            "started": "2026-03-01T10:00:00+00:00",
-            "finished": "2026-03-01T10:21:07+00:00",
+    every = [*asked, *missing]
+    files, facts = {}, {}
+    for key, (questions, rows, official, samples) in asked.items():
+        files[key] = SampleFile(folder / key / "samples.jsonl")
+        files[key].write(make_samples(key, questions, samples, skill, key in plain, seed))
+        group = next(group for group, keys in GROUPS.items() if key in keys)
+        facts[key] = {
+            "title": TITLES[key],
+            "group": group,
+            "of_group": [each for each in GROUPS[group] if each in every],
+            "source": f"data/{key}.jsonl",
+            "fingerprint": key.encode().hex()[:16],
+            "questions": questions,
+            "rows": rows,
+            "official_rows": official,
+            "whole": questions == (official or rows),
+            "samples": samples,
+            "verifier": "math",
+            "temperature": 0.6,
+            "top_p": 1.0,
+            "max_tokens": 3000,
+            "notes": [] if official in (None, rows) else [f"{rows} rows, {official} are official"],
+        }
+    record = {
+        "model": {
+            "path": f"runs/{folder.name}/checkpoint-120",
+            "hash": "5f0c" * 10,
+            "revision": None,
+            "run": folder.name,
+            "step": 120,
+            "mlflow_run_id": None,
         },
-        "benchmarks": benchmarks,
-        "not_run": missing,
-        "means": {
-            "macro": mean(every),
-            "micro": {**mean(every), "questions": sum(b["questions"] for b in benchmarks.values())},
-            "groups": {
-                group: {**mean([k for k in keys if k in every]), "of": [k for k in keys if k in every]}
-                for group, keys in GROUPS.items()
-            },
-        },
+        "template": {"name": "qwen_math", "system": None, "fingerprint": "a1b2c3d4"},
+        "engine": {"name": "transformers", "dtype": "float32", "batch_tokens": 16384, "reproducible": None},
+        "seed": seed,
+        "versions": {"exgrpo_orlhf": "0.1.0", "torch": "2.13.0", "transformers": "5.15.0", "python": "3.11.9"},
+        "hardware": {"cpu": "2 cores", "gpu": None, "memory_gib": 8},
+        "git_commit": "9a6dcf7",
+        "command": f"evals/run_bench.py --model runs/{folder.name} --out results/{folder.name} --limit <n> & more",
+        "started": "2026-03-01T10:00:00+00:00",
+        "finished": "2026-03-01T10:21:07+00:00",
     }
-    (folder / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    results = summarise(folder.name, record, facts, missing, files, dict.fromkeys(asked, 12.3))
+    write_json(folder / "results.json", results)
     return results

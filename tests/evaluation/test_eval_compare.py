@@ -1,13 +1,14 @@
 """Two results folders side by side: the right questions are paired, and what was not run alike is said."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.evaluation.compare import compare
-from exgrpo_orlhf.evaluation.statistics import paired, paired_macro
+from exgrpo_orlhf.evaluation.compare import ResultsComparison, compare
+from exgrpo_orlhf.evaluation.statistics import paired
 
 ALIKE = {"samples": 4, "verifier": "math", "temperature": 0.6, "top_p": 1.0, "max_tokens": 8192, "ask": "Box it."}
 
@@ -21,10 +22,10 @@ def rows(correct: np.ndarray, first: int = 0) -> list[tuple[dict, list[bool]]]:
     return [(question(first + i), verdicts.tolist()) for i, verdicts in enumerate(np.asarray(correct, bool))]
 
 
-def write(folder: Path, benchmarks: dict[str, list], template: str = "qwen_math", **changed) -> Path:
+def write(folder: Path, benchmarks: dict[str, list], **changed) -> Path:
     """A results folder with what `compare` reads. changed: settings of all its benchmarks."""
     record = {
-        "template": {"name": template, "system": None, "fingerprint": f"of {template}"},
+        "template": {"name": "qwen_math", "fingerprint": "of qwen_math"},
         "engine": {"name": "vllm", "dtype": "bfloat16"},
         "git_commit": "a1",
     }
@@ -38,7 +39,7 @@ def write(folder: Path, benchmarks: dict[str, list], template: str = "qwen_math"
             for row, (one, verdicts) in enumerate(asked):
                 for sample, right in enumerate(verdicts):
                     verdict = "correct" if right else ("timeout", "wrong")[sample % 2]
-                    line = {"row": row, "sample": sample, **one, "prompt": f"{template}: {one['question']}"}
+                    line = {"row": row, "sample": sample, **one, "prompt": one["question"]}
                     line |= {"response": "\u2028\x85", "verdict": verdict, "extracted": None, "sound": None, "seed": 1}
                     line |= {"plain": None, "prompt_tokens": 1, "response_tokens": 1, "finish": "stop", "group": None}
                     # The text of U+2028 as it is, as a file that another program rewrote would have it.
@@ -51,6 +52,14 @@ def drawn(questions: int, samples: int, chance: float, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random((questions, samples)) < chance
 
 
+TEN = rows(drawn(10, 4, 0.5, 1))
+
+
+def compared(tmp_path: Path, first: dict[str, list], second: dict[str, list], **changed) -> ResultsComparison:
+    """changed: settings of the second folder's benchmarks"""
+    return compare(write(tmp_path / "a", first), write(tmp_path / "b", second, **changed))
+
+
 def test_scores_and_tests_are_those_of_the_samples(tmp_path):
     weak, strong = drawn(40, 4, 0.2, 1), drawn(40, 4, 0.6, 2)
     other = drawn(25, 1, 0.5, 3), drawn(25, 1, 0.5, 4)
@@ -59,59 +68,42 @@ def test_scores_and_tests_are_those_of_the_samples(tmp_path):
     found = compare(a, b, seed=5)
     rng = np.random.default_rng(5)
     pairs = [(weak.mean(axis=1), strong.mean(axis=1)), (other[0].mean(axis=1), other[1].mean(axis=1))]
-    assert [one.paired for one in found.benchmarks] == [paired(*pair, rng) for pair in pairs]
-    assert found.macro == paired_macro(pairs, rng)
+    assert [one.paired for one in found.benchmarks] == [paired([pair], rng) for pair in pairs]
+    assert found.macro == paired(pairs, rng)
     amc, arc = found.benchmarks
     assert (amc.name, amc.title, amc.questions) == ("amc", "AMC", 40)
     assert (amc.a, amc.b) == pytest.approx((weak.mean(), strong.mean()))
     assert amc.p_holm == pytest.approx(2 * amc.paired.p_value)
     assert arc.p_holm == pytest.approx(max(arc.paired.p_value, amc.p_holm))
     assert (found.a, found.b, found.only_a, found.only_b, found.warnings) == ("a", "b", (), (), ())
+    assert found == compare(a, b, seed=5) != compare(a, b, seed=1)
+
+    text = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert text["benchmarks"]["amc"]["paired"]["p_value"] == amc.paired.p_value
+    assert text["macro"]["low"] == found.macro.low
+    assert set(text) == {"a", "b", "benchmarks", "macro", "only_a", "only_b", "warnings"}
 
 
-def test_the_same_seed_gives_the_same_comparison(tmp_path):
-    a = write(tmp_path / "a", {"amc": rows(drawn(40, 4, 0.4, 1))})
-    b = write(tmp_path / "b", {"amc": rows(drawn(40, 4, 0.5, 2))})
-    assert compare(a, b, 0) == compare(a, b, 0) != compare(a, b, 1)
+NINE = "AMC: 9 questions in common of 10 in a, 10 in b"
+TWICE = [(question(1), [True]), (question(2), [True]), (question(1), [False])]  # AIME sets of 30 rows may
 
 
-def test_questions_are_paired_by_id_whatever_their_order_and_limit(tmp_path):
-    correct = drawn(30, 4, 0.5, 1)
-    a = write(tmp_path / "a", {"amc": rows(correct)})
-    b = write(tmp_path / "b", {"amc": rows(correct)[:20][::-1]})
-    found = compare(a, b)
+@pytest.mark.parametrize(
+    ("first", "second", "questions", "warnings"),
+    [
+        (TEN, TEN[:6][::-1], 6, ("AMC: 6 questions in common of 10 in a, 6 in b",)),  # another order and limit
+        (TWICE, [TWICE[0], TWICE[2], TWICE[1]], 3, ()),  # a repeated question is paired by its occurrence
+        # Another text or answer is another question in spite of its id.
+        (TEN, [({**TEN[0][0], "question": "other"}, TEN[0][1]), *TEN[1:]], 9, (NINE,)),
+        (TEN, [({**TEN[0][0], "gold": "7"}, TEN[0][1]), *TEN[1:]], 9, (NINE,)),
+    ],
+)
+def test_questions_are_paired_by_id_occurrence_text_and_answer(tmp_path, first, second, questions, warnings):
+    found = compared(tmp_path, {"amc": first}, {"amc": second})
     (amc,) = found.benchmarks
-    assert (amc.questions, amc.a, amc.b) == (20, pytest.approx(correct[:20].mean()), pytest.approx(amc.a))
-    assert (amc.paired.difference, amc.paired.p_value) == (0, 1)
-    assert found.warnings == ("AMC: 20 questions in common of 30 in a, 20 in b",)
-
-
-def test_a_repeated_question_is_paired_by_its_occurrence(tmp_path):
-    """AIME sets of 30 rows may hold a question twice."""
-    twice = [(question(1), [True]), (question(2), [True]), (question(1), [False])]
-    a = write(tmp_path / "a", {"aime": twice})
-    b = write(tmp_path / "b", {"aime": [twice[0], twice[2], twice[1]]})
-    (aime,) = compare(a, b).benchmarks
-    assert (aime.questions, aime.paired.p_value) == (3, 1)
-
-
-@pytest.mark.parametrize("changed", [{"question": "Another text"}, {"gold": "7"}])
-def test_an_id_with_another_text_or_answer_is_another_question(tmp_path, changed):
-    asked = rows(drawn(10, 4, 0.5, 1))
-    a = write(tmp_path / "a", {"amc": asked})
-    b = write(tmp_path / "b", {"amc": [({**asked[0][0], **changed}, asked[0][1]), *asked[1:]]})
-    found = compare(a, b)
-    assert found.benchmarks[0].questions == 9
-    assert found.warnings == ("AMC: 9 questions in common of 10 in a, 10 in b",)
-
-
-def test_other_templates_may_render_a_question_otherwise(tmp_path):
-    asked = rows(drawn(10, 4, 0.5, 1))
-    a = write(tmp_path / "a", {"amc": asked})
-    b = write(tmp_path / "b", {"amc": asked}, "plain")
-    found = compare(a, b)
-    assert found.benchmarks[0].questions == 10
-    assert found.warnings == ("the prompts were rendered by different templates: qwen_math in a, plain in b",)
+    assert (amc.questions, amc.paired.difference, amc.paired.p_value) == (questions, 0, 1)
+    assert amc.a == pytest.approx(amc.b)
+    assert found.warnings == warnings
 
 
 @pytest.mark.parametrize(
@@ -119,58 +111,48 @@ def test_other_templates_may_render_a_question_otherwise(tmp_path):
     [("samples", 2), ("temperature", 1.0), ("top_p", 0.95), ("max_tokens", 512), ("verifier", "choice"), ("ask", None)],
 )
 def test_what_was_not_run_alike_is_said(tmp_path, name, value):
-    a = write(tmp_path / "a", {"amc": rows(drawn(10, 4, 0.5, 1))})
-    b = write(tmp_path / "b", {"amc": rows(drawn(10, 2 if name == "samples" else 4, 0.5, 1))}, **{name: value})
-    assert compare(a, b).warnings == (f"AMC: {name} {ALIKE[name]} in a, {value} in b",)
+    second = rows(drawn(10, 2 if name == "samples" else 4, 0.5, 1))
+    found = compared(tmp_path, {"amc": TEN}, {"amc": second}, **{name: value})
+    assert found.warnings == (f"AMC: {name} {ALIKE[name]} in a, {value} in b",)
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("changed", "said"),
     [
+        (
+            {"template": {"name": "plain", "fingerprint": "of plain"}},
+            "the prompts were rendered by different templates: qwen_math in a, plain in b",
+        ),
         ({"engine": {"name": "transformers", "dtype": "bfloat16"}}, "engine name: vllm in a, transformers in b"),
         ({"engine": {"name": "vllm", "dtype": "float32"}}, "engine dtype: bfloat16 in a, float32 in b"),
         ({"git_commit": "b2"}, "graded by different versions: a1 in a, b2 in b; regrade both"),
         ({"graded_with": {"git_commit": "c3"}}, "graded by different versions: a1 in a, c3 in b; regrade both"),
+        ({}, "b is not complete"),
     ],
 )
-def test_another_engine_or_grader_is_said(tmp_path, record, said):
-    folders = [write(tmp_path / name, {"amc": rows(drawn(10, 4, 0.5, 1))}) for name in "ab"]
-    results = json.loads((folders[1] / "results.json").read_text())
-    results["record"] |= record
-    (folders[1] / "results.json").write_text(json.dumps(results))
-    assert compare(*folders).warnings == (said,)
-
-
-def test_an_incomplete_folder_is_said(tmp_path):
-    a = write(tmp_path / "a", {"amc": rows(drawn(10, 4, 0.5, 1))})
-    b = write(tmp_path / "b", {"amc": rows(drawn(10, 4, 0.5, 1))})
-    path = b / "results.json"
-    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
-    assert compare(a, b).warnings == ("b is not complete",)
+def test_another_template_engine_or_grader_or_a_part_is_said(tmp_path, changed, said):
+    a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
+    results = json.loads((b / "results.json").read_text())
+    results["record"] |= changed
+    results["complete"] = bool(changed)
+    (b / "results.json").write_text(json.dumps(results))
+    found = compare(a, b)
+    assert found.warnings == (said,)
+    assert found.benchmarks[0].questions == 10
 
 
 def test_what_only_one_has_is_named_and_in_no_mean(tmp_path):
-    shared = rows(drawn(10, 4, 0.5, 1))
-    a = write(tmp_path / "a", {"amc": shared, "arc": rows(drawn(5, 1, 0.5, 1))})
-    b = write(tmp_path / "b", {"gpqa": rows(drawn(5, 1, 0.5, 1)), "amc": shared, "mmlu": rows(drawn(5, 1, 0.5, 1))})
-    found = compare(a, b)
+    few = rows(drawn(5, 4, 0.5, 1))
+    second = {"gpqa": few, "amc": TEN, "mmlu": few, "aime": rows(drawn(5, 4, 0.5, 1), first=50)}
+    found = compared(tmp_path, {"amc": TEN, "arc": few, "aime": few}, second)
     assert (found.only_a, found.only_b) == (("ARC",), ("GPQA", "MMLU"))
     assert [one.name for one in found.benchmarks] == ["amc"]
     assert found.macro.difference == 0
-
-
-def test_a_benchmark_with_no_common_question_is_left_out_and_said(tmp_path):
-    shared = rows(drawn(10, 4, 0.5, 1))
-    a = write(tmp_path / "a", {"amc": shared, "arc": rows(drawn(5, 4, 0.5, 1))})
-    b = write(tmp_path / "b", {"amc": shared, "arc": rows(drawn(5, 4, 0.5, 1), first=50)})
-    found = compare(a, b)
-    assert [one.name for one in found.benchmarks] == ["amc"]
-    assert found.warnings == ("ARC: no question in common, not compared",)
+    assert found.warnings == ("AIME: no question in common, not compared",)
 
 
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
-    asked = {"amc": rows(drawn(10, 4, 0.5, 1))}
-    a, b = write(tmp_path / "one" / "x", asked), write(tmp_path / "two" / "x", asked)
+    a, b = (write(tmp_path / each / "x", {"amc": TEN}) for each in ("one", "two"))
     assert (compare(a, b).a, compare(a, b).b) == (str(a), str(b))
 
 
@@ -179,44 +161,21 @@ def test_the_table_is_aligned_and_says_everything(tmp_path):
     b = write(tmp_path / "trained", {"amc": rows(np.ones((40, 4)))}, max_tokens=512)
     lines = compare(a, b).table().split("\n")
     assert lines[:2] == ["a: base", "b: trained"]
-    assert lines[3].split() == [
-        "benchmark",
-        "questions",
-        "a",
-        "b",
-        "b",
-        "-",
-        "a",
-        "95",
-        "%",
-        "interval",
-        "p",
-        "p",
-        "(Holm)",
-    ]
+    head = ["benchmark", "questions", "a", "b", "b - a", "95 % interval", "p", "p (Holm)"]
+    assert re.split("  +", lines[3]) == head
     assert lines[5].split() == ["AMC", "40", "0.0", "100.0", "+100.0", "[+82.4,", "+100.0]", "0.0001", "0.0001"]
     assert lines[7].split()[:6] == ["macro", "mean", "40", "0.0", "100.0", "+100.0"]
-    assert len({line.index(number) for line, number in ((lines[5], " 100.0"), (lines[7], " 100.0"))}) == 1
+    assert lines[5].index(" 100.0") == lines[7].index(" 100.0")
     assert lines[9] == "only in a: ARC"
     assert lines[11] == "warning: AMC: max_tokens 8192 in a, 512 in b"
 
 
-def test_json_holds_what_the_comparison_does(tmp_path):
-    a = write(tmp_path / "a", {"amc": rows(drawn(10, 4, 0.3, 1))})
-    b = write(tmp_path / "b", {"amc": rows(drawn(10, 4, 0.6, 2))})
-    found = compare(a, b)
-    text = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert text["benchmarks"]["amc"]["paired"]["p_value"] == found.benchmarks[0].paired.p_value
-    assert text["macro"]["low"] == found.macro.low
-    assert set(text) == {"a", "b", "benchmarks", "macro", "only_a", "only_b", "warnings"}
-
-
 def test_folders_that_cannot_be_compared_are_refused(tmp_path):
-    a = write(tmp_path / "a", {"amc": rows(drawn(10, 4, 0.5, 1))})
+    a = write(tmp_path / "a", {"amc": TEN})
     with pytest.raises(ValueError, match=r"none: no results\.json; is this the folder"):
         compare(a, tmp_path / "none")
     with pytest.raises(ValueError, match="no question in common: one has AMC, the other ARC"):
-        compare(a, write(tmp_path / "b", {"arc": rows(drawn(10, 4, 0.5, 1))}))
+        compare(a, write(tmp_path / "b", {"arc": TEN}))
     with pytest.raises(ValueError, match="no question in common"):
         compare(a, write(tmp_path / "c", {"amc": rows(drawn(10, 4, 0.5, 1), first=90)}))
     (tmp_path / "b" / "results.json").write_text('{"format": 2}')
@@ -225,19 +184,17 @@ def test_folders_that_cannot_be_compared_are_refused(tmp_path):
 
 
 def test_a_damaged_file_is_named_with_its_line(tmp_path):
-    asked = {"amc": rows(drawn(10, 4, 0.5, 1))}
-    a, b = write(tmp_path / "a", asked), write(tmp_path / "b", asked)
+    a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
     samples = b / "amc" / "samples.jsonl"
     whole = samples.read_bytes()
-    samples.write_bytes(whole[:-20])
-    with pytest.raises(ValueError, match=r"samples\.jsonl, line 40: not a sample"):
-        compare(a, b)
-    samples.write_bytes(whole + b'{"row": 3}\n')
-    with pytest.raises(ValueError, match=r"samples\.jsonl, line 41: not a sample"):
-        compare(a, b)
-    samples.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
-    with pytest.raises(ValueError, match=r"counts 40 .4 for each of 10 questions"):
-        compare(a, b)
+    for content, message in [
+        (whole[:-20], r"samples\.jsonl, line 40: not a sample"),
+        (whole + b'{"row": 3}\n', r"samples\.jsonl, line 41: not a sample"),
+        (whole[: whole.rindex(b"\n", 0, -1) + 1], r"counts 40 .4 for each of 10 questions"),
+    ]:
+        samples.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            compare(a, b)
     samples.unlink()
     with pytest.raises(ValueError, match=r"amc/samples\.jsonl does not exist"):
         compare(a, b)

@@ -10,7 +10,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from drawn_charts import charts, height, horizontal, of_class, opened, points, texts, width
+from drawn_charts import charts, horizontal, of_class, opened, points, size, texts
 from results_builder import make_results
 
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
@@ -112,7 +112,9 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
 
     every = [(folder, key) for folder in folders for key in ResultsFolder.read(folder).lines]
     assert len(charts(dom, "lengths")) == len(every) == 4
-    bars, others = (sum(map(height, of_class(charts(dom, "lengths")[0], "bar", what))) for what in ("correct", "other"))
+    bars, others = (
+        sum(size(bar)[1] for bar in of_class(charts(dom, "lengths")[0], "bar", what)) for what in ("correct", "other")
+    )
     verdicts = Counter(sample["verdict"] for sample in lines(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
 
@@ -122,7 +124,7 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     )
     widths = Counter()
     for segment in of_class(stacked, "segment"):
-        widths[points(segment)[0][1]] += width(segment)
+        widths[points(segment)[0][1]] += size(segment)[0]
     assert len(widths) == 4
     assert max(widths.values()) - min(widths.values()) < 0.1
     cut = sum(any(s["finish"] == "length" for s in lines(folder, key)) for folder, key in every)

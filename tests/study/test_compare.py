@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import math
 import re
+import shlex
 import socket
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -23,12 +22,10 @@ from mlflow.store.tracking.dbmodels import models
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
 from mlflow_server import Server
-from run_builders import ROOT
+from study_builders import script
 
 from exgrpo_orlhf.evaluation.statistics import holm
-from exgrpo_orlhf.study import charts, page, seeds, tables
-from exgrpo_orlhf.study.comparison import MEASURES, ComparisonError, compare, settings
-from exgrpo_orlhf.study.curve import Curve, TrackedRun, band
+from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
 from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 
@@ -121,35 +118,17 @@ def requests(server: Server) -> list[str]:
     return [line for line in re.findall(r'"(?:GET|POST) (\S+) HTTP', log) if line != "/health"]
 
 
-def main(monkeypatch, *arguments: str) -> int:
-    spec = importlib.util.spec_from_file_location("compare_script", ROOT / "scripts" / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, arguments)])
-    return module.main()
-
-
 def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
 
 
-def made(variant: str, seed: int, values, steps=None, engine="local", tokens=100, seconds=2.0, **params) -> Curve:
-    steps = np.arange(0.0, 10 * len(values), 10) if steps is None else np.array(steps, float)
-    name = f"{variant}-{seed}"
-    run = TrackedRun(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset([METRIC]), None)
-    along = [None if rate is None else steps * rate for rate in (tokens, seconds)]
-    return Curve(run, steps, np.array(values, float), *along)
-
-
 @pytest.mark.slow
-def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_hand(
-    server, tmp_path, monkeypatch, capsys
-):
+def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_hand(server, tmp_path, capsys):
     before = len(requests(server))
     files = {name: tmp_path / "new" / name for name in ("v.csv", "c.csv", "p.html", "p.png", "p.md")}
     options = [*("--csv", files["v.csv"]), *("--curves", files["c.csv"]), *("--out", files["p.html"])]
     options += ["--png", files["p.png"], "--markdown", files["p.md"], "--baseline", "on_policy"]
-    assert main(monkeypatch, "--uri", server.uri, "--group", "paper", "--metric", METRIC, *options) == 0
+    assert script("compare", "--uri", server.uri, "--group", "paper", "--metric", METRIC, *options) == 0
     asked = requests(server)[before:]
     assert sum("runs/search" in each for each in asked) == 1  # one page: the server chose
     assert sum("get-history" in each for each in asked) == 40 * 3
@@ -244,9 +223,9 @@ def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(
     assert sorted(run.variant for run in either.runs) == sorted([*RISES, "old.gin"])
 
 
-def test_what_is_left_out_or_unlike_is_said(server, tmp_path, monkeypatch, capsys):
+def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     chosen = ["--uri", server.uri, "--group", "messy", "--metric", METRIC]
-    assert main(monkeypatch, *chosen, "--baseline", "a", "--out", tmp_path / "p.html") == 0
+    assert script("compare", *chosen, "--baseline", "a", "--out", tmp_path / "p.html") == 0
     said = capsys.readouterr().out
     assert re.search(r"1 run not finished and left out .*: a, seed 2 \(a-seed2, \w{32}\): FAILED", said)
     assert re.search(r"a, seed 0: 2 runs; the newest is taken, \w{32}, and not \w{32}", said)
@@ -260,11 +239,11 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, monkeypatch, capsy
     assert "b: its runs differ in more than the seed: lr" in said
     assert re.search(r"^a \(baseline\) +2 +– +0\.450 ± 0\.635", said, re.MULTILINE)  # t of 1 degree: 12.7 · 0.05
     assert re.search(r"^c +1 +– +0\.400  ", said, re.MULTILINE)
-    assert main(monkeypatch, *chosen, "--metric", "time/step") == 0
+    assert script("compare", *chosen, "--metric", "time/step") == 0
     said = capsys.readouterr().out
     assert re.search(r"^d +1 ", said.partition("time/step: mean")[2], re.MULTILINE)
     assert not re.search(r"^d ", said.partition("time/step: mean")[0], re.MULTILINE)
-    assert main(monkeypatch, *chosen, "--unfinished") == 0
+    assert script("compare", *chosen, "--unfinished") == 0
     said = capsys.readouterr().out
     assert "unfinished runs are compared too: 1 FAILED" in said
     assert re.search(r"^a +3 ", said, re.MULTILINE)
@@ -273,23 +252,20 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiment", "exgrpo_eval"], "has no experiment 'exgrpo_eval'; the nearest are exgrpo-eval, exgrpo"),
-        (["--group", "papers"], "no runs in the group 'papers'; groups: messy (8 runs), paper (40 runs)"),
+        ("--experiment exgrpo_eval", "has no experiment 'exgrpo_eval'; the nearest are exgrpo-eval, exgrpo"),
+        ("--group papers", "no runs in the group 'papers'; groups: messy (8 runs), paper (40 runs)"),
+        ("--group paper --metric eval/awg", "none of 40 runs has the metric 'eval/awg'; metrics: eval/avg (40 runs), "),
+        ("--metric nope --filter \"tags.variant = 'd'\"", "has the metric 'nope'; metrics: cost/generated"),
+        ("--group paper --filter \"tags.seed = '9'\"", "none of 40 runs of the group 'paper' passes"),
+        ("--group paper --filter 'seed is 9'", "Invalid"),
+        ("--experiment exgrpo-eval", "experiment 'exgrpo-eval' has no runs"),
         (
-            ["--group", "paper", "--metric", "eval/awg"],
-            "none of 40 runs has the metric 'eval/awg'; metrics: eval/avg (40 runs), cost/generated_tokens (40 runs)",
-        ),
-        (["--metric", "nope", "--filter", "tags.variant = 'd'"], "has the metric 'nope'; metrics: cost/generated"),
-        (["--group", "paper", "--filter", "tags.seed = '9'"], "none of 40 runs of the group 'paper' passes"),
-        (["--group", "paper", "--filter", "seed is 9"], "Invalid"),
-        (["--experiment", "exgrpo-eval"], "experiment 'exgrpo-eval' has no runs"),
-        (
-            ["--group", "paper", "--metric", METRIC, "--baseline", "onpolicy"],
+            "--group paper --metric eval/avg --baseline onpolicy",
             "'onpolicy' is not among the variants that have eval/avg: official, on_policy, ours, paper, weak; "
             "did you mean 'on_policy'?",
         ),
         (
-            ["--group", "messy", "--metric", METRIC, "--filter", "tags.seed = '2'"],
+            "--group messy --metric eval/avg --filter \"tags.seed = '2'\"",
             "none of 1 run can be compared by 'eval/avg': 1 run not",
         ),
     ],
@@ -298,7 +274,7 @@ def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, monke
     monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", math.inf)  # no line of progress on a busy machine
     out = tmp_path / "page.html"
     out.write_text("the one of yesterday")
-    assert main(monkeypatch, "--uri", server.uri, "--out", out, *arguments) == 2
+    assert script("compare", "--uri", server.uri, "--out", out, *shlex.split(arguments)) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.startswith("error: ")
@@ -309,18 +285,18 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     before = time.monotonic()
-    assert main(monkeypatch, "--uri", f"http://me:secret@127.0.0.1:{port}") == 2
+    assert script("compare", "--uri", f"http://me:secret@127.0.0.1:{port}") == 2
     assert time.monotonic() - before < 10  # seconds; MLflow's own retries would take minutes
     said = capsys.readouterr().err
     assert f"error: MLflow at http://127.0.0.1:{port}: " in said
     assert "secret" not in said
     assert "Traceback" not in said
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    assert main(monkeypatch) == 2
+    assert script("compare") == 2
     assert f"there is no MLflow database at {tmp_path}/none.db" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     (tmp_path / "none.db").write_bytes(b"no database at all, but as long as one may be" * 50)
-    assert main(monkeypatch) == 2
+    assert script("compare") == 2
     assert re.search(r"error: MLflow at sqlite.*none\.db: .*not a database", capsys.readouterr().err)
 
 
@@ -356,149 +332,11 @@ def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(ser
     assert [tuple(map(float, point)) for point in points] == [(0, 0.2, 0, 0), (12, 0.3, 1100, 24)]
 
 
-# --- the arithmetic
-
-
-def test_values_and_areas_by_hand():
-    curve = made("v", 0, [0.0, 1.0, 0.5], steps=[0, 10, 30], tokens=2)
-    assert [curve.at("steps", x) for x in (0, 5, 20, 30)] == [0.0, 0.5, 0.75, 0.5]
-    assert curve.at("tokens", 40) == 0.75
-    assert math.isnan(curve.at("steps", 31))
-    assert curve.area("steps", 0, 30) == pytest.approx((10 * 0.5 + 20 * 0.75) / 30)
-    assert curve.area("steps", 5, 20) == pytest.approx((5 * 0.75 + 10 * 0.875) / 15)
-    assert curve.area("tokens", 10, 40) == pytest.approx((5 * 0.75 + 10 * 0.875) / 15)
-    assert math.isnan(curve.area("steps", 0, 31))
-    assert math.isnan(curve.area("steps", 10, 10))
-
-
-def test_areas_and_equal_tokens_are_over_what_all_runs_cover():
-    short, long = made("a", 0, [0.0, 1.0], tokens=100), made("b", 0, [0.0, 1.0, 1.0], steps=[0, 10, 40], tokens=50)
-    found = compare(METRIC, [short, long], "a")
-    assert found.ranges == {"steps": (0, 10), "tokens": (0, 1000), "seconds": (0, 20)}
-    measured = {v.name: {key: values[0] for key, values in v.values.items()} for v in found.variants}
-    half = {"area_steps": 0.5, "area_seconds": 0.5}
-    assert measured["a"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.5, **half, "tokens": 1000, "seconds": 20}
-    costs = {"tokens": 2000, "seconds": 80}
-    assert measured["b"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.75, **half, **costs}
-    assert [(each.measure, each.mean.value) for each in found.differences][3] == ("area_tokens", 0.25)
-    late = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[5, 15])], None)
-    assert late.ranges["steps"] == (5, 10)
-    assert [variant.values["area_steps"][0] for variant in late.variants] == pytest.approx([0.75, 0.25])
-    never = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[15, 25])], "a")
-    assert [each.measure for each in never.differences] == ["final"]
-    assert "no range of steps is covered by all runs: nothing is compared along it" in never.notes
-
-
-@pytest.mark.parametrize(
-    ("values", "collapsed"),
-    [
-        ([0.2, 0.5, 0.6], False),
-        ([0.2, 0.9, 0.5], False),
-        ([0.2, 0.9, 0.44], True),  # below half of its best
-        ([0.5, 0.6, 0.49], True),  # below its start
-        ([0.5, 0.5], False),
-        ([-2.0, -1.0], False),
-        ([0.3], False),
-    ],
-)
-def test_a_collapse_is_an_end_below_the_start_or_half_of_the_best(values, collapsed):
-    assert made("v", 0, values).collapsed is collapsed
-
-
-@pytest.mark.parametrize("count", [2, 3, 8])
-def test_intervals_and_p_values_are_those_of_the_textbook(count):
-    rng = np.random.default_rng(count)
-    for _ in range(5):
-        d = rng.normal(0.3, 1, count)
-        found = seeds.paired(d)
-        theirs = scipy.stats.ttest_1samp(d, 0)
-        low, high = theirs.confidence_interval()
-        assert (found.mean.low, found.mean.high, found.p) == pytest.approx((low, high, theirs.pvalue))
-        assert (found.p < 0.05) == (not found.mean.low < 0 < found.mean.high)
-        flips = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=2**count)
-        assert found.p_exact == pytest.approx(flips.pvalue)
-    assert seeds.paired(np.arange(1.0, count + 1)).p_exact == 2 / 2**count
-
-
-def test_no_spread_has_no_interval_and_no_t_test():
-    for values in ([0.4], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
-        found = seeds.paired(values)
-        assert (found.mean.low, found.mean.high, found.p) == (None, None, None)
-    assert seeds.paired([0.0, 0.0]).p_exact == 1
-    assert seeds.paired([0.3]).p_exact == 1
-    assert seeds.paired(np.arange(17.0)).p_exact is None
-
-
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, None, 0.005]) == pytest.approx([0.03, 0.06, 0.06, None, 0.02])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-@pytest.mark.parametrize("count", [3, 8])
-def test_the_paired_t_test_does_not_cry_wolf_where_some_seeds_collapse(count):
-    """Two variants alike, each seed of which collapses in one of ten cases: far from normal."""
-    rng = np.random.default_rng(0)
-    runs = rng.normal(0.6, 0.03, (2, 3000, count)) - 0.4 * (rng.random((2, 3000, count)) < 0.1)
-    false = np.mean([seeds.paired(d).p < 0.05 for d in runs[1] - runs[0]])
-    assert 0 < false < 0.05
-
-
-def test_differences_are_over_the_seeds_that_both_have():
-    curves = [made("a", seed, [0.1, 0.5 + seed / 10]) for seed in (0, 1, 2)]
-    curves += [made("b", seed, [0.1, 0.7 + seed / 5]) for seed in (1, 2, 3)]
-    curves += [made("c", 9, [0.1, 0.7])]
-    found = compare(METRIC, curves, "a")
-    (difference,) = [each for each in found.differences if each.measure == "final"]
-    assert (difference.variant, difference.seeds) == ("b", (1, 2))
-    assert difference.mean.value == pytest.approx((0.9 - 0.6 + 1.1 - 0.7) / 2)
-    assert "b: differences are over seeds 1, 2, which a has too" in found.notes
-    assert "c: no seed in common with a, so no difference" in found.notes
-    with pytest.raises(ComparisonError, match=r"'z' is not among the variants that have eval/avg: a, b, c"):
-        compare(METRIC, curves, "z")
-
-
-def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
-    curves = [made("a", 0, [0.1, 0.5]), made("b", 0, [0.1, 0.6], tokens=None, seconds=None), made("c", 0, [0.4])]
-    found = compare(METRIC, curves[:2], "a")
-    assert {each.measure for each in found.differences} == {"final", "area_steps"}
-    assert "no record of tokens at the steps of eval/avg, so no comparison by tokens: b, seed 0 (b-0, b-0)" in [
-        *found.notes
-    ]
-    table = tables.tables(found)[0]
-    assert table.rows[0][4] == "–"
-    once = compare(METRIC, curves[::2], None)
-    assert any("measured once only" in note and "c, seed 0" in note for note in once.notes)
-    assert "NaN" not in tables.values_csv([found, once]).replace("nan", "NaN")
-    for shown in (found, once):
-        assert page.page("t", "a", [shown], []).startswith("<!doctype html>")
-        assert charts.picture([shown]).startswith(b"\x89PNG")
-
-
-def test_bands_are_means_with_intervals_where_all_seeds_are():
-    found = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
-    assert found.x.tolist() == [0, 5, 10]
-    assert found.mean.tolist() == [0, 0.75, 1.5]
-    low, high = scipy.stats.t.interval(0.95, 1, 0.75, scipy.stats.sem([0.5, 1.0]))
-    assert (found.low[1], found.high[1]) == pytest.approx((low, high))
-
-
-def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
-    curves = [made(v, s, [0.1, 0.2], **{"train.seed": str(s), "rho": v, "same": "1"}) for v in "ab" for s in (0, 1)]
-    curves += [made("c", 0, [0.1, 0.2], rho="c", same="1", more="x")]
-    found, notes = settings(compare(METRIC, curves, None).variants)
-    assert found == {"rho": ["a", "b", "c"], "more": ["", "", "x"]}
-    assert notes == []
-
-
-# --- the page
-
-
 @pytest.mark.slow
-def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path, monkeypatch):
+def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path):
     out = tmp_path / "page.html"
     chosen = ["--uri", server.uri, "--group", "paper", "--metric", METRIC, "--baseline", "on_policy"]
-    assert main(monkeypatch, *chosen, "--out", out) == 0
+    assert script("compare", *chosen, "--out", out) == 0
     dom, console = opened(out, tmp_path)
     assert console == []
     drawn = {kind: drawn_charts(dom, kind) for kind in ("learning", "finals", "differences")}
@@ -523,14 +361,5 @@ def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path, monke
     assert "&lt;script&gt;alert(1)&lt;/script&gt;ours" in text  # a setting's value
     assert not re.search(r"@import|url\((?!#)|\ssrc=", text)
     before = out.read_bytes()
-    assert main(monkeypatch, *chosen, "--out", out) == 0
+    assert script("compare", *chosen, "--out", out) == 0
     assert out.read_bytes() == before
-
-
-def test_more_variants_than_colours_get_a_panel_each():
-    curves = [made(f"v{v:02}", seed, [0.1, 0.3 + v / 50 + seed / 100]) for v in range(20) for seed in (0, 1)]
-    text = page.page("t", "a", [compare(METRIC, curves, "v03")], [])
-    assert len(re.findall('<svg class="chart learning"', text)) == 3 + 19
-    assert (
-        len(re.findall('class="(?:curve|mean) series m3 d2"', text)) == 3 + 1 + 1
-    )  # v19: together, its own panel, by seed

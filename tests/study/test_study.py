@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_builders import ROOT, small_bindings
+from study_builders import made
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.curve import Curve, TrackedRun
 from exgrpo_orlhf.study.tables import values_csv
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
@@ -22,18 +22,13 @@ import quarters  # noqa: E402
 from document import Document, DocumentError  # noqa: E402
 
 
-def a_curve(variant: str, seed: int, values: list[float]) -> Curve:
-    run = TrackedRun(f"{variant}{seed}", variant, variant, seed, "local", "FINISHED", 0, {}, frozenset(), None)
-    steps = np.arange(len(values), dtype=float)
-    return Curve(run, steps, np.array(values), steps * 1e6, steps * 60)
-
-
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
+    rates = {"tokens": 1e5, "seconds": 6.0}
     curves = [
-        *(a_curve("on_policy", seed, [0.2, 0.3, 0.4 + seed / 100]) for seed in range(3)),
-        *(a_curve("ours", seed, [0.2, 0.5, 0.6 + seed / 50]) for seed in range(3)),
-        *(a_curve("bad", seed, [0.2, 0.3, 0.1]) for seed in range(3)),
+        *(made("on_policy", seed, [0.2, 0.3, 0.4 + seed / 100], **rates) for seed in range(3)),
+        *(made("ours", seed, [0.2, 0.5, 0.6 + seed / 50], **rates) for seed in range(3)),
+        *(made("bad", seed, [0.2, 0.3, 0.1], **rates) for seed in range(3)),
     ]
     (tmp_path / "toy.csv").write_text(values_csv([compare("eval/x", curves, "on_policy")]), encoding="utf-8")
     (tmp_path / "luck.csv").write_text(

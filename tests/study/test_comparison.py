@@ -1,0 +1,163 @@
+"""The arithmetic of a comparison over seeds, by hand and by the textbook, and its page with many variants."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import scipy.stats
+from study_builders import made
+
+from exgrpo_orlhf.evaluation.statistics import holm
+from exgrpo_orlhf.study import charts, page, seeds, tables
+from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
+from exgrpo_orlhf.study.curve import band
+
+METRIC = "eval/avg"
+
+
+def test_values_and_areas_by_hand():
+    curve = made("v", 0, [0.0, 1.0, 0.5], steps=[0, 10, 30], tokens=2)
+    assert [curve.at("steps", x) for x in (0, 5, 20, 30)] == [0.0, 0.5, 0.75, 0.5]
+    assert curve.at("tokens", 40) == 0.75
+    assert math.isnan(curve.at("steps", 31))
+    assert curve.area("steps", 0, 30) == pytest.approx((10 * 0.5 + 20 * 0.75) / 30)
+    assert curve.area("steps", 5, 20) == pytest.approx((5 * 0.75 + 10 * 0.875) / 15)
+    assert curve.area("tokens", 10, 40) == pytest.approx((5 * 0.75 + 10 * 0.875) / 15)
+    assert math.isnan(curve.area("steps", 0, 31))
+    assert math.isnan(curve.area("steps", 10, 10))
+
+
+def test_areas_and_equal_tokens_are_over_what_all_runs_cover():
+    short, long = made("a", 0, [0.0, 1.0], tokens=100), made("b", 0, [0.0, 1.0, 1.0], steps=[0, 10, 40], tokens=50)
+    found = compare(METRIC, [short, long], "a")
+    assert found.ranges == {"steps": (0, 10), "tokens": (0, 1000), "seconds": (0, 20)}
+    measured = {v.name: {key: values[0] for key, values in v.values.items()} for v in found.variants}
+    half = {"area_steps": 0.5, "area_seconds": 0.5}
+    assert measured["a"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.5, **half, "tokens": 1000, "seconds": 20}
+    costs = {"tokens": 2000, "seconds": 80}
+    assert measured["b"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.75, **half, **costs}
+    assert [(each.measure, each.mean.value) for each in found.differences][3] == ("area_tokens", 0.25)
+    late = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[5, 15])], None)
+    assert late.ranges["steps"] == (5, 10)
+    assert [variant.values["area_steps"][0] for variant in late.variants] == pytest.approx([0.75, 0.25])
+    never = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[15, 25])], "a")
+    assert [each.measure for each in never.differences] == ["final"]
+    assert "no range of steps is covered by all runs: nothing is compared along it" in never.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "collapsed"),
+    [
+        ([0.2, 0.5, 0.6], False),
+        ([0.2, 0.9, 0.5], False),
+        ([0.2, 0.9, 0.44], True),  # below half of its best
+        ([0.5, 0.6, 0.49], True),  # below its start
+        ([0.5, 0.5], False),
+        ([-2.0, -1.0], False),
+        ([0.3], False),
+    ],
+)
+def test_a_collapse_is_an_end_below_the_start_or_half_of_the_best(values, collapsed):
+    assert made("v", 0, values).collapsed is collapsed
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_intervals_and_p_values_are_those_of_the_textbook(count):
+    rng = np.random.default_rng(count)
+    for _ in range(5):
+        d = rng.normal(0.3, 1, count)
+        found = seeds.paired(d)
+        theirs = scipy.stats.ttest_1samp(d, 0)
+        low, high = theirs.confidence_interval()
+        assert (*found.mean.bounds, found.p) == pytest.approx((low, high, theirs.pvalue))
+        assert (found.p < 0.05) == (not low < 0 < high)
+        flips = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=2**count)
+        assert found.p_exact == pytest.approx(flips.pvalue)
+    assert seeds.paired(np.arange(1.0, count + 1)).p_exact == 2 / 2**count
+
+
+def test_no_spread_has_no_interval_and_no_t_test():
+    for values in ([0.4], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
+        found = seeds.paired(values)
+        assert (found.mean.bounds, found.p) == (None, None)
+    assert seeds.paired([0.0, 0.0]).p_exact == 1
+    assert seeds.paired([0.3]).p_exact == 1
+    assert seeds.paired(np.arange(17.0)).p_exact is None
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, None, 0.005]) == pytest.approx([0.03, 0.06, 0.06, None, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_the_paired_t_test_does_not_cry_wolf_where_some_seeds_collapse(count):
+    """Two variants alike, each seed of which collapses in one of ten cases: far from normal."""
+    rng = np.random.default_rng(0)
+    runs = rng.normal(0.6, 0.03, (2, 3000, count)) - 0.4 * (rng.random((2, 3000, count)) < 0.1)
+    false = np.mean([seeds.paired(d).p < 0.05 for d in runs[1] - runs[0]])
+    assert 0 < false < 0.05
+
+
+def test_differences_are_over_the_seeds_that_both_have():
+    curves = [made("a", seed, [0.1, 0.5 + seed / 10]) for seed in (0, 1, 2)]
+    curves += [made("b", seed, [0.1, 0.7 + seed / 5]) for seed in (1, 2, 3)]
+    curves += [made("c", 9, [0.1, 0.7])]
+    found = compare(METRIC, curves, "a")
+    (difference,) = [each for each in found.differences if each.measure == "final"]
+    assert (difference.variant, difference.seeds) == ("b", (1, 2))
+    assert difference.mean.value == pytest.approx((0.9 - 0.6 + 1.1 - 0.7) / 2)
+    assert "b: differences are over seeds 1, 2, which a has too" in found.notes
+    assert "c: no seed in common with a, so no difference" in found.notes
+    with pytest.raises(ComparisonError, match=r"'z' is not among the variants that have eval/avg: a, b, c"):
+        compare(METRIC, curves, "z")
+
+
+def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
+    curves = [
+        made("a", 0, [0.1, 0.5]),
+        made("b", 0, [0.1, 0.6], tokens=math.nan, seconds=math.nan),
+        made("c", 0, [0.4]),
+    ]
+    found = compare(METRIC, curves[:2], "a")
+    assert {each.measure for each in found.differences} == {"final", "area_steps"}
+    assert "no record of tokens at the steps of eval/avg, so no comparison by tokens: b, seed 0 (b-0, b-0)" in [
+        *found.notes
+    ]
+    table = tables.tables(found)[0]
+    assert table.rows[0][4] == "–"
+    once = compare(METRIC, curves[::2], None)
+    assert any("measured once only" in note and "c, seed 0" in note for note in once.notes)
+    assert "NaN" not in tables.values_csv([found, once]).replace("nan", "NaN")
+    for shown in (found, once):
+        assert page.page("t", "a", [shown], []).startswith("<!doctype html>")
+        assert charts.picture([shown]).startswith(b"\x89PNG")
+
+
+def test_bands_are_means_with_intervals_where_all_seeds_are():
+    x, mean, lows, highs = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
+    assert x.tolist() == [0, 5, 10]
+    assert mean.tolist() == [0, 0.75, 1.5]
+    low, high = scipy.stats.t.interval(0.95, 1, 0.75, scipy.stats.sem([0.5, 1.0]))
+    assert (lows[1], highs[1]) == pytest.approx((low, high))
+
+
+def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
+    curves = [made(v, s, [0.1, 0.2], **{"train.seed": str(s), "rho": v, "same": "1"}) for v in "ab" for s in (0, 1)]
+    curves += [made("c", 0, [0.1, 0.2], rho="c", same="1", more="x")]
+    found, notes = settings(compare(METRIC, curves, None).variants)
+    assert found == {"rho": ["a", "b", "c"], "more": ["", "", "x"]}
+    assert notes == []
+
+
+def test_more_variants_than_colours_get_a_panel_each():
+    curves = [made(f"v{v:02}", seed, [0.1, 0.3 + v / 50 + seed / 100]) for v in range(20) for seed in (0, 1)]
+    text = page.page("t", "a", [compare(METRIC, curves, "v03")], [])
+    assert len(re.findall('<svg class="chart learning"', text)) == 3 + 19
+    assert (
+        len(re.findall('class="(?:curve|mean) series m3 d2"', text)) == 3 + 1 + 1
+    )  # v19: together, its own panel, by seed

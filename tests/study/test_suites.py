@@ -1,0 +1,117 @@
+"""What a study consists of: suites, lists of files and grids; nothing starts that cannot be right."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from run_builders import ROOT
+from study_builders import ablate
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.study.runs import plan
+from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--gin base.gin bse.gin", "variant bse: --gin: there is no gin file 'bse.gin'; did you mean base.gin"),
+        ("--gin base.gin --set ReplayMixer.roh=0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer"),
+        ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
+        ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
+        ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),
+        ("--gin base.gin gin/base.gin", "two variants have the name base"),
+        ("--gin base.gin ablation_rho_25.gin --set ReplayMixer.rho=0.1", "base and ablation_rho_25 are the"),
+        ("--gin base.gin --grid train.steps=10,20", "apart from train.steps, which does not change the experiment"),
+        ("--gin base.gin --group ''", "give --group NAME"),
+        ("--gin base.gin --group a/b", "--group must be letters"),
+        ("--suite base.gin", "Suite.variants must be bound"),
+        ("--suite suites/papr.gin", "did you mean suites/paper.gin"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, tmp_path, capsys):
+    more = [] if "--group" in arguments else ["--group", "g"]
+    assert ablate("unused", *shlex.split(arguments), *more, "--out", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Suite.variants = {}", "Suite.variants must be a dict such as"),
+        ("Suite.variants = {'a': ('base.gin')}", "Suite.variants['a'] must be a tuple of gin files and bindings"),
+        ("Suite.variants = {'a/b': ()}", "Suite.variants: the name of a variant must be letters"),
+        ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
+        ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
+        ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
+        ("Suite.variants = {'a': ('bse.gin',)}", "variant a: --gin: there is no gin file 'bse.gin'"),
+        ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
+        ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
+    ],
+)
+def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_path, capsys):
+    file = tmp_path / "mine.gin"
+    file.write_text(f"include 'base.gin'\n\n{binding}\n")
+    assert ablate("unused", "--suite", str(file), "--out", str(tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "variant" in said or "mine.gin, line" in said
+
+
+def test_a_grid_is_the_product_of_its_values_over_every_variant():
+    grid = ["ReplayMixer.rho=0.25,0.5", "DifficultyBuckets.thresholds = (0.1, 0.9),(0.3, 0.7)"]
+    variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablation_no_shaping.gin"]), grid)
+    built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
+    assert len(built) == 2 * 2 * 2
+    x = built["ablation_no_entropy+ablation_no_shaping-rho=0.25-thresholds=0.3_0.7"]
+    assert (x.selector.by, x.loss.shaping, float(x.mixer.rho)) == ("random", False, 0.25)
+    assert x.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
+
+
+@pytest.mark.parametrize(("text", "found"), [("0-3", (0, 1, 2, 3)), ("0,3,5", (0, 3, 5)), ("7, 0-1", (7, 0, 1))])
+def test_seeds_are_ranges_and_lists(text, found):
+    assert seeds(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "a", "-1", "0-2,1", "1.5"])
+def test_other_texts_are_no_seeds(text):
+    with pytest.raises(ValueError, match=r"seed"):
+        seeds(text)
+
+
+SUITES = sorted(
+    str(path.relative_to(ROOT)) for folder in ("gin", "docs/study") for path in (ROOT / folder / "suites").glob("*.gin")
+)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_builds_and_a_run_has_the_identity_that_its_process_will_find(name):
+    suite = config.load_suite(name)
+    runs = plan(of_suite(suite, name), suite.seeds, Path("unused"), config.load)
+    assert len(runs) == len(suite.variants) * len(suite.seeds)
+    last = runs[-1]
+    assert last.identity == config.load(last.variant.files, last.variant.bindings, seed=last.seed).identity
+
+
+def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_otherwise(tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "include 'base.gin'\nReplayMixer.rho = 0.1\ntrain.steps = 7\n"
+        "Suite.variants = {'a': (), 'b': ('ablation_rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
+    )
+    runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
+    assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]
+
+
+def test_the_papers_suite_has_the_official_recipes_algorithm():
+    """All that the recipe states itself; the recipe's other file is the paper's work, and its two optimiser steps."""
+    official = config.load_suite("suites/paper.gin").variants["official"]
+    stated = config._statements((ROOT / "gin" / "recipes" / "official.gin").read_text(), "official.gin")
+    expected = {f"{s.selector}.{s.arg_name}": repr(s.value) for s in stated if getattr(s, "arg_name", None)}
+    params = config.load(["suites/paper.gin"], official).params
+    assert {name: params[name] for name in expected} == expected
+    work = config.load(["recipes/paper.gin"], ["PretrainedModel.path = 'm'", "QuestionFile.path = 'q'"]).params
+    assert params["Optimizer.steps_per_batch"] == work["Optimizer.steps_per_batch"]
