@@ -82,8 +82,6 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         where = f"benchmark {self.name!r}"
-        sources = (self.public is not None) + bool(self.files) + (self.chains is not None)
-        require(sources > 0, f"{where}: no source; give files, public or chains")
         require(self.samples >= 1, f"{where}: samples must be at least 1, got {self.samples!r}")
         require(
             0 <= self.temperature < math.inf, f"{where}: temperature is 0 (greedy) or above, got {self.temperature!r}"
@@ -98,7 +96,6 @@ class Benchmark:
             self.samples == 1 or self.temperature > 0,
             f"{where}: {self.samples} samples at temperature 0 would all be the same; give 1 sample, or a temperature",
         )
-        require(self.verifier != "code", f"{where}: programs are not evaluated here; verifier = 'function' can")
         self.grader(5.0, 1)
 
     def instruction(self, silent: bool) -> str | None:
@@ -169,22 +166,23 @@ class Definitions:
             raise BenchmarkError(f"{where}: a name has letters, digits, - and _ alone: a folder and metrics bear it")
         given = {**self._defaults, **block}
         _check(where, given, Benchmark, without=("name", "folder", "departures"))
-        public = given.get("public")
+        public, files, chains = given.get("public"), given.get("files", []), given.get("chains")
         if public is not None and str(public) not in PUBLIC_SETS:
             raise BenchmarkError(
                 f"{where}: public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}"
             )
-        files = given.get("files", [])
         if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
             raise BenchmarkError(f'{where}: files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
         for each in files:
             _check(f"{where}, files", each, SetFile)
         try:
-            given |= {
-                "public": PUBLIC_SETS[public] if public else None,
-                "files": tuple(SetFile(**each) for each in files),
-                "chains": _chains(given["chains"]) if "chains" in given else None,
-            }
+            require(bool(public or files or chains), "no source; give files, public or chains")
+            require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
+            given["public"] = PUBLIC_SETS[public] if public else None
+            given["files"] = tuple(SetFile(**each) for each in files)
+            if chains:
+                made = {key: tuple(value) if key == "operands" else value for key, value in dict(chains).items()}
+                given["chains"] = ModularChains(**made)
             if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
                 given["rows"] = PUBLIC_SETS[public].rows[0]
             return Benchmark(name=name, folder=file.resolve().parent, **given)
@@ -200,10 +198,6 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     changed = {name: value for name, value in given.items() if value != getattr(benchmark, name)}
     departures = tuple(f"{name} {value}, not {getattr(benchmark, name)}" for name, value in changed.items())
     return replace(benchmark, **changed, departures=departures)
-
-
-def _chains(given: Mapping[str, Any]) -> ModularChains:
-    return ModularChains(**{**given, "operands": tuple(given.get("operands", (3, 4, 5, 6, 7)))})
 
 
 def _check(where: str, given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import math
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +46,7 @@ def settle(
         known["common"] = dict(common)
     differences = _differences("", known["common"], common)
     for name, wanted in benchmarks.items():
-        before = known["benchmarks"].get(name)
-        if before is None:
-            continue
-        fixed = [{key: value for key, value in each.items() if key not in GROWS} for each in (before, wanted)]
-        differences += _differences(f"{name}.", *fixed)
-        for key in GROWS:
-            if _smaller(wanted[key], before[key]):
-                differences.append(f"{name}.{key}: {before[key]} there, {wanted[key]} now: it can only be raised")
+        differences += _differences(f"{name}.", known["benchmarks"].get(name, wanted), wanted)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
@@ -138,14 +134,16 @@ class Times:
     """Wall time by benchmark over all sessions, including killed ones: a line about every second."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / TIMES
-        self._waiting: dict[str, float] = {}
+        """Time is measured from now on."""
+        self._path, self._last = folder / TIMES, time.perf_counter()
+        self._waiting: dict[str, float] = defaultdict(float)
 
-    def add(self, seconds: float, tokens: Mapping[str, int]) -> None:
-        """Share seconds among benchmarks by their tokens. tokens: benchmark -> tokens of the new responses"""
-        total = sum(tokens.values())
-        for benchmark, count in tokens.items():
-            self._waiting[benchmark] = self._waiting.get(benchmark, 0.0) + seconds * count / max(1, total)
+    def add(self, tokens: Mapping[str, int]) -> None:
+        """Share the time since the last call among benchmarks by the tokens of their new responses."""
+        now, total = time.perf_counter(), max(1, sum(tokens.values()))
+        for name, count in tokens.items():
+            self._waiting[name] += (now - self._last) * count / total
+        self._last = now
         if sum(self._waiting.values()) >= 1:
             self.flush()
 
@@ -156,16 +154,16 @@ class Times:
                 file.write(line + "\n")
             self._waiting.clear()
 
-    def totals(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for line in self._path.read_text(encoding="ascii").split("\n") if self._path.exists() else ():
-            try:
-                seconds = json.loads(line)
-            except ValueError:
-                continue  # a line torn by a kill: less than two seconds
-            for benchmark, value in seconds.items():
-                totals[benchmark] = totals.get(benchmark, 0.0) + value
-        return totals
+
+def total_times(folder: Path) -> dict[str, float]:
+    """Seconds by benchmark."""
+    path = folder / TIMES
+    totals: dict[str, float] = defaultdict(float)
+    for line in path.read_text(encoding="ascii").split("\n") if path.exists() else ():
+        with suppress(ValueError):  # a line torn by a kill: less than two seconds
+            for benchmark, seconds in json.loads(line).items():
+                totals[benchmark] += seconds
+    return totals
 
 
 def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -174,11 +172,9 @@ def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any])
         a, b = before.get(key), now.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(f"{prefix}{key}.", a, b)
+        elif key in GROWS:  # None: no limit
+            if (math.inf if b is None else b) < (math.inf if a is None else a):
+                found.append(f"{prefix}{key}: {a} there, {b} now: it can only be raised")
         elif a != b:
             found.append(f"{prefix}{key}: {a!r} there, {b!r} now")
     return found
-
-
-def _smaller(now: int | None, before: int | None) -> bool:
-    """None means no limit."""
-    return (float("inf") if now is None else now) < (float("inf") if before is None else before)

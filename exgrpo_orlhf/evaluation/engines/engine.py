@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)
+GO_ON = "the responses so far are kept; run the same command again to continue"  # what an EngineFailure ends with
 
 
 @dataclass(frozen=True, slots=True)
