@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from threading import Semaphore
 from typing import Any
 
 from ..questions.text import plain_text
@@ -38,35 +38,25 @@ class GradingThread:
         self._questions = {asked.benchmark.name: dict(asked.rows) for asked in sets}
         self._files, self._times, self._plain = files, times, plain
         self._thread = ThreadPoolExecutor(1, "grading")
-        self._room = Semaphore(_WAITING)
-        self._failed: BaseException | None = None  # the first error; nothing is graded or written after it
+        self._waiting: deque[Future[None]] = deque()
 
     def put(self, responses: Sequence[Response]) -> None:
         """Add a portion. Raises the error of an earlier one: GradingError, OSError."""
-        self._room.acquire()
-        self._raise()
-        self._thread.submit(self._work, responses)
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _WAITING):
+            self._waiting.popleft().result()
+        before = self._waiting[-1] if self._waiting else None
+        self._waiting.append(self._thread.submit(self._grade, responses, before))
 
     def close(self) -> None:
         """Wait for all portions. Raises as `put` does."""
         self._thread.shutdown(wait=True)
         self._times.flush()
-        self._raise()
+        for portion in self._waiting:
+            portion.result()
 
-    def _raise(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
-    def _work(self, responses: Sequence[Response]) -> None:
-        try:
-            if self._failed is None:
-                self._grade(responses)
-        except BaseException as error:  # for the main thread
-            self._failed = error
-        finally:
-            self._room.release()
-
-    def _grade(self, responses: Sequence[Response]) -> None:
+    def _grade(self, responses: Sequence[Response], before: Future[None] | None) -> None:
+        if before:
+            before.result()  # raises its error again: after the first one nothing is graded or written
         tokens = {}
         for name in dict.fromkeys(response.request.key[0] for response in responses):
             mine = [response for response in responses if response.request.key[0] == name]
