@@ -25,39 +25,37 @@ class FolderError(ValueError):
     """A folder that holds no evaluation, or one with another configuration. The message names the difference."""
 
 
-def settle(
-    folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def settle(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Compare a configuration with the one in the folder.
 
     Args:
-        common: what every response depends on.
-        benchmarks: benchmark -> what its responses depend on, and GROWS.
+        config: "common" is what every response depends on, "benchmarks" what those to each depend on, and GROWS.
 
     Returns:
-        The configuration to write.
+        The configuration to write: with what the folder holds of other benchmarks.
 
     Raises:
         FolderError: names each difference.
     """
-    known = read_config(folder) if (folder / CONFIG).exists() else {"benchmarks": {}}
-    known["benchmarks"] = {name: each for name, each in known["benchmarks"].items() if has_samples(folder, name)}
-    if not known["benchmarks"]:  # an attempt that ended before its first response
-        known["common"] = dict(common)
-    differences = _differences("", known["common"], common)
-    for name, wanted in benchmarks.items():
-        differences += _differences(f"{name}.", known["benchmarks"].get(name, wanted), wanted)
+    before: dict[str, dict[str, Any]] = {}
+    differences = []
+    if begun := with_samples(folder):  # not an attempt that ended before its first response
+        known = read_config(folder)
+        before = {name: each for name, each in known["benchmarks"].items() if name in begun}
+        differences = _differences("", known["common"], config["common"])
+    for name, wanted in config["benchmarks"].items():
+        differences += _differences(f"{name}.", before.get(name, wanted), wanted)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    return {"common": dict(common), "benchmarks": {**known["benchmarks"], **benchmarks}}
+    return {"common": dict(config["common"]), "benchmarks": {**before, **config["benchmarks"]}}
 
 
-def has_samples(folder: Path, benchmark: str) -> bool:
-    path = folder / benchmark / SAMPLES
-    return path.exists() and path.stat().st_size > 0
+def with_samples(folder: Path) -> set[str]:
+    """The benchmarks of which there are responses."""
+    return {path.parent.name for path in folder.glob(f"*/{SAMPLES}") if path.stat().st_size}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

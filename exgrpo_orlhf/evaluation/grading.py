@@ -105,7 +105,7 @@ def graded(
 def _sample(response: Response, question: Question, verdicts: dict[str, Any]) -> Sample:
     request = response.request
     _, row, sample = request.key
-    return {  # type: ignore[typeddict-item]
+    return {
         "row": row,
         "sample": sample,
         "id": question.id,
@@ -114,7 +114,7 @@ def _sample(response: Response, question: Question, verdicts: dict[str, Any]) ->
         "prompt": request.prompt,
         "gold": question.answer,
         "response": response.text,
-        **verdicts,
+        **verdicts,  # type: ignore[typeddict-item]
         "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
         "response_tokens": response.tokens,
         "finish": response.finish,

@@ -32,6 +32,7 @@ from .folder import (
     read_results,
     settle,
     total_times,
+    with_samples,
 )
 from .grading import GradingThread, check_golds, verdicts_of
 from .results import summarise
@@ -69,15 +70,22 @@ class EvaluationPlan:
     record: Mapping[str, Any]
     session: Mapping[str, Any]
 
-    def common(self) -> dict[str, Any]:
-        """What all responses and verdicts depend on."""
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
         model = self.asker.subject.describe()
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
-            "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
-            "template": self.asker.describe(),
-            "engine": dict(self.engine),
-            "seed": self.asker.seed,
-            "plain": self.plain,
+            "common": {
+                "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
+                "template": self.asker.describe(),
+                "engine": dict(self.engine),
+                "seed": self.asker.seed,
+                "plain": self.plain,
+            },
+            "benchmarks": {
+                benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
+                for benchmark, known in self.facts().items()
+            },
         }
 
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -85,14 +93,6 @@ class EvaluationPlan:
         return {
             each.benchmark.name: each.facts(self.asker.instruction(each.benchmark), self.groups[each.benchmark.group])
             for each in self.sets
-        }
-
-    def each(self) -> dict[str, dict[str, Any]]:
-        """What the responses to each benchmark depend on, and GROWS."""
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
-        return {
-            benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
-            for benchmark, known in self.facts().items()
         }
 
 
@@ -118,7 +118,7 @@ def evaluate(
         check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
         requests = {request.key: request for request in evaluation.asker.requests(evaluation.sets)}
         with claim(out, resume=True):
-            config = settle(out, evaluation.common(), evaluation.each())
+            config = settle(out, evaluation.config())
             files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
             done = _done(files, requests)
             write_json(out / CONFIG, config)
@@ -188,9 +188,8 @@ def _generate(
         log.info("%d of %d responses exist already", len(done), len(requests))
     engine = make_engine()
     try:
-        _begin_session(
-            out, {"engine": {**engine.describe(), "reproducible": engine.reproducible}, **evaluation.session}
-        )
+        described = {**engine.describe(), "reproducible": engine.reproducible}
+        _begin_session(out, {"engine": described, **evaluation.session})
         progress, limits = _Progress(requests, done), (evaluation.timeout, evaluation.workers)
         with (
             closing(GradingThread(evaluation.sets, files, Times(out), *limits, evaluation.plain)) as grading,
@@ -206,8 +205,7 @@ def _generate(
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
     path = out / SESSIONS
-    begun = any(file.stat().st_size for file in out.glob(f"*/{SAMPLES}"))  # or no response depends on what is recorded
-    sessions = json.loads(path.read_text(encoding="utf-8")) if begun and path.exists() else []
+    sessions = json.loads(path.read_text(encoding="utf-8")) if with_samples(out) else []
     now = session["engine"].get("dtype")
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != now:
         raise FolderError(

@@ -120,7 +120,7 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
 
 def grouped(question: Question, by: str | None) -> Question:
     """The question with its group, the value of a field of its meta; as it is if it has no such field."""
-    if by not in question.meta:
+    if by is None or by not in question.meta:
         return question
     return replace(question, meta={**question.meta, "group": str(question.meta[by])})
 

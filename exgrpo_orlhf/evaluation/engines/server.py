@@ -93,18 +93,12 @@ class ServerEngine:
         yield from self._stream.answers(pending, self._answer, self.concurrency)
 
     async def _answer(self, request: GenerationRequest) -> Response:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "seed": request.seed % _SEEDS,
-        }
-        if self.api == "completions":
-            path, body["prompt"] = "/completions", list(request.prompt_ids)
-        else:
-            path = "/chat/completions"
-            body["messages"] = [{"role": role, "content": content} for role, content in request.messages]
+        put: dict[str, Any] = {"prompt": list(request.prompt_ids)}
+        if self.api == "chat":
+            put = {"messages": [{"role": role, "content": content} for role, content in request.messages]}
+        sampling = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
+        body = {"model": self.model, "seed": request.seed % _SEEDS, **sampling, **put}
+        path = "/completions" if self.api == "completions" else "/chat/completions"
         return self._response(request, await self._post(path, body))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
