@@ -79,11 +79,8 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
         def log_message(self, *args: Any) -> None:
             pass
 
-    class Httpd(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 128
-
-    httpd = Httpd(("127.0.0.1", 0), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.socket.listen(128)
     server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
     thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
     thread.start()

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,28 +31,19 @@ from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.slow
 
-_BEFORE: set[int] = set()
-
 
 @pytest.fixture(scope="module", autouse=True)
-def before() -> None:
-    """What other tests have left, such as idle graders, is none of an engine's."""
-    _BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
+def engine_processes():
+    """Children of this process and theirs, but what other tests have left, such as idle graders, and Python's own that
+    keeps the books on shared memory."""
+    before = psutil.Process().children(recursive=True)
 
+    def is_engine(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile, or its parent has not waited for it yet
+            return process not in before and "resource_tracker" not in " ".join(process.cmdline())
+        return True
 
-def engine_processes() -> list[psutil.Process]:
-    """Children of this process and theirs, but Python's own that keeps the books on shared memory."""
-    children = psutil.Process().children(recursive=True)
-    ours = [child for child in children if child.pid not in _BEFORE]
-    return [child for child in ours if "resource_tracker" not in _command(child)]
-
-
-def _command(process: psutil.Process) -> str:
-    """Of a process that has ended meanwhile, and that its parent has not waited for yet: ''."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # also a zombie
-        return ""
+    return lambda: list(filter(is_engine, psutil.Process().children(recursive=True)))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +72,7 @@ def test_without_vllm_it_is_said_what_to_do(monkeypatch):
 
 
 @needs_vllm
-def test_a_model_that_is_not_there_is_said(tmp_path):
+def test_a_model_that_is_not_there_is_said(tmp_path, engine_processes):
     with pytest.raises(EngineFailure, match="no-such-model"):
         VllmEngine(str(tmp_path / "no-such-model"))
     assert engine_processes() == []
@@ -168,22 +160,17 @@ def test_what_has_ended_comes_out_at_once_and_a_closed_iterator_gives_up_the_res
 
 
 @needs_vllm
-def test_a_killed_replica_ends_it_with_its_name_and_nothing_stays_behind(engine):
+def test_a_killed_replica_ends_it_with_its_name_and_nothing_stays_behind(engine, engine_processes):
     """The last of this engine. What the dead replica had not answered is missing, not waited for."""
     assert len(engine_processes()) >= 1
     portions = engine.generate([request(i, max_tokens=270) for i in range(2000)], ())
-    kept = len(next(portions))
+    kept = next(portions)
     victim = next(child for child in multiprocessing.active_children() if child.name.startswith("EngineCore"))
     os.kill(victim.pid, signal.SIGKILL)
 
-    def keep() -> None:
-        nonlocal kept
-        for portion in portions:
-            kept += len(portion)
-
     with pytest.raises(EngineFailure, match=rf"{victim.name} died.*run the same command again"):
-        keep()
-    assert 0 < kept < 2000
+        kept.extend(response for portion in portions for response in portion)
+    assert 0 < len(kept) < 2000
     engine.close()
     engine.close()
     import zmq  # comes with vLLM
