@@ -109,18 +109,18 @@ def choose(lines: Sequence[Line], count: int) -> list[Line]:
     """
     if len(lines) <= count:
         return list(lines)
-    first = [line for line in lines if line.disagree or line.verdict in UNGRADED]
-    chosen = _spread(first, min(count, len(first)))
     pools = defaultdict(list)
     for line in lines:
-        if not (line.disagree or line.verdict in UNGRADED):
-            pools[line.verdict, line.truncated].append(line)
+        first = line.disagree or line.verdict in UNGRADED
+        pools[None if first else (line.verdict, line.truncated)].append(line)
+    chosen = _spread(pools.pop(None, []), count)
     for done, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
-        chosen += _spread(pool, min(len(pool), (count - len(chosen)) // (len(pools) - done)))
+        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - done))
     return sorted(chosen, key=lambda line: (line.row, line.sample))
 
 
 def _spread(lines: Sequence[Line], count: int) -> list[Line]:
+    count = min(count, len(lines))
     return [lines[i * len(lines) // count] for i in range(count)]
 
 

@@ -60,8 +60,7 @@ class Subject:
         return f"{self.run}-{self.step}" if self.run else Path(self.path).name
 
     def describe(self) -> dict[str, Any]:
-        names = ("path", "hash", "revision", "run", "step", "mlflow_run_id", "metrics_log")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name not in ("tokenizer", "context")}
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
@@ -69,14 +68,11 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SubjectError(_no_model(folder))
-        path = str(folder)
-    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
+    path = str(folder) if folder.is_dir() else model
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise SubjectError(_no_model(folder))
+    if not folder.is_dir() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise SubjectError(f"--model {model}: there is no such folder")
-    else:
-        path = model
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)

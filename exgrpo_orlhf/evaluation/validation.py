@@ -107,13 +107,11 @@ class Validation:
 
     def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
         """Short metric names of a greedy evaluation, in total and by number of operands if questions have one."""
-        lucky = measured["lucky_guess_rate"]
-        found = {"eval/lucky_guess_rate": 0.0 if lucky is None else lucky}
-        if self.settings.temperature:
-            return found
-        found["eval/greedy_accuracy"] = measured["avg"]["value"]
-        for group, score in measured["by_group"].items():
-            found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
+        found = {"eval/lucky_guess_rate": measured["lucky_guess_rate"] or 0.0}
+        if self.settings.temperature == 0:
+            found["eval/greedy_accuracy"] = measured["avg"]["value"]
+            for group, score in measured["by_group"].items():
+                found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
         return found
 
 

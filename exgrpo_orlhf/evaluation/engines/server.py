@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import httpx
 
-from .engine import GO_ON, EngineFailure, GenerationRequest, Key, Response
+from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers

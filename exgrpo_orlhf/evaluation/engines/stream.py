@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from .engine import GenerationRequest, Response
+from . import GenerationRequest, Response
 
 _LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
 _Result = TypeVar("_Result")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
-from .engine import GO_ON, EngineFailure, GenerationRequest, Key, Response
+from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 # Set before vLLM is imported, for this process and its own; values that the user has set stay.
@@ -55,7 +55,8 @@ class VllmEngine:
         """
         if find_spec("vllm") is None:
             raise EngineFailure("vLLM is not installed: pip install -e '.[openrlhf]', or --engine transformers")
-        _default_environment(_QUIET)
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         import vllm
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
@@ -69,7 +70,8 @@ class VllmEngine:
             )
         settings: dict[str, Any] = {"gpu_memory_utilization": gpu_memory}
         if cpu:
-            _default_environment(_CPU)
+            for name, value in _CPU.items():
+                os.environ.setdefault(name, value)
             settings = {
                 "kv_cache_memory_bytes": _CPU_CACHE_BYTES,
                 "enforce_eager": True,
@@ -202,8 +204,3 @@ def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:
     """
     command = ["sh", "-c", 'cat > /dev/null; kill -9 "$@"', "sh", *map(str, pids)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def _default_environment(variables: dict[str, str]) -> None:
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
