@@ -21,20 +21,15 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAPER = ROOT / "evals" / "paper.toml"
 
 
 def main() -> int:
-    actions: dict[str, Callable[[list[str]], int]] = {
-        "run": _run,
-        "regrade": _regrade,
-        "compare": _compare,
-        "report": _report,
-    }
+    actions = {"run": _run, "regrade": _regrade, "compare": _compare, "report": _report}
     words = sys.argv[1:]
     action = words.pop(0) if words and words[0] in actions else "run"
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
@@ -84,7 +79,7 @@ def _run(words: list[str]) -> int:
     if absent := [folder for folder in arguments.data if not folder.is_dir()]:
         raise ValueError(f"--data {absent[0]}: there is no such folder")
     wanted = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
-    settings = {name: getattr(arguments, name) for name in ("samples", "temperature", "top_p", "max_tokens")}
+    settings = _given(arguments, "samples", "temperature", "top_p", "max_tokens")
     wanted = [override(each, **settings) for each in dict.fromkeys(wanted)]
     model, trained_with, server = _model(arguments)
     found, not_run = [], {}
@@ -130,7 +125,13 @@ def _run(words: list[str]) -> int:
     if results is None:
         print(f"stopped; the same command continues {out}", file=sys.stderr)
         return 128 + (stop.signal or 0)
-    return _finish(out, results, arguments)
+    _write(out, results)
+    print(f"\n{out}: results.json, report.html", file=sys.stderr)
+    if not arguments.no_mlflow:
+        from exgrpo_orlhf.evaluation.mlflow_log import log_results
+
+        log_results(out, results, default_uri=f"sqlite:///{ROOT / 'mlflow.db'}", experiment=arguments.experiment)
+    return 0
 
 
 def _list(definitions: Any) -> int:
@@ -183,65 +184,39 @@ def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
     """A function that makes the engine. What can be checked before is checked now."""
     if arguments.engine == "auto":
-        import importlib.util
-
-        arguments.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+        arguments.engine = "vllm" if find_spec("vllm") else "transformers"
         logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
         from exgrpo_orlhf.evaluation.engines.server import ServerEngine
 
-        server = ServerEngine(
-            arguments.base_url,
-            arguments.model,
-            api=arguments.api,
-            key=os.environ.get(arguments.key_variable),
-            concurrency=arguments.concurrency,
-        )
+        key = os.environ.get(arguments.key_variable)
+        server = ServerEngine(arguments.base_url, arguments.model, key=key, **_given(arguments, "api", "concurrency"))
         server.check()
         return lambda: server
     if arguments.engine == "vllm":
         from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
 
-        return lambda: VllmEngine(
-            model.path,
-            dtype=arguments.dtype,
-            tensor_parallel=arguments.tensor_parallel,
-            replicas=arguments.replicas,
-            gpu_memory=arguments.gpu_memory,
-        )
+        settings = _given(arguments, "dtype", "tensor_parallel", "replicas", "gpu_memory")
+        return lambda: VllmEngine(model.path, **settings)
     from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
 
-    return lambda: TransformersEngine(
-        model.path,
-        model.tokenizer,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        threads=arguments.threads,
-        rows=arguments.rows,
-    )
+    settings = _given(arguments, "device", "dtype", "threads", "rows")
+    return lambda: TransformersEngine(model.path, model.tokenizer, **settings)
 
 
-def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """Write tables and report, and log to MLflow."""
-    from exgrpo_orlhf.evaluation import mlflow_log, report, tables
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names}
 
-    _beside_the_paper(out, results)
+
+def _write(out: Path, results: dict[str, Any]) -> None:
+    """Write report.html and, if a benchmark of the paper was run, paper.md; print the table."""
+    from exgrpo_orlhf.evaluation import paper, report, tables
+
+    published = paper.read_paper(ROOT / "evals" / "paper.toml")
+    if set(published.samples) & set(results["benchmarks"]):
+        (out / "paper.md").write_text(paper.markdown(results, published), encoding="utf-8")
     report.write_report([out], out / "report.html")
     print(tables.terminal(results))
-    print(f"\n{out}: results.json, report.html", file=sys.stderr)
-    if not arguments.no_mlflow:
-        database = f"sqlite:///{ROOT / 'mlflow.db'}"
-        mlflow_log.log_results(out, results, default_uri=database, experiment=arguments.experiment)
-    return 0
-
-
-def _beside_the_paper(out: Path, results: dict[str, Any]) -> None:
-    """Write paper.md if a benchmark of the paper was run."""
-    from exgrpo_orlhf.evaluation import paper
-
-    table = paper.read_paper(PAPER)
-    if set(table.samples) & set(results["benchmarks"]):
-        (out / "paper.md").write_text(paper.markdown(results, table), encoding="utf-8")
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -304,13 +279,10 @@ def _regrade(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     _add_grading(parser)
     arguments = parser.parse_args(words)
-    from exgrpo_orlhf.evaluation import report, tables
     from exgrpo_orlhf.evaluation.run import regrade
 
-    results = regrade(arguments.folder, arguments.timeout, arguments.workers, not arguments.one_grader)
-    _beside_the_paper(arguments.folder, results)
-    report.write_report([arguments.folder], arguments.folder / "report.html")
-    print(tables.terminal(results))
+    folder = arguments.folder
+    _write(folder, regrade(folder, arguments.timeout, arguments.workers, not arguments.one_grader))
     return 0
 
 

@@ -81,24 +81,17 @@ class Benchmark:
     departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        where = f"benchmark {self.name!r}"
-        sources = (self.public is not None) + bool(self.files) + (self.chains is not None)
-        require(sources > 0, f"{where}: no source; give files, public or chains")
-        require(self.samples >= 1, f"{where}: samples must be at least 1, got {self.samples!r}")
-        require(
-            0 <= self.temperature < math.inf, f"{where}: temperature is 0 (greedy) or above, got {self.temperature!r}"
-        )
-        require(0 < self.top_p <= 1, f"{where}: top_p must be above 0 and at most 1, got {self.top_p!r}")
-        require(self.max_tokens >= 1, f"{where}: max_tokens must be at least 1, got {self.max_tokens!r}")
-        require(
-            self.ask_when in ("always", "silent", None),
-            f"{where}: ask_when must be 'always' or 'silent', got {self.ask_when!r}",
-        )
-        require(
-            self.samples == 1 or self.temperature > 0,
-            f"{where}: {self.samples} samples at temperature 0 would all be the same; give 1 sample, or a temperature",
-        )
-        require(self.verifier != "code", f"{where}: programs are not evaluated here; verifier = 'function' can")
+        n, known = self.samples, self.ask_when in ("always", "silent", None)
+        alike = n > 1 and self.temperature == 0
+        for right, said in (
+            (n >= 1, f"samples must be at least 1, got {n!r}"),
+            (0 <= self.temperature < math.inf, f"temperature is 0 (greedy) or above, got {self.temperature!r}"),
+            (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p!r}"),
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens!r}"),
+            (known, f"ask_when must be 'always' or 'silent', got {self.ask_when!r}"),
+            (not alike, f"{n} samples at temperature 0 would all be the same; give 1 sample, or a temperature"),
+        ):
+            require(right, f"benchmark {self.name!r}: {said}")
         self.grader(5.0, 1)
 
     def instruction(self, silent: bool) -> str | None:
@@ -164,32 +157,31 @@ class Definitions:
             self.benchmarks[name] = self._benchmark(name, block, file)
 
     def _benchmark(self, name: str, block: Mapping[str, Any], file: Path) -> Benchmark:
-        where = f"{file}, block [{name}]"
-        if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii():
-            raise BenchmarkError(f"{where}: a name has letters, digits, - and _ alone: a folder and metrics bear it")
         given = {**self._defaults, **block}
-        _check(where, given, Benchmark, without=("name", "folder", "departures"))
-        public = given.get("public")
-        if public is not None and str(public) not in PUBLIC_SETS:
-            raise BenchmarkError(
-                f"{where}: public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}"
-            )
-        files = given.get("files", [])
-        if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
-            raise BenchmarkError(f'{where}: files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
-        for each in files:
-            _check(f"{where}, files", each, SetFile)
+        public, files, chains = given.get("public"), given.get("files", []), given.get("chains")
         try:
-            given |= {
-                "public": PUBLIC_SETS[public] if public else None,
-                "files": tuple(SetFile(**each) for each in files),
-                "chains": _chains(given["chains"]) if "chains" in given else None,
-            }
+            plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+            require(plain, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
+            _check(given, Benchmark, without=("name", "folder", "departures"))
+            if public is not None and str(public) not in PUBLIC_SETS:
+                raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}")
+            tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
+            require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
+            for each in files:
+                _check(each, SetFile)
+            require(bool(public or files or chains), "no source; give files, public or chains")
+            require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
+            given["public"] = PUBLIC_SETS[public] if public else None
+            given["files"] = tuple(SetFile(**each) for each in files)
+            if chains:
+                made: dict[str, Any] = dict(chains)
+                made["operands"] = tuple(made.get("operands", ModularChains.operands))
+                given["chains"] = ModularChains(**made)
             if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
                 given["rows"] = PUBLIC_SETS[public].rows[0]
             return Benchmark(name=name, folder=file.resolve().parent, **given)
         except (ValueError, TypeError) as error:
-            raise BenchmarkError(f"{where}: {error}") from error
+            raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
@@ -202,23 +194,18 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     return replace(benchmark, **changed, departures=departures)
 
 
-def _chains(given: Mapping[str, Any]) -> ModularChains:
-    return ModularChains(**{**given, "operands": tuple(given.get("operands", (3, 4, 5, 6, 7)))})
-
-
-def _check(where: str, given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:
-    """Check that every key is known, has a value of its type, and that none is missing."""
+def _check(given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:
+    """Raises ValueError unless every key is known, has a value of its type, and none is missing."""
     known = {field.name: field for field in fields(into) if field.name not in without}
     for key, value in given.items():
         if key not in known:
-            raise BenchmarkError(f"{where}: there is no key {key!r}; {_nearest(key, known)}")
+            raise ValueError(f"there is no key {key!r}; {_nearest(key, known)}")
         kinds = {"str": str, "int": int, "float": int | float}
         kind = kinds.get(str(known[key].type).removesuffix(" | None"))
-        if kind and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise BenchmarkError(f"{where}: {key} takes {known[key].type}, got {value!r}")
+        fits = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
+        require(fits, f"{key} takes {known[key].type}, got {value!r}")
     required = [key for key in ("title", "verifier", "name") if key in known and key not in given]
-    if required:
-        raise BenchmarkError(f"{where}: {' and '.join(required)} must be given")
+    require(not required, f"{' and '.join(required)} must be given")
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

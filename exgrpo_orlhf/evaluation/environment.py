@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def session() -> dict[str, Any]:
     """Versions, hardware and commit of this process."""
-    return {
-        "versions": versions(),
-        "hardware": hardware(),
-        "git_commit": git_commit(),
-    }
+    return {"versions": versions(), "hardware": hardware(), "git_commit": git_commit()}
 
 
 def now() -> str:
@@ -30,24 +27,20 @@ def now() -> str:
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "exgrpo-orlhf": metadata.version("exgrpo-orlhf")}
     for library in _LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def hardware() -> dict[str, Any]:
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "system": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "gib": round(memory, 1),
-        "gpus": gpus,
+        "gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

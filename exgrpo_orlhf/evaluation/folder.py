@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import math
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,46 +25,37 @@ class FolderError(ValueError):
     """A folder that holds no evaluation, or one with another configuration. The message names the difference."""
 
 
-def settle(
-    folder: Path, common: Mapping[str, Any], benchmarks: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def settle(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Compare a configuration with the one in the folder.
 
     Args:
-        common: what every response depends on.
-        benchmarks: benchmark -> what its responses depend on, and GROWS.
+        config: "common" is what every response depends on, "benchmarks" what those to each depend on, and GROWS.
 
     Returns:
-        The configuration to write.
+        The configuration to write: with what the folder holds of other benchmarks.
 
     Raises:
         FolderError: names each difference.
     """
-    known = read_config(folder) if (folder / CONFIG).exists() else {"benchmarks": {}}
-    known["benchmarks"] = {name: each for name, each in known["benchmarks"].items() if has_samples(folder, name)}
-    if not known["benchmarks"]:  # an attempt that ended before its first response
-        known["common"] = dict(common)
-    differences = _differences("", known["common"], common)
-    for name, wanted in benchmarks.items():
-        before = known["benchmarks"].get(name)
-        if before is None:
-            continue
-        fixed = [{key: value for key, value in each.items() if key not in GROWS} for each in (before, wanted)]
-        differences += _differences(f"{name}.", *fixed)
-        for key in GROWS:
-            if _smaller(wanted[key], before[key]):
-                differences.append(f"{name}.{key}: {before[key]} there, {wanted[key]} now: it can only be raised")
+    before: dict[str, dict[str, Any]] = {}
+    differences = []
+    if begun := with_samples(folder):  # not an attempt that ended before its first response
+        known = read_config(folder)
+        before = {name: each for name, each in known["benchmarks"].items() if name in begun}
+        differences = _differences("", known["common"], config["common"])
+    for name, wanted in config["benchmarks"].items():
+        differences += _differences(f"{name}.", before.get(name, wanted), wanted)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    return {"common": dict(common), "benchmarks": {**known["benchmarks"], **benchmarks}}
+    return {"common": dict(config["common"]), "benchmarks": {**before, **config["benchmarks"]}}
 
 
-def has_samples(folder: Path, benchmark: str) -> bool:
-    path = folder / benchmark / SAMPLES
-    return path.exists() and path.stat().st_size > 0
+def with_samples(folder: Path) -> set[str]:
+    """The benchmarks of which there are responses."""
+    return {path.parent.name for path in folder.glob(f"*/{SAMPLES}") if path.stat().st_size}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -138,14 +132,16 @@ class Times:
     """Wall time by benchmark over all sessions, including killed ones: a line about every second."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / TIMES
-        self._waiting: dict[str, float] = {}
+        """Time is measured from now on."""
+        self._path, self._last = folder / TIMES, time.perf_counter()
+        self._waiting: dict[str, float] = defaultdict(float)
 
-    def add(self, seconds: float, tokens: Mapping[str, int]) -> None:
-        """Share seconds among benchmarks by their tokens. tokens: benchmark -> tokens of the new responses"""
-        total = sum(tokens.values())
-        for benchmark, count in tokens.items():
-            self._waiting[benchmark] = self._waiting.get(benchmark, 0.0) + seconds * count / max(1, total)
+    def add(self, tokens: Mapping[str, int]) -> None:
+        """Share the time since the last call among benchmarks by the tokens of their new responses."""
+        now, total = time.perf_counter(), max(1, sum(tokens.values()))
+        for name, count in tokens.items():
+            self._waiting[name] += (now - self._last) * count / total
+        self._last = now
         if sum(self._waiting.values()) >= 1:
             self.flush()
 
@@ -156,16 +152,16 @@ class Times:
                 file.write(line + "\n")
             self._waiting.clear()
 
-    def totals(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for line in self._path.read_text(encoding="ascii").split("\n") if self._path.exists() else ():
-            try:
-                seconds = json.loads(line)
-            except ValueError:
-                continue  # a line torn by a kill: less than two seconds
-            for benchmark, value in seconds.items():
-                totals[benchmark] = totals.get(benchmark, 0.0) + value
-        return totals
+
+def total_times(folder: Path) -> dict[str, float]:
+    """Seconds by benchmark."""
+    path = folder / TIMES
+    totals: dict[str, float] = defaultdict(float)
+    for line in path.read_text(encoding="ascii").split("\n") if path.exists() else ():
+        with suppress(ValueError):  # a line torn by a kill: less than two seconds
+            for benchmark, seconds in json.loads(line).items():
+                totals[benchmark] += seconds
+    return totals
 
 
 def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -174,11 +170,9 @@ def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any])
         a, b = before.get(key), now.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(f"{prefix}{key}.", a, b)
+        elif key in GROWS:  # None: no limit
+            if (math.inf if b is None else b) < (math.inf if a is None else a):
+                found.append(f"{prefix}{key}: {a} there, {b} now: it can only be raised")
         elif a != b:
             found.append(f"{prefix}{key}: {a!r} there, {b!r} now")
     return found
-
-
-def _smaller(now: int | None, before: int | None) -> bool:
-    """None means no limit."""
-    return (float("inf") if now is None else now) < (float("inf") if before is None else before)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from threading import Semaphore
+from typing import Any
 
 from ..questions.text import plain_text
-from ..records import Grade, Question
+from ..records import Question
 from ..rewards import GradingError, Verifier
 from .benchmarks import BenchmarkError
 from .engines import Response
-from .samples import Sample
+from .folder import Times
+from .samples import Sample, SampleFile
 from .sets import BenchmarkSet
 
 _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
 _WAITING = 64  # portions: when grading falls behind, the engine waits and memory does not grow
-
-Graded = list[tuple[str, Sample]]  # (benchmark, sample)
 
 
 class GradingThread:
@@ -26,50 +26,43 @@ class GradingThread:
 
     def __init__(
         self,
-        verifiers: Mapping[str, Verifier],
-        questions: Mapping[tuple[str, int], Question],
+        sets: Sequence[BenchmarkSet],
+        files: Mapping[str, SampleFile],
+        times: Times,
+        timeout: float,
+        workers: int,
         plain: bool,
-        write: Callable[[Graded], None],
     ) -> None:
-        """verifiers: by benchmark; questions: by (benchmark, row); plain: also grade by math-verify's plain recipe"""
-        self._verifiers, self._questions, self._plain, self._write = verifiers, questions, plain, write
+        """files: benchmark → where its samples go; plain: also grade by math-verify's plain recipe"""
+        self._verifiers = {asked.benchmark.name: asked.benchmark.grader(timeout, workers) for asked in sets}
+        self._questions = {asked.benchmark.name: dict(asked.rows) for asked in sets}
+        self._files, self._times, self._plain = files, times, plain
         self._thread = ThreadPoolExecutor(1, "grading")
-        self._room = Semaphore(_WAITING)
-        self._failed: BaseException | None = None  # the first error; nothing is graded or written after it
+        self._waiting: deque[Future[None]] = deque()
 
     def put(self, responses: Sequence[Response]) -> None:
         """Add a portion. Raises the error of an earlier one: GradingError, OSError."""
-        self._room.acquire()
-        self._raise()
-        self._thread.submit(self._work, responses)
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _WAITING):
+            self._waiting.popleft().result()
+        before = self._waiting[-1] if self._waiting else None
+        self._waiting.append(self._thread.submit(self._grade, responses, before))
 
     def close(self) -> None:
         """Wait for all portions. Raises as `put` does."""
         self._thread.shutdown(wait=True)
-        self._raise()
+        self._times.flush()
+        for portion in self._waiting:
+            portion.result()
 
-    def _raise(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
-    def _work(self, responses: Sequence[Response]) -> None:
-        try:
-            if self._failed is None:
-                self._grade(responses)
-        except BaseException as error:  # for the main thread
-            self._failed = error
-        finally:
-            self._room.release()
-
-    def _grade(self, responses: Sequence[Response]) -> None:
-        graded: dict[int, tuple[str, Sample]] = {}
-        for benchmark in dict.fromkeys(response.request.key[0] for response in responses):
-            mine = [i for i, response in enumerate(responses) if response.request.key[0] == benchmark]
-            pairs = [(self._questions[responses[i].request.key[:2]], responses[i].text) for i in mine]
-            verdicts = verdicts_of(self._verifiers[benchmark], pairs, self._plain)
-            for i, (question, _), (grade, plain) in zip(mine, pairs, verdicts, strict=True):
-                graded[i] = benchmark, sample_of(responses[i], question, grade, plain)
-        self._write([graded[i] for i in range(len(responses))])
+    def _grade(self, responses: Sequence[Response], before: Future[None] | None) -> None:
+        if before:
+            before.result()  # raises its error again: after the first one nothing is graded or written
+        tokens = {}
+        for name in dict.fromkeys(response.request.key[0] for response in responses):
+            mine = [response for response in responses if response.request.key[0] == name]
+            self._files[name].append(graded(self._verifiers[name], mine, self._questions[name], self._plain))
+            tokens[name] = sum(response.tokens for response in mine)
+        self._times.add(tokens)
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
@@ -86,19 +79,30 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
                 raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
 
-def verdicts_of(
-    verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool
-) -> list[tuple[Grade, str | None]]:
-    """Our verdict on each response, and the plain recipe's: None if it is not asked or cannot differ."""
+def verdicts_of(verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool) -> list[dict[str, Any]]:
+    """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
+    math-verify's plain recipe, None if it is not asked or cannot differ.
+    """
     grades = verifier.grade_all(pairs)
-    if not plain or verifier.kind not in _TWO_GRADERS:
-        return [(grade, None) for grade in grades]
-    others = replace(verifier, kind="math_verify").grade_all(pairs)
-    return [(grade, other.verdict) for grade, other in zip(grades, others, strict=True)]
+    others: list[str | None] = [None] * len(grades)
+    if plain and verifier.kind in _TWO_GRADERS:
+        others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]
+    return [
+        {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
+        for grade, other in zip(grades, others, strict=True)
+    ]
 
 
-def sample_of(response: Response, question: Question, grade: Grade, plain: str | None) -> Sample:
-    """The line of a graded response. plain: the verdict of math-verify's plain recipe, None if it was not asked"""
+def graded(
+    verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool
+) -> list[Sample]:
+    """The samples of responses to one benchmark. questions: by row"""
+    pairs = [(questions[response.request.key[1]], response.text) for response in responses]
+    verdicts = verdicts_of(verifier, pairs, plain)
+    return [_sample(*each) for each in zip(responses, (question for question, _ in pairs), verdicts, strict=True)]
+
+
+def _sample(response: Response, question: Question, verdicts: dict[str, Any]) -> Sample:
     request = response.request
     _, row, sample = request.key
     return {
@@ -110,10 +114,7 @@ def sample_of(response: Response, question: Question, grade: Grade, plain: str |
         "prompt": request.prompt,
         "gold": question.answer,
         "response": response.text,
-        "extracted": grade.extracted,
-        "verdict": grade.verdict,
-        "sound": grade.sound,
-        "plain": plain,
+        **verdicts,  # type: ignore[typeddict-item]
         "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
         "response_tokens": response.tokens,
         "finish": response.finish,

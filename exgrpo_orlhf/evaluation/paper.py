@@ -34,24 +34,16 @@ class Paper:
 def read_paper(path: Path) -> Paper:
     """evals/paper.toml. Raises ValueError for a row with too few or too many values."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    columns, protocol = raw["table"]["columns"], raw["protocol"]
+    columns = raw["table"]["columns"]
     rows = {}
     for backbone in raw["backbones"]:
         for method, values in backbone["rows"].items():
             if len(values) != len(columns):
                 raise ValueError(f"{path}: {backbone['name']}, {method}: {len(values)} values, {len(columns)} columns")
             rows[backbone["name"], method] = dict(zip(columns, map(float, values), strict=True))
-    return Paper(
-        source=raw["source"],
-        grader=raw["grader"],
-        temperature=protocol["temperature"],
-        top_p=protocol["top_p"],
-        samples=protocol["samples"],
-        questions=protocol["questions"],
-        titles=dict(zip(columns, raw["table"]["titles"], strict=True)),
-        averages=raw["table"]["averages"],
-        rows=rows,
-    )
+    titles = dict(zip(columns, raw["table"]["titles"], strict=True))
+    table = {"titles": titles, "averages": raw["table"]["averages"], "rows": rows}
+    return Paper(source=raw["source"], grader=raw["grader"], **raw["protocol"], **table)
 
 
 def markdown(results: Results, paper: Paper) -> str:
@@ -60,28 +52,23 @@ def markdown(results: Results, paper: Paper) -> str:
     A * marks a departure from the paper's protocol (part of the rows, other samples or sampling), which a footnote
     explains. An average is given only if all its columns were run whole.
     """
-    values, intervals, plain, footnotes = [], [], [], []
+    cells, footnotes = [], []
     for column, name in paper.titles.items():
-        if column in paper.averages:
-            value, bounds, why = _average(results, paper, column)
-        else:
-            value, bounds, why = _column(results, paper, column)
-        values.append(value)
-        intervals.append(bounds)
+        value, bounds, why = (_average if column in paper.averages else _column)(results, paper, column)
         other = results["benchmarks"].get(column, {}).get("plain")
-        plain.append(percent(other["value"]) if other else NONE)
+        cells.append((value, bounds, percent(other["value"]) if other else NONE))
         if why:
             footnotes.append(f"{name}: {why}.")
-    rows = [
-        [f"**{model_name(results)}**", *values],
-        ["95 % interval", *intervals],
-        ["by math-verify's plain recipe", *plain],
-    ]
+    names = (f"**{model_name(results)}**", "95 % interval", "by math-verify's plain recipe")
+    rows = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
     for (model, method), row in paper.rows.items():
         rows.append([f"{model}, {method}", *(f"{value:.1f}" for value in row.values())])
-    text = markdown_table(["model", *paper.titles.values()], rows)
-    text += ["", f"{NONE}: not run, or no average. \\*: not as in the paper.", "", *(f"- {note}" for note in footnotes)]
-    text += [
+    text = [
+        *markdown_table(["model", *paper.titles.values()], rows),
+        "",
+        f"{NONE}: not run, or no average. \\*: not as in the paper.",
+        "",
+        *(f"- {note}" for note in footnotes),
         "",
         f"The rows below ours are the paper's ({paper.source}): avg@{max(paper.samples.values())} on AIME and AMC, "
         f"pass@1 else, temperature {paper.temperature}, top-p {paper.top_p}, graded with {paper.grader}. In %.",
@@ -109,22 +96,16 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
         found.append(f"{benchmark['questions']} questions, {paper.questions[column]} in the paper's file")
     if benchmark["samples"] != paper.samples[column]:
         found.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
-    if benchmark["temperature"] != paper.temperature:
-        found.append(f"temperature {benchmark['temperature']}")
-    if benchmark["top_p"] != paper.top_p:
-        found.append(f"top-p {benchmark['top_p']}")
+    sampling = (("temperature", "temperature", paper.temperature), ("top_p", "top-p", paper.top_p))
+    found += [f"{words} {benchmark[name]}" for name, words, theirs in sampling if benchmark[name] != theirs]
     return found
 
 
 def _average(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
     """(mean of the columns, interval, why there is none or a remark, or None)."""
     of, run = paper.averages[column], results["benchmarks"]
-    lacking = []
-    for key in of:
-        part = shortfall(run[key]) if key in run else "not run"
-        if part:
-            lacking.append(f"{paper.titles[key]}: {part}")
-    if lacking:
+    parts = {key: shortfall(run[key]) if key in run else "not run" for key in of}
+    if lacking := [f"{paper.titles[key]}: {part}" for key, part in parts.items() if part]:
         return NONE, NONE, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
     mean = sum(run[key]["avg"]["value"] for key in of) / len(of)
     bounds = NONE

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..files import write_json
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..stopping import Stop
-from .engines import GenerationEngine, GenerationRequest, Key
+from .engines import GenerationEngine, GenerationRequest, Key, Response
 from .environment import git_commit, now, versions
 from .folder import (
     CONFIG,
@@ -28,10 +28,11 @@ from .folder import (
     SESSIONS,
     FolderError,
     Times,
-    has_samples,
     read_config,
     read_results,
     settle,
+    total_times,
+    with_samples,
 )
 from .grading import GradingThread, check_golds, verdicts_of
 from .results import summarise
@@ -69,43 +70,29 @@ class EvaluationPlan:
     record: Mapping[str, Any]
     session: Mapping[str, Any]
 
-    def common(self) -> dict[str, Any]:
-        """What all responses and verdicts depend on."""
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
         model = self.asker.subject.describe()
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
-            "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
-            "template": self.asker.describe(),
-            "engine": dict(self.engine),
-            "seed": self.asker.seed,
-            "plain": self.plain,
+            "common": {
+                "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
+                "template": self.asker.describe(),
+                "engine": dict(self.engine),
+                "seed": self.asker.seed,
+                "plain": self.plain,
+            },
+            "benchmarks": {
+                benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
+                for benchmark, known in self.facts().items()
+            },
         }
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the entry of each benchmark in results.json says besides what is measured."""
-        names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
         return {
-            asked.benchmark.name: {
-                **{name: getattr(asked.benchmark, name) for name in names},
-                "ask": self.asker.instruction(asked.benchmark),
-                "of_group": list(self.groups[asked.benchmark.group]),
-                "departures": list(asked.benchmark.departures),
-                "source": asked.source,
-                "fingerprint": asked.fingerprint,
-                "questions": len(asked.rows),
-                "rows": asked.found,
-                "official_rows": asked.benchmark.rows,
-                "whole": asked.whole,
-                "notes": list(asked.notes),
-            }
-            for asked in self.sets
-        }
-
-    def each(self) -> dict[str, dict[str, Any]]:
-        """What the responses to each benchmark depend on, and GROWS."""
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
-        return {
-            benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
-            for benchmark, known in self.facts().items()
+            each.benchmark.name: each.facts(self.asker.instruction(each.benchmark), self.groups[each.benchmark.group])
+            for each in self.sets
         }
 
 
@@ -131,26 +118,19 @@ def evaluate(
         check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
         requests = {request.key: request for request in evaluation.asker.requests(evaluation.sets)}
         with claim(out, resume=True):
-            config = settle(out, evaluation.common(), evaluation.each())
+            config = settle(out, evaluation.config())
             files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
             done = _done(files, requests)
-            continues = any(has_samples(out, name) for name in config["benchmarks"])
             write_json(out / CONFIG, config)
-            times = Times(out)
-            try:
-                if len(done) < len(requests):
-                    begin = partial(_begin_session, out, evaluation.session, continues)
-                    _generate(evaluation, list(requests.values()), done, _Writer(files, times), begin, engine, stop)
-            finally:
-                times.flush()
+            if len(done) < len(requests):
+                _generate(evaluation, out, list(requests.values()), done, files, engine, stop)
             if sum(len(file.done) for file in files.values()) < len(requests):
                 return None
             for file in files.values():
                 file.sort()
-            facts, not_run, graded_with = _with_earlier(out, evaluation)
-            files = {name: files.get(name) or _file(out, name) for name in facts}
+            facts, not_run, graded_with = _with_earlier(out, evaluation, files)
             record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
-            results = summarise(out.resolve().name, record, facts, not_run, files, times.totals())
+            results = summarise(out.resolve().name, record, facts, not_run, files, total_times(out))
             write_json(out / RESULTS, results)
             return results
     finally:
@@ -167,9 +147,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         before = read_results(out)
         config = read_config(out)
         files = {name: _file(out, name) for name in before["benchmarks"]}
-        for name, facts in before["benchmarks"].items():
-            if len(files[name].done) != facts["questions"] * facts["samples"]:
-                raise FolderError(f"{out}: {name} was extended and did not come to its end; continue that first")
+        for name in _extended(files, before["benchmarks"]):
+            raise FolderError(f"{out}: {name} was extended and did not come to its end; continue that first")
         try:
             for name, facts in before["benchmarks"].items():
                 kind, function = facts["verifier"], facts["function"]
@@ -180,7 +159,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         config["common"]["plain"] = plain
         write_json(out / CONFIG, config)
         record = {**before["record"], "graded_with": {"versions": versions(), "git_commit": git_commit(), "at": now()}}
-        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, Times(out).totals())
+        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, total_times(out))
         write_json(out / RESULTS, results)
         return results
 
@@ -189,86 +168,57 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
     samples, graded = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
-        for sample, (grade, other) in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
-            changed = {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
-            yield {**sample, **changed}  # type: ignore[typeddict-item]
+        for sample, verdicts in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
+            yield {**sample, **verdicts}  # type: ignore[typeddict-item]
         graded += len(batch)
         log.info("%s: %d/%d responses graded", name, graded, len(file.done))
 
 
 def _generate(
     evaluation: EvaluationPlan,
+    out: Path,
     requests: Sequence[GenerationRequest],
     done: set[Key],
-    writer: _Writer,
-    begin: Callable[[dict[str, Any]], None],
+    files: Mapping[str, SampleFile],
     make_engine: Callable[[], GenerationEngine],
     stop: Stop,
 ) -> None:
-    """Generate, grade and write. Finished responses are graded and written however this ends.
-
-    begin: is called with the engine's description before it generates
-    """
+    """Generate, grade and write. Finished responses are graded and written however this ends."""
     if done:
         log.info("%d of %d responses exist already", len(done), len(requests))
-    limits = evaluation.timeout, evaluation.workers
-    verifiers = {asked.benchmark.name: asked.benchmark.grader(*limits) for asked in evaluation.sets}
-    questions = {(asked.benchmark.name, row): question for asked in evaluation.sets for row, question in asked.rows}
     engine = make_engine()
     try:
-        begin({**engine.describe(), "reproducible": engine.reproducible})
-        progress = _Progress(requests, done)
+        described = {**engine.describe(), "reproducible": engine.reproducible}
+        _begin_session(out, {"engine": described, **evaluation.session})
+        progress, limits = _Progress(requests, done), (evaluation.timeout, evaluation.workers)
         with (
-            closing(GradingThread(verifiers, questions, evaluation.plain, writer.write)) as grading,
+            closing(GradingThread(evaluation.sets, files, Times(out), *limits, evaluation.plain)) as grading,
             closing(engine.generate(requests, done)) as portions,
         ):
-            writer.begin()
             while not stop.signal and (portion := next(portions, None)) is not None:
                 grading.put(portion)
-                progress.show(Counter(response.request.key[0] for response in portion), sum(r.tokens for r in portion))
+                progress.show(portion)
     finally:
         engine.close()
 
 
-def _begin_session(out: Path, session: Mapping[str, Any], continues: bool, engine: dict[str, Any]) -> None:
-    """Record the session that generates from now on. Raises FolderError if its dtype is another than before."""
+def _begin_session(out: Path, session: dict[str, Any]) -> None:
+    """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
     path = out / SESSIONS
-    sessions = json.loads(path.read_text(encoding="utf-8")) if continues and path.exists() else []
-    if sessions and (before := sessions[-1]["engine"].get("dtype")) != engine.get("dtype"):
+    sessions = json.loads(path.read_text(encoding="utf-8")) if with_samples(out) else []
+    now = session["engine"].get("dtype")
+    if sessions and (before := sessions[-1]["engine"].get("dtype")) != now:
         raise FolderError(
-            f"{out}: its responses were computed in {before}, now it would be {engine.get('dtype')}; give --dtype "
-            f"{before}, or --out another folder"
+            f"{out}: its responses were computed in {before}, now it would be {now}; give --dtype {before}, or --out "
+            "another folder"
         )
-    new = {"engine": engine, **session}
-    write_json(path, [*(each for each in sessions if each != new), new])
+    write_json(path, [*(each for each in sessions if each != session), session])
 
 
 def _sessions(out: Path) -> dict[str, Any]:
     """The record of the last session, and of all sessions if they differ."""
     sessions = json.loads((out / SESSIONS).read_text(encoding="utf-8"))
     return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
-
-
-class _Writer:
-    """Writes graded samples to their files, and the time they took."""
-
-    def __init__(self, files: Mapping[str, SampleFile], times: Times) -> None:
-        self._files, self._times = files, times
-        self.begin()
-
-    def begin(self) -> None:
-        """Start measuring time, when the engine is ready."""
-        self._last = time.perf_counter()
-
-    def write(self, graded: Sequence[tuple[str, Sample]]) -> None:
-        tokens: Counter[str] = Counter()
-        for name in dict.fromkeys(name for name, _ in graded):
-            mine = [sample for owner, sample in graded if owner == name]
-            self._files[name].append(mine)
-            tokens[name] = sum(sample["response_tokens"] for sample in mine)
-        now = time.perf_counter()
-        self._times.add(now - self._last, tokens)
-        self._last = now
 
 
 class _Progress:
@@ -280,29 +230,28 @@ class _Progress:
         self._began = self._said = time.perf_counter()
         self._new = self._tokens = 0
 
-    def show(self, finished: Counter[str], tokens: int) -> None:
-        self._done += finished
-        self._new += finished.total()
-        self._tokens += tokens
+    def show(self, portion: Sequence[Response]) -> None:
+        self._done.update(response.request.key[0] for response in portion)
+        self._new += len(portion)
+        self._tokens += sum(response.tokens for response in portion)
         now, left = time.perf_counter(), self._of.total() - self._done.total()
         if now - self._said < _SAID_EVERY and left:
             return
         self._said = now
         under_way = [name for name, n in self._done.items() if n < self._of[name]]
-        rest = round((now - self._began) / self._new * left)
+        rest = timedelta(seconds=round((now - self._began) / self._new * left))
         log.info(
-            "%d/%d responses%s  %.0f tokens/s  %d:%02d:%02d left",
+            "%d/%d responses%s  %.0f tokens/s  %s left",
             *(self._done.total(), self._of.total()),
             "".join(f"  {name} {self._done[name]}/{self._of[name]}" for name in under_way[:2]),
-            self._tokens / (now - self._began),
-            *(rest // 3600, rest // 60 % 60, rest % 60),
+            *(self._tokens / (now - self._began), rest),
         )
 
 
 def _with_earlier(
-    out: Path, evaluation: EvaluationPlan
+    out: Path, evaluation: EvaluationPlan, files: dict[str, SampleFile]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
-    """(facts, not_run, graded_with), including benchmarks that were run in this folder before.
+    """(facts, not_run, graded_with), including benchmarks that were run in this folder before, whose files are added.
 
     `settle` has checked that they were run in the same way. graded_with: how they were regraded, {} if they were not
     """
@@ -310,14 +259,19 @@ def _with_earlier(
     if (out / RESULTS).exists():
         before = read_results(out)
         earlier = {name: known for name, known in before["benchmarks"].items() if name not in facts}
-        for name, known in list(earlier.items()):
-            if len(_file(out, name).done) != known["questions"] * known["samples"]:
-                log.warning("%s was extended and did not come to its end: it is left out of the results", name)
-                del earlier[name]
-                not_run[name] = {**{key: known[key] for key in ("title", "group")}, "reason": _UNFINISHED}
+        files |= {name: _file(out, name) for name in earlier}
+        for name in _extended(files, earlier):
+            log.warning("%s was extended and did not come to its end: it is left out of the results", name)
+            known = earlier.pop(name)
+            not_run[name] = {"title": known["title"], "group": known["group"], "reason": _UNFINISHED}
         facts, not_run = {**earlier, **facts}, {**before["not_run"], **not_run}
         graded_with = {name: known for name, known in before["record"].items() if name == "graded_with"}
     return facts, {name: why for name, why in not_run.items() if name not in facts}, graded_with
+
+
+def _extended(files: Mapping[str, SampleFile], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The benchmarks whose files do not hold as many samples as there were when results.json was written."""
+    return [name for name, of in facts.items() if len(files[name].done) != of["questions"] * of["samples"]]
 
 
 def _file(out: Path, benchmark: str) -> SampleFile:

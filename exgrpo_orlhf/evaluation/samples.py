@@ -109,18 +109,18 @@ def choose(lines: Sequence[Line], count: int) -> list[Line]:
     """
     if len(lines) <= count:
         return list(lines)
-    first = [line for line in lines if line.disagree or line.verdict in UNGRADED]
-    chosen = _spread(first, min(count, len(first)))
     pools = defaultdict(list)
     for line in lines:
-        if not (line.disagree or line.verdict in UNGRADED):
-            pools[line.verdict, line.truncated].append(line)
+        first = line.disagree or line.verdict in UNGRADED
+        pools[None if first else (line.verdict, line.truncated)].append(line)
+    chosen = _spread(pools.pop(None, []), count)
     for done, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
-        chosen += _spread(pool, min(len(pool), (count - len(chosen)) // (len(pools) - done)))
+        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - done))
     return sorted(chosen, key=lambda line: (line.row, line.sample))
 
 
 def _spread(lines: Sequence[Line], count: int) -> list[Line]:
+    count = min(count, len(lines))
     return [lines[i * len(lines) // count] for i in range(count)]
 
 
@@ -130,9 +130,7 @@ class SampleFile:
     def __init__(self, path: Path) -> None:
         """Raises SampleError for a line that is not a sample, or that is there twice."""
         self.path = path
-        self.done: dict[Place, bytes] = {}  # with the hash of seed and prompt
-        self._ordered = True
-        self._last: Place = (-1, -1)
+        self.done: dict[Place, bytes] = {}  # in the file's order, with the hash of seed and prompt
         if path.exists():
             self._cut_torn_line()
             self._scan()
@@ -150,8 +148,7 @@ class SampleFile:
             except BaseException:
                 file.truncate(end)
                 raise
-        for sample in samples:
-            self._note(sample)
+        self.done |= {(each["row"], each["sample"]): asked(each["seed"], each["prompt"]) for each in samples}
 
     def read(self) -> Iterator[Sample]:
         """Raises SampleError."""
@@ -159,7 +156,7 @@ class SampleFile:
 
     def sort(self) -> None:
         """By row and sample: equal responses give an equal file, in whatever order they came."""
-        if not self._ordered:
+        if list(self.done) != sorted(self.done):
             self.write(sorted(self.read(), key=lambda sample: (sample["row"], sample["sample"])))
 
     def write(self, samples: Iterable[Sample]) -> None:
@@ -167,23 +164,16 @@ class SampleFile:
         with replacing(self.path) as partial, partial.open("wb") as file:
             file.writelines(_line(sample) for sample in samples)
         self.done.clear()
-        self._ordered, self._last = True, (-1, -1)
         self._scan()
 
     def _scan(self) -> None:
         for number, sample in enumerate(self.read(), 1):
-            if (sample["row"], sample["sample"]) in self.done:
+            row, index = place = sample["row"], sample["sample"]
+            if place in self.done:
                 raise SampleError(
-                    f"{self.path}, line {number}: row {sample['row']}, sample {sample['sample']} is there already; "
-                    "remove one of them"
+                    f"{self.path}, line {number}: row {row}, sample {index} is there already; remove one of them"
                 )
-            self._note(sample)
-
-    def _note(self, sample: Sample) -> None:
-        place = (sample["row"], sample["sample"])
-        self._ordered = self._ordered and place > self._last
-        self._last = place
-        self.done[place] = asked(sample["seed"], sample["prompt"])
+            self.done[place] = asked(sample["seed"], sample["prompt"])
 
     def _cut_torn_line(self) -> None:
         with self.path.open("r+b") as file:

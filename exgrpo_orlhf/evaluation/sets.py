@@ -13,29 +13,21 @@ from typing import Any
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
-from ..questions.files import column_paths, read_rows
+from ..questions.files import read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..records import Question
-from ..tasks.modular_chains import ModularChains
 from .benchmarks import Benchmark, BenchmarkError, SetFile
 
 _PREPARED = "prepared"  # verl's layout, as scripts/prepare_data.py writes it
-
-# Value of `convert` in a block -> (the columns it reads, the function).
-_CONVERSIONS: dict[str, tuple[tuple[str, ...], Conversion]] = {
-    "verl": (("prompt", "reward_model"), conversions.verl_messages),
-    "after_hashes": (("question", "answer"), conversions.after_hashes),
-    "olympiad": (("context", "question", "final_answer"), conversions.olympiad),
-    "arc": (("question", "choices", "answerKey"), conversions.arc),
-    "mmlu_pro": (("question", "options", "answer"), conversions.mmlu_pro),
-    "gpqa": (
-        ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"),
-        conversions.gpqa,
-    ),
+_CONVERSIONS: dict[str, Conversion] = {  # by the value of `convert` in a block
+    "verl": conversions.verl_messages,
+    "after_hashes": conversions.after_hashes,
+    "olympiad": conversions.olympiad,
+    "arc": conversions.arc,
+    "mmlu_pro": conversions.mmlu_pro,
+    "gpqa": conversions.gpqa,
 }
-
-
 DATASETS = Path(__file__).resolve().parents[2] / "datasets"  # where scripts/prepare_data.py writes
 
 
@@ -67,6 +59,26 @@ class BenchmarkSet:
         """Whether the questions are the whole official set."""
         return len(self.rows) == self.found and self.benchmark.rows in (None, self.found)
 
+    def facts(self, ask: str | None, of_group: Sequence[str]) -> dict[str, Any]:
+        """What the entry in results.json says besides what is measured.
+
+        ask: the instruction below each question; of_group: all benchmarks of the group
+        """
+        names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
+        return {
+            **{name: getattr(self.benchmark, name) for name in names},
+            "ask": ask,
+            "of_group": list(of_group),
+            "departures": list(self.benchmark.departures),
+            "source": self.source,
+            "fingerprint": self.fingerprint,
+            "questions": len(self.rows),
+            "rows": self.found,
+            "official_rows": self.benchmark.rows,
+            "whole": self.whole,
+            "notes": list(self.notes),
+        }
+
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:
     """The set from the first place that has it: the folders, the folder of its block, datasets/, the hub.
@@ -85,7 +97,8 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     places = (*folders, benchmark.folder, DATASETS)
     notes: tuple[str, ...] = ()
     if benchmark.chains:
-        rows, source = _made(benchmark, benchmark.chains), "made here"
+        made = benchmark.chains.load()  # with the task's ids, by which they are recognised as questions of training
+        rows, source = [(row, grouped(question, benchmark.by)) for row, question in enumerate(made)], "made here"
     elif (place := _place(benchmark, places)) is not None:
         path, file = place
         rows, notes = _from_file(benchmark, path, file)
@@ -105,14 +118,11 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     return BenchmarkSet(benchmark, tuple(chosen), len(rows), source, (*notes, *benchmark.departures))
 
 
-def _made(benchmark: Benchmark, chains: ModularChains) -> list[tuple[int, Question]]:
-    """Questions made by the task, with its ids, by which they are recognised as those of training."""
-    made = []
-    for row, question in enumerate(chains.load()):
-        by = benchmark.by
-        group = {"group": str(question.meta[by])} if by is not None and by in question.meta else {}
-        made.append((row, replace(question, meta={**question.meta, **group})))
-    return made
+def grouped(question: Question, by: str | None) -> Question:
+    """The question with its group, the value of a field of its meta; as it is if it has no such field."""
+    if by is None or by not in question.meta:
+        return question
+    return replace(question, meta={**question.meta, "group": str(question.meta[by])})
 
 
 def _prepared_name(benchmark: Benchmark) -> str:
@@ -130,41 +140,33 @@ def _place(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile
 def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tuple[int, Question]], tuple[str, ...]]:
     """The questions, and notes on them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    needed, convert = _conversion(benchmark, file)
-    columns: list[str] = []
-
-    def check(present: Sequence[str]) -> None:
-        columns.extend(present)
-        missing = [column for column in needed if column not in present]
-        if missing:
-            raise BenchmarkError(
-                f"{path}: no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}; mend "
-                f"`files` of benchmark {benchmark.name!r}"
-            )
-
-    by = (benchmark.by,) if benchmark.by else ()
+    convert = _conversion(benchmark, file)
+    fields = [*convert.columns, *filter(None, [benchmark.by])]
+    present: list[str] = []
     try:
-        if path.suffix == ".parquet" and by and by[0] not in column_paths(pq.read_schema(path)):
-            by = ()
-        rows = list(read_rows(path, check, (*needed, *by)))
-        if rows and path.suffix == ".jsonl":
-            dotted = (name for name in (*needed, *by) if "." in name and not missing_in(rows[0], name))
-            check([*rows[0], *dotted])
-    except BenchmarkError:
-        raise
+        rows = list(read_rows(path, present.extend, fields))
     except (ValueError, OSError, pa.ArrowException) as error:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {path}: {error}") from error
+    if rows and path.suffix == ".jsonl":
+        dotted = (name for name in fields if "." in name and not missing_in(rows[0], name))
+        present = [*rows[0], *dotted]
     notes: tuple[str, ...] = (file.note,) if file.note else ()
-    if benchmark.by and benchmark.by not in columns:
-        if file.convert != _PREPARED:
-            raise BenchmarkError(
-                f"{path}: no column {benchmark.by!r}, there are {', '.join(columns)}; mend `by` of benchmark "
-                f"{benchmark.name!r}"
-            )
-        notes = (*notes, f"no scores by {benchmark.by}: the prepared file has no such column")
+    of = f"of benchmark {benchmark.name!r}"
+    if present:
+        _check_columns(str(path), convert.columns, present, f"mend `files` {of}")
+        if file.convert == _PREPARED and benchmark.by and benchmark.by not in present:
+            notes = (*notes, f"no scores by {benchmark.by}: the prepared file has no such column")
+        else:
+            _check_columns(str(path), fields, present, f"mend `by` {of}")
     return _questions(benchmark, rows, convert, str(path)), notes
+
+
+def _check_columns(place: str, needed: Iterable[str], present: Sequence[str], mend: str) -> None:
+    if missing := [column for column in needed if column not in present]:
+        raise BenchmarkError(
+            f"{place}: no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}; {mend}"
+        )
 
 
 def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Question]]:
@@ -179,31 +181,24 @@ def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Questi
             f"{str(error).partition(';')[0]}; with scripts/prepare_data.py --only {public.name}, where there is a "
             f"network and access, it becomes {public.name}.parquet: --data FOLDER"
         ) from error
-    missing = [column for column in public.columns if column not in table.column_names]
-    if missing:
-        raise BenchmarkError(
-            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are "
-            f"{', '.join(table.column_names)}; mend its entry in exgrpo_orlhf/questions/catalogue.py"
-        )
+    _check_columns(public.id, public.columns, table.column_names, f"mend {binding}")
     by = (benchmark.by,) if benchmark.by in table.column_names else ()
     rows = table_rows(table, (*public.columns, *filter(None, by)))
     return _questions(benchmark, rows, public.convert, public.id)
 
 
-def _conversion(benchmark: Benchmark, file: SetFile) -> tuple[tuple[str, ...], Conversion]:
-    """The columns that a file's conversion reads, and the function."""
-    if file.convert == _PREPARED:
-        return _CONVERSIONS["verl"]
+def _conversion(benchmark: Benchmark, file: SetFile) -> Conversion:
     if file.options:
-        return (file.question, file.options, file.answer), conversions.choice(file.question, file.options, file.answer)
+        return conversions.choice(file.question, file.options, file.answer)
     if file.convert == "columns":
-        return (file.question, file.answer), conversions.columns(file.question, file.answer)
+        return conversions.columns(file.question, file.answer)
     if file.convert == "boxed":
-        return (file.question, file.answer), conversions.boxed(file.question, file.answer)
-    if file.convert not in _CONVERSIONS:
+        return conversions.boxed(file.question, file.answer)
+    name = "verl" if file.convert == _PREPARED else file.convert
+    if name not in _CONVERSIONS:
         known = ", ".join(("columns", "boxed", *_CONVERSIONS))
-        raise BenchmarkError(f"benchmark {benchmark.name!r}: convert = {file.convert!r}; there are {known}")
-    return _CONVERSIONS[file.convert]
+        raise BenchmarkError(f"benchmark {benchmark.name!r}: convert = {name!r}; there are {known}")
+    return _CONVERSIONS[name]
 
 
 class _Row(dict[str, Any]):
@@ -222,19 +217,18 @@ def _questions(
     questions = []
     for index, row in enumerate(rows):
         try:
-            text, answer = convert(_Row(row))
-            text, answer = text.strip(), answer.strip()
+            text, answer = (part.strip() for part in convert(_Row(row)))
             text.encode(), answer.encode()  # raises for half a surrogate pair
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
                 f"benchmark {benchmark.name!r}: {place}, row {index}: not of the form expected "
                 f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
-        if not text or not answer:
-            what = "question" if not text else "answer"
-            raise BenchmarkError(f"benchmark {benchmark.name!r}: {place}, row {index}: the {what} is empty")
-        grouped = benchmark.by is not None and not missing_in(row, benchmark.by)
-        meta = {"group": str(field_value(row, benchmark.by or ""))} if grouped else {}
+        for what, part in (("question", text), ("answer", answer)):
+            if not part:
+                raise BenchmarkError(f"benchmark {benchmark.name!r}: {place}, row {index}: the {what} is empty")
+        by = benchmark.by
+        meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     return questions
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from ..checkpoints import BEST, find
+from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
-from ..records import Question
+from ..records import Message, Question
 from .benchmarks import Benchmark
 from .engines import GenerationRequest
-from .seeds import response_seed
 from .sets import BenchmarkSet
 
 _NO_LIMIT = 1 << 40  # prompt tokens: the model's context is the limit
+_UNREADABLE = (OSError, ValueError, KeyError)  # what transformers raises for files that are not there or not a model's
 _OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")  # files of a model
+
+Prompt = tuple[str, tuple[int, ...], tuple[Message, ...]]  # its text, its tokens, its messages
 
 
 class SubjectError(ValueError):
@@ -57,8 +60,7 @@ class Subject:
         return f"{self.run}-{self.step}" if self.run else Path(self.path).name
 
     def describe(self) -> dict[str, Any]:
-        names = ("path", "hash", "revision", "run", "step", "mlflow_run_id", "metrics_log")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name not in ("tokenizer", "context")}
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
@@ -66,18 +68,15 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SubjectError(_no_model(folder))
-        path = str(folder)
-    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
+    path = str(folder) if folder.is_dir() else model
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise SubjectError(_no_model(folder))
+    if not folder.is_dir() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise SubjectError(f"--model {model}: there is no such folder")
-    else:
-        path = model
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         said = " ".join(str(error).split())[:400]
         raise SubjectError(
             f"--model {model}: it or its tokenizer cannot be loaded ({said}); give a folder with both, or a hub id "
@@ -88,16 +87,15 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
             f"--model {model}: there is no tokenizer; save that of the model it was trained from beside the "
             "weights (tokenizer.save_pretrained)"
         )
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)  # not every architecture has one
-    subject = Subject(path, tokenizer, context)
+    context = _positions(config)
     if not folder.is_dir():
-        return replace(subject, revision=getattr(config, "_commit_hash", None)), {}
-    subject = replace(subject, hash=hash_of(folder))
+        return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
+    subject = Subject(path, tokenizer, context, hash=hash_of(folder))
     state = folder / "trainer" / "state.json"
     if not state.is_file():
         return subject, {}
     known, run = json.loads(state.read_text(encoding="utf-8")), folder.resolve().parent
-    log = run / "metrics.id"
+    log, bound = run / "metrics.id", known["identity"]
     subject = replace(
         subject,
         run=run.name,
@@ -105,7 +103,8 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
         mlflow_run_id=known.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
-    return subject, _prompts_of(known["identity"])
+    names = [name for name in ("template", "system") if f"Prompts.{name}" in bound]
+    return subject, {name: ast.literal_eval(bound[f"Prompts.{name}"]) for name in names}
 
 
 def served(name: str, tokenizer: str | None) -> Subject:
@@ -116,11 +115,11 @@ def served(name: str, tokenizer: str | None) -> Subject:
         return Subject(name, None, None)
     try:
         known = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise SubjectError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
     try:
-        context = getattr(AutoConfig.from_pretrained(tokenizer).get_text_config(), "max_position_embeddings", None)
-    except (OSError, ValueError, KeyError):  # a tokenizer alone: the server refuses prompts that are too long
+        context = _positions(AutoConfig.from_pretrained(tokenizer))
+    except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
     return Subject(name, known, context)
 
@@ -130,9 +129,37 @@ def hash_of(folder: Path) -> str:
     total = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.iterdir()):
         if path.suffix in _OWN_FILES and path.is_file():
-            with path.open("rb") as file:
-                total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+            total.update(f"{path.name} {sha256(path)}\n".encode())
     return total.hexdigest()
+
+
+def requests_of(
+    asked: BenchmarkSet, prompt: Callable[[int, Question], Prompt], seed: int, stop: tuple[int, ...] = ()
+) -> Iterator[GenerationRequest]:
+    """Requests for all samples of all questions of a set, in order.
+
+    prompt: (row, question) → its prompt; seed: of the evaluation. The seed of a response is made from it, and does not
+    depend on which other questions or samples are evaluated.
+    """
+    benchmark = asked.benchmark
+    for row, question in asked.rows:
+        written = prompt(row, question)
+        for sample in range(benchmark.samples):
+            name = f"{seed} {benchmark.name} {row} {question.id} {sample}".encode()
+            yield GenerationRequest(
+                (benchmark.name, row, sample),
+                *written,
+                int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1,
+                benchmark.max_tokens,
+                benchmark.temperature,
+                benchmark.top_p,
+                stop,
+            )
+
+
+def write_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
+    """Raises ValueError for a question that cannot be written."""
+    return encoder.render(question), tuple(encoder.encode(question)), tuple(encoder.turns(question))
 
 
 class Asker:
@@ -155,7 +182,9 @@ class Asker:
 
     def requests(self, sets: Sequence[BenchmarkSet]) -> list[GenerationRequest]:
         """Requests for all samples of all questions, in order. Raises SubjectError if one exceeds the context."""
-        requests = [request for asked in sets for request in self._of(asked)]
+        requests: list[GenerationRequest] = []
+        for asked in sets:
+            requests += requests_of(asked, partial(self._prompt, asked.benchmark), self.seed, self._stop)
         if self.subject.context is not None:
             self._check_room(requests, self.subject.context)
         return requests
@@ -171,41 +200,19 @@ class Asker:
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
         }
 
-    def _of(self, asked: BenchmarkSet) -> Iterator[GenerationRequest]:
-        benchmark = asked.benchmark
-        instruction = self.instruction(benchmark)
-        for row, question in asked.rows:
-            put = question
-            if instruction:  # a new id, because the encoder caches by id
-                put = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
-            text, ids, messages = self._encoded(benchmark, row, put)
-            for sample in range(benchmark.samples):
-                yield GenerationRequest(
-                    (benchmark.name, row, sample),
-                    text,
-                    ids,
-                    messages,
-                    response_seed(self.seed, benchmark.name, row, question.id, sample),
-                    benchmark.max_tokens,
-                    benchmark.temperature,
-                    benchmark.top_p,
-                    self._stop,
-                )
-
-    def _encoded(
-        self, benchmark: Benchmark, row: int, put: Question
-    ) -> tuple[str, tuple[int, ...], tuple[tuple[str, str], ...]]:
-        """The prompt as text, as tokens and as messages."""
+    def _prompt(self, benchmark: Benchmark, row: int, question: Question) -> Prompt:
+        if instruction := self.instruction(benchmark):  # a new id, because the encoder caches by id
+            question = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
         if self.encoder is None:
             system = [("system", self.prompts.system)] if self.prompts.system else []
-            messages = (*system, ("user", str(put.prompt)))
+            messages = (*system, ("user", str(question.prompt)))
             return "\n\n".join(content for _, content in messages), (), messages
         try:
-            return self.encoder.render(put), tuple(self.encoder.encode(put)), tuple(self.encoder.turns(put))
+            return write_prompt(self.encoder, question)
         except (ValueError, TypeError, TemplateError) as error:
             raise SubjectError(
                 f"benchmark {benchmark.name!r}, row {row}: it cannot be written by --template {self.prompts.template}, "
-                f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {put.prompt!r:.80}"
+                f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {question.prompt!r:.80}"
             ) from error
 
     def _check_room(self, requests: Sequence[GenerationRequest], context: int) -> None:
@@ -222,10 +229,8 @@ class Asker:
         )
 
 
-def _prompts_of(identity: dict[str, str]) -> dict[str, Any]:
-    """The settings of `Prompts` that a run was trained with."""
-    bound = {name.rpartition(".")[2]: value for name, value in identity.items() if re.match(r"Prompts\.", name)}
-    return {name: ast.literal_eval(value) for name, value in bound.items() if name in ("template", "system")}
+def _positions(config: Any) -> int | None:
+    return getattr(config.get_text_config(), "max_position_embeddings", None)  # not every architecture has them
 
 
 def _no_model(folder: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,20 @@ import numpy as np
 from ..files import write_json
 from ..questions.overlap import same_questions
 from ..questions.prompts import PromptEncoder
-from ..questions.reading import fingerprint
 from ..questions.text import plain_text
 from ..records import Question, Rollout
 from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
-from .benchmarks import Definitions
-from .engines import GenerationRequest, Response
+from .benchmarks import Benchmark, Definitions
+from .engines import Response
 from .environment import now
 from .folder import RESULTS, SAMPLES
-from .grading import sample_of
+from .grading import graded
 from .results import metrics, summarise
 from .samples import SampleFile
-from .seeds import response_seed
+from .sets import grouped
+from .subject import Subject, requests_of, write_prompt
 
 log = logging.getLogger(__name__)
 NAME = "validation"
@@ -60,34 +60,21 @@ class Validation:
         Raises:
             ValueError: a test set has some of the questions.
         """
-        self._record = {**record, "seed": seed}
-        self.questions, self.settings = list(map(_grouped, questions)), settings
-        self._verifier, self._run = verifier, run
-        self._seeds = [
-            [response_seed(seed, NAME, row, question.id, sample) for sample in range(settings.samples)]
-            for row, question in enumerate(questions)
-        ]
-        self._max_tokens = max_tokens
-        self._facts: dict[str, Any] = {
-            "title": "Validation",
-            "group": NAME,
-            "samples": settings.samples,
-            "verifier": verifier.kind,
-            "function": verifier.function,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "max_tokens": max_tokens,
-            "ask": None,
-            "of_group": [NAME],
-            "departures": [],
-            "source": "Work.validation",
-            "fingerprint": fingerprint(questions),
-            "questions": len(self.questions),
-            "rows": len(self.questions),
-            "official_rows": None,
-            "whole": True,
-            "notes": [],
-        }
+        self.questions, self.settings = [grouped(question, "operands") for question in questions], settings
+        self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
+        benchmark = Benchmark(
+            name=NAME,
+            title="Validation",
+            group=NAME,
+            verifier=verifier.kind,
+            function=verifier.function,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=max_tokens,
+        )
+        rows = tuple(enumerate(self.questions))
+        self._set = sets.BenchmarkSet(benchmark, rows, len(rows), "Work.validation", ())
         if self.questions and settings.disjoint_from is not None:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
@@ -98,50 +85,33 @@ class Validation:
 
         answer: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
         """
-        settings = self.settings
-        rollouts = answer(self.questions, self._seeds, settings.temperature, settings.top_p)
+        settings, rows = self.settings, dict(self._set.rows)
+        requests = list(requests_of(self._set, lambda _, question: write_prompt(prompts, question), self._seed))
+        seeds = [[request.seed for request in own] for _, own in groupby(requests, lambda request: request.key[1])]
+        rollouts = answer(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
-            Response(
-                GenerationRequest(
-                    (NAME, row, sample),
-                    prompts.render(question),
-                    tuple(prompts.encode(question)),
-                    tuple(prompts.turns(question)),
-                    self._seeds[row][sample],
-                    self._max_tokens,
-                    settings.temperature,
-                    settings.top_p,
-                ),
-                decode(rollout.token_ids),
-                len(rollout.token_ids),
-                rollout.finish,
-            )
-            for row, (question, own) in enumerate(zip(self.questions, rollouts, strict=True))
-            for sample, rollout in enumerate(own)
+            Response(request, decode(rollout.token_ids), len(rollout.token_ids), rollout.finish)
+            for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
         ]
-        asked = [self.questions[response.request.key[1]] for response in responses]
-        grades = self._verifier.grade_all([(q, response.text) for q, response in zip(asked, responses, strict=True)])
-        samples = [sample_of(*each, None) for each in zip(responses, asked, grades, strict=True)]
         folder = self._run / "evaluation" / str(step)
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
-        file.write(samples)
-        model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
-        record = {**self._record, "model": {**model, "mlflow_run_id": None, "metrics_log": None}, "finished": now()}
-        results = summarise(f"{self._run.name}-{step}", record, {NAME: self._facts}, {}, {NAME: file}, {})
+        file.write(graded(self._verifier, responses, rows, plain=False))
+        model = Subject(str(self._run), None, None, run=self._run.name, step=step)
+        record = {**self._record, "model": model.describe(), "finished": now()}
+        facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
+        results = summarise(model.name, record, facts, {}, {NAME: file}, {})
         write_json(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 
     def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
         """Short metric names of a greedy evaluation, in total and by number of operands if questions have one."""
-        lucky = measured["lucky_guess_rate"]
-        found = {"eval/lucky_guess_rate": 0.0 if lucky is None else lucky}
-        if self.settings.temperature:
-            return found
-        found["eval/greedy_accuracy"] = measured["avg"]["value"]
-        for group, score in measured["by_group"].items():
-            found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
+        found = {"eval/lucky_guess_rate": measured["lucky_guess_rate"] or 0.0}
+        if self.settings.temperature == 0:
+            found["eval/greedy_accuracy"] = measured["avg"]["value"]
+            for group, score in measured["by_group"].items():
+                found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
         return found
 
 
@@ -163,10 +133,3 @@ def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
             )
     if absent:
         log.info("validation was not compared with %s: not in %s", ", ".join(absent), sets.DATASETS)
-
-
-def _grouped(question: Question) -> Question:
-    """Put modular chains into groups by their number of operands, so that each length gets a score."""
-    if "operands" not in question.meta:
-        return question
-    return replace(question, meta={**question.meta, "group": str(question.meta["operands"])})

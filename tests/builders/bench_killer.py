@@ -7,12 +7,13 @@ to its end.
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import random
 import runpy
 import signal
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -31,49 +32,43 @@ def main() -> None:
     kills, folder, words = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
     torch.set_num_threads(1)
     rng = random.Random(0)
-    killed = 0
-    while killed < kills:
-        child = _fork(words)
-        _wait(child, folder, rng)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            raise SystemExit(f"attempt {killed + 1} had come to its end: too little work for {kills} kills")
-        killed += 1
-    child = _fork(words)
-    _, status = os.waitpid(child, 0)
-    print(f"{killed} killed, then exit status {os.waitstatus_to_exitcode(status)}")
+    for attempt in range(kills):
+        child = fork(words)
+        wait(child, folder, rng)
+        child.kill()
+        child.join()
+        if child.exitcode != -signal.SIGKILL:
+            raise SystemExit(f"attempt {attempt + 1} had come to its end: too little work for {kills} kills")
+    child = fork(words)
+    child.join()
+    print(f"{kills} killed, then exit status {child.exitcode}")
 
 
-def _wait(child: int, folder: Path, rng: random.Random) -> None:
+def fork(words: list[str]) -> BaseProcess:
+    sys.argv = [str(RUN_BENCH), *words]
+    child = multiprocessing.get_context("fork").Process(
+        target=runpy.run_path, args=(str(RUN_BENCH),), kwargs={"run_name": "__main__"}
+    )
+    child.start()
+    return child
+
+
+def wait(child: BaseProcess, folder: Path, rng: random.Random) -> None:
     """Until the child has written 0, 1 or 2 portions, and up to 50 ms more; or up to 300 ms if it shall write none."""
     portions = rng.randrange(-1, 3)
     if portions < 0:
         time.sleep(rng.uniform(0, 0.3))
         return
-    size = _size(folder)
-    while portions > 0 and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    before = size(folder)
+    while portions > 0 and child.is_alive():
         time.sleep(0.002)
-        if _size(folder) != size:
-            size, portions = _size(folder), portions - 1
+        if size(folder) != before:
+            before, portions = size(folder), portions - 1
     time.sleep(rng.uniform(0, 0.05))
 
 
-def _size(folder: Path) -> int:
+def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*/samples.jsonl"))
-
-
-def _fork(words: list[str]) -> int:
-    child = os.fork()
-    if child == 0:
-        sys.argv = [str(RUN_BENCH), *words]
-        try:
-            runpy.run_path(str(RUN_BENCH), run_name="__main__")
-        except SystemExit as end:
-            os._exit(end.code if isinstance(end.code, int) else 1)
-        finally:
-            os._exit(1)
-    return child
 
 
 if __name__ == "__main__":

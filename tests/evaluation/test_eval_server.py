@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import torch
-from test_eval_vllm import greedy_by_transformers, needs_vllm, request, tiny_model
+from eval_builders import everything, greedy_by_transformers, needs_vllm, published_model, request, texts
+from run_builders import wait_until
 
-from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest, Response
+from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest
 from exgrpo_orlhf.evaluation.engines.server import ServerEngine
 
 KEY = "sk-secret"
@@ -78,11 +79,8 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
         def log_message(self, *args: Any) -> None:
             pass
 
-    class Httpd(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 128
-
-    httpd = Httpd(("127.0.0.1", 0), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.socket.listen(128)
     server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
     thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
     thread.start()
@@ -124,7 +122,7 @@ def number(body: dict[str, Any]) -> int:
     return body["prompt"][-1] if "prompt" in body else int(body["messages"][-1]["content"].split()[-1])
 
 
-def completion(body: dict[str, Any], finish: str = "stop", **usage: int) -> Answer:
+def completion(body: dict[str, Any], finish: str | None = "stop", **usage: int) -> Answer:
     text = f"answer {number(body)}"
     choice = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 4, "completion_tokens": 10 + number(body)} | usage
@@ -135,16 +133,16 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> A
     return status, headers or {}, {"error": {"message": message}}
 
 
-def everything(engine: ServerEngine, asked: list[GenerationRequest], done=()) -> dict[Any, Response]:
-    responses = [response for portion in engine.generate(asked, done) for response in portion]
-    assert len({response.request.key for response in responses}) == len(responses), "an answer came twice"
-    return {response.request.key: response for response in responses}
+def right(path: str, body: dict[str, Any], before: int) -> Answer:
+    return completion(body)
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_every_request_is_answered_once_but_those_done(api):
+    rendered = 9 if api == "chat" else 4  # tokens of a prompt that the server renders, or gets
+
     def answer(path, body, before):
-        return completion(body, "length" if number(body) == 3 else "stop")
+        return completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=rendered)
 
     asked = requests(30)
     with serving(answer) as server, asking(server.url, api, concurrency=5) as engine:
@@ -154,7 +152,7 @@ def test_every_request_is_answered_once_but_those_done(api):
     for response in answers.values():
         row = response.request.key[1]
         assert (response.text, response.tokens) == (f"answer {row}", 10 + row)
-        assert response.prompt_tokens == (4 if api == "chat" else None)
+        assert response.prompt_tokens == (9 if api == "chat" else None)
         assert response.finish == ("length" if row == 3 else "stop")
     assert len(server.asked) == 28
     assert server.most_at_once <= 5
@@ -234,6 +232,9 @@ def test_attempts_come_to_an_end():
         ((200, {}, "<html>"), "does not follow the protocol.*<html>"),
         ((200, {}, {"choices": []}), "does not follow the protocol"),
         ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not follow the protocol.*usage"),
+        (completion({"prompt": [0]}, "content_filter"), "set/0/0.*content_filter"),
+        (completion({"prompt": [0]}, None), "set/0/0.*None"),
+        (completion({"prompt": [0]}, prompt_tokens=5), "5 tokens in a prompt of 4"),
     ],
 )
 def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):
@@ -245,60 +246,27 @@ def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):
         assert KEY not in json.dumps(engine.describe())
 
 
-@pytest.mark.parametrize("finish", ["content_filter", "tool_calls", None])
-def test_a_response_that_ended_otherwise_is_no_response(finish):
-    with (
-        serving(lambda path, body, before: completion(body, finish)) as server,
-        asking(server.url, "chat") as engine,
-        pytest.raises(EngineFailure, match=f"set/0/0.*{finish}"),
-    ):
-        everything(engine, requests(1))
-
-
-def test_a_server_that_changes_the_prompt_is_found_out():
-    def answer(path, body, before):
-        return completion(body, prompt_tokens=5)
-
-    with serving(answer) as server:
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match="5 tokens in a prompt of 4"):
-            everything(engine, requests(1))
-        with asking(server.url, "chat") as engine:
-            assert len(everything(engine, requests(1))) == 1
-
-
 def test_what_came_before_a_failure_is_handed_out():
     def answer(path, body, before):
         return completion(body) if number(body) < 5 else error(400, "enough")
 
-    kept = []
-
-    def keep(portions):
-        for portion in portions:
-            kept.extend(response.request.key[1] for response in portion)
-
+    kept: list[int] = []
     with serving(answer) as server, asking(server.url, concurrency=1) as engine:
+        portions = engine.generate(requests(20), ())
         with pytest.raises(EngineFailure, match="enough"):
-            keep(engine.generate(requests(20), ()))
+            kept.extend(response.request.key[1] for portion in portions for response in portion)
         assert kept == [0, 1, 2, 3, 4]
         assert len(server.asked) == 6, "nothing is asked after the failure"
 
 
 def test_a_slow_server_is_given_up():
-    over = threading.Event()
-
     def answer(path, body, before):
-        over.wait(30)
+        time.sleep(1)
         return completion(body)
 
     with serving(answer) as server:
-        try:
-            with (
-                asking(server.url, timeout=0.3) as engine,
-                pytest.raises(EngineFailure, match="did not answer within"),
-            ):
-                everything(engine, requests(1))
-        finally:
-            over.set()
+        with asking(server.url, timeout=0.3) as engine, pytest.raises(EngineFailure, match="did not answer within"):
+            everything(engine, requests(1))
         assert len(server.asked) == 1
 
 
@@ -324,7 +292,7 @@ def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
 
 
 def test_no_server_no_model_and_no_address_are_said_before_anything_is_asked():
-    with serving(lambda path, body, before: completion(body)) as server:
+    with serving(right) as server:
         engine = ServerEngine(server.url, "tyni", api="chat", key=None)
         with pytest.raises(EngineFailure, match="does not serve 'tyni'; nearest of 3: tiny"):
             engine.check()
@@ -356,9 +324,8 @@ def test_a_password_in_the_address_stays_out_of_the_record():
 
 @pytest.mark.slow
 @needs_vllm
-@pytest.mark.openrlhf
 def test_vllms_own_server_answers_as_transformers_does(tmp_path):
-    folder = tiny_model(tmp_path / "model")
+    folder = published_model(tmp_path / "model")
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port)]
@@ -370,15 +337,15 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
     server = subprocess.Popen(command, env=os.environ | quick)
     try:
         with asking(f"http://127.0.0.1:{port}/v1") as engine:
-            deadline = time.monotonic() + 240
-            while True:
-                try:
+
+            def ready() -> bool:
+                assert server.poll() is None, "the server ended"
+                with suppress(EngineFailure):
                     engine.check()
-                    break
-                except EngineFailure:
-                    assert server.poll() is None, "the server ended"
-                    assert time.monotonic() < deadline, "the server does not start"
-                    time.sleep(0.5)
+                    return True
+                return False
+
+            wait_until(ready, seconds=240)
             greedy = [request(i, temperature=0.0) for i in range(10)]
             answers = everything(engine, greedy)
             expected = greedy_by_transformers(folder, greedy)
@@ -386,10 +353,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
             assert sum(same) >= 9
             sampled = [request(i) for i in range(20)]
             first = everything(engine, sampled)
-            again = everything(engine, sampled[::-1])
-            assert {key: response.text for key, response in first.items()} == {
-                key: response.text for key, response in again.items()
-            }
+            assert texts(everything(engine, sampled[::-1])) == texts(first)
             assert {response.finish for response in first.values()} == {"stop", "length"}
             too_long = [request(0, max_tokens=600)]
             with pytest.raises(EngineFailure, match="max_model_len"):

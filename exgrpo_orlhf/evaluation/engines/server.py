@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import httpx
 
-from .engine import EngineFailure, GenerationRequest, Key, Response
+from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
-_GO_ON = "the responses so far are kept; run the same command again to continue"
 
 
 class ServerEngine:
@@ -48,8 +47,15 @@ class ServerEngine:
     ) -> None:
         """base_url: with its version, such as http://localhost:8000/v1; timeout: seconds for one response; retries:
         further attempts after the first
+
+        Raises EngineFailure if base_url is no address.
         """
         self.base_url, self.model, self.api = base_url.rstrip("/"), model, api
+        try:
+            url = httpx.URL(self.base_url)
+        except httpx.InvalidURL as error:
+            raise EngineFailure(f"--base-url is no address: {error}") from error
+        self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
@@ -63,15 +69,12 @@ class ServerEngine:
         """Raises EngineFailure unless the server answers and has the model."""
         try:
             answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
             raise EngineFailure(f"{self._where}: no server answers: {_words(error)}") from error
         if answer.status_code == 404:
             raise EngineFailure(f"{self._where}/models is not there; the address usually ends in /v1")
         if answer.status_code != 200:
             raise self._refusal(answer)
-        self._has_model(answer)
-
-    def _has_model(self, answer: httpx.Response) -> None:
         try:
             names = [str(model["id"]) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
@@ -90,18 +93,12 @@ class ServerEngine:
         yield from self._stream.answers(pending, self._answer, self.concurrency)
 
     async def _answer(self, request: GenerationRequest) -> Response:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "seed": request.seed % _SEEDS,
-        }
-        if self.api == "completions":
-            path, body["prompt"] = "/completions", list(request.prompt_ids)
-        else:
-            path = "/chat/completions"
-            body["messages"] = [{"role": role, "content": content} for role, content in request.messages]
+        put: dict[str, Any] = {"prompt": list(request.prompt_ids)}
+        if self.api == "chat":
+            put = {"messages": [{"role": role, "content": content} for role, content in request.messages]}
+        sampling = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
+        body = {"model": self.model, "seed": request.seed % _SEEDS, **sampling, **put}
+        path = "/completions" if self.api == "completions" else "/chat/completions"
         return self._response(request, await self._post(path, body))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -113,7 +110,7 @@ class ServerEngine:
             except httpx.ReadTimeout as error:  # trying again would take as long
                 raise EngineFailure(
                     f"{self._where} did not answer within {self.timeout:.0f} s: give --concurrency less than "
-                    f"{self.concurrency}, or --max-tokens less; {_GO_ON}"
+                    f"{self.concurrency}, or --max-tokens less; {GO_ON}"
                 ) from error
             except httpx.TransportError as error:
                 trouble = _words(error)
@@ -126,7 +123,7 @@ class ServerEngine:
                 wait += _retry_after(answer)
             if attempt < self.retries:
                 await asyncio.sleep(wait)
-        raise EngineFailure(f"{self._where}: {self.retries + 1} attempts failed, the last with {trouble}; {_GO_ON}")
+        raise EngineFailure(f"{self._where}: {self.retries + 1} attempts failed, the last with {trouble}; {GO_ON}")
 
     def _refusal(self, answer: httpx.Response) -> EngineFailure:
         advice = ""
@@ -147,22 +144,16 @@ class ServerEngine:
         except (ValueError, KeyError, TypeError) as error:
             raise EngineFailure(
                 f"{where}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
-                f"{answer.text[:300]!r}; {_GO_ON}"
+                f"{answer.text[:300]!r}; {GO_ON}"
             ) from error
         if finish not in ("stop", "length"):
-            raise EngineFailure(f"{where}: {self._where} ended the response by {finish!r}; {_GO_ON}")
+            raise EngineFailure(f"{where}: {self._where} ended the response by {finish!r}; {GO_ON}")
         if self.api == "completions" and of_prompt != len(request.prompt_ids):
             raise EngineFailure(
                 f"{where}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it adds "
                 "tokens or has another tokenizer; --api chat lets it render"
             )
         return Response(request, text, tokens, finish, None if self.api == "completions" else of_prompt)
-
-    @property
-    def _where(self) -> str:
-        """The address without user and password."""
-        url = httpx.URL(self.base_url)
-        return str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -9,33 +9,25 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from .engine import GenerationRequest, Response
+from . import GenerationRequest, Response
 
 _LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
-
-
 _Result = TypeVar("_Result")
-Respond = Callable[[GenerationRequest], Awaitable[Response]]
 
 
 class Stream:
     """The event loop. It runs until `close`, because an engine's connections belong to the loop that opened them."""
 
     def __init__(self) -> None:
-        started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(started)), daemon=True)
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        started.wait()
-
-    async def _live(self, started: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        started.set()
-        await self._stop.wait()
 
     def answers(
         self,
         requests: Sequence[GenerationRequest],
-        answer: Respond,
+        answer: Callable[[GenerationRequest], Awaitable[Response]],
         at_once: int,
     ) -> Iterator[list[Response]]:
         """Yield portions: all responses that arrived since the last portion. A new request starts when one ends.
@@ -43,51 +35,37 @@ class Stream:
         An exception of `answer` ends all requests and is raised after the responses that arrived before it. Closing the
         iterator cancels the requests under way. at_once: requests at a time
         """
-        came: queue.SimpleQueue[Response | BaseException] = queue.SimpleQueue()
-        work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, answer, at_once, came), self._loop)
-        end: BaseException | None = None
-        try:
-            while end is None:
-                portion = []
-                one: Response | BaseException | None = came.get()
-                while isinstance(one, Response):
-                    portion.append(one)
-                    one = came.get() if not came.empty() else None
-                end = one
-                if portion:
-                    yield portion
-            if not isinstance(end, _Done):
-                raise end
-        finally:
-            work.cancel()
-            with suppress(queue.Empty):
-                while end is None:
-                    one = came.get(timeout=_LAST_WORDS)
-                    end = one if isinstance(one, BaseException) else None
-
-    async def _answer_all(
-        self,
-        requests: Sequence[GenerationRequest],
-        answer: Respond,
-        at_once: int,
-        came: queue.SimpleQueue[Any],
-    ) -> None:
-        """Put each response as it arrives, then _Done or the exception that ended all requests."""
+        came: queue.SimpleQueue[Response | None] = queue.SimpleQueue()
         waiting = iter(requests)
 
         async def one_after_another() -> None:
             for request in waiting:
                 came.put(await answer(request))
 
-        end: BaseException = _Done()
+        async def all_of_them() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(at_once, len(requests))):
+                        group.create_task(one_after_another())
+            finally:
+                came.put(None)
+
+        work, ended = asyncio.run_coroutine_threadsafe(all_of_them(), self._loop), False
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(at_once, len(requests))):
-                    group.create_task(one_after_another())
-        except* Exception as failures:
-            end = failures.exceptions[0]
+            while not ended:
+                portion = [came.get()]
+                while not came.empty():
+                    portion.append(came.get())
+                ended = portion[-1] is None
+                if responses := [response for response in portion if response is not None]:
+                    yield responses
+            if isinstance(failure := work.exception(), ExceptionGroup):
+                raise failure.exceptions[0]
         finally:
-            came.put(end)
+            work.cancel()
+            with suppress(queue.Empty):
+                while not ended:
+                    ended = came.get(timeout=_LAST_WORDS) is None
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine in the loop and return its result."""
@@ -95,9 +73,6 @@ class Stream:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-
-
-class _Done(Exception):
-    """All requests are answered or cancelled."""
+            self._runner.close()  # cancels what is left, such as the tasks of an engine

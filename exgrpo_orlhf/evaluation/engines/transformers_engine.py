@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ...engines.local.generation import end_tokens, generate
-from .engine import EngineFailure, GenerationRequest, Key, Response
+from . import EngineFailure, GenerationRequest, Key, Response
 
 
 class TransformersEngine:

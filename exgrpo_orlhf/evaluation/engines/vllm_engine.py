@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Collection, Generator, Sequence
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
-from typing import Any, Literal
+from typing import Any
 
-from .engine import EngineFailure, GenerationRequest, Key, Response
+from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 # Set before vLLM is imported, for this process and its own; values that the user has set stay.
@@ -20,8 +20,11 @@ _CPU = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in its engine's process, not in a further one
 }
 _CPU_CACHE_BYTES = 256 * 2**20  # for keys and values; by default vLLM takes a share of the machine's memory
+_ON_A_GPU = (
+    "on a GPU the last bits of the logits, and sometimes a token, depend on the other requests in a batch; "
+    "VLLM_BATCH_INVARIANT=1 is vLLM's slower mode that avoids this, for compute capability 9.0 and above"
+)
 _QUEUE = 2  # requests queued for each one that a replica computes, so that it never waits
-_GO_ON = "the responses so far are kept; run the same command again to continue"
 
 
 class VllmEngine:
@@ -52,7 +55,8 @@ class VllmEngine:
         """
         if find_spec("vllm") is None:
             raise EngineFailure("vLLM is not installed: pip install -e '.[openrlhf]', or --engine transformers")
-        _default_environment(_QUIET)
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         import vllm
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
@@ -66,7 +70,8 @@ class VllmEngine:
             )
         settings: dict[str, Any] = {"gpu_memory_utilization": gpu_memory}
         if cpu:
-            _default_environment(_CPU)
+            for name, value in _CPU.items():
+                os.environ.setdefault(name, value)
             settings = {
                 "kv_cache_memory_bytes": _CPU_CACHE_BYTES,
                 "enforce_eager": True,
@@ -104,7 +109,9 @@ class VllmEngine:
         self._tokenizer = self._llm.get_tokenizer()
         self._replicas, self._version = replicas, vllm.__version__
         self._device = "cpu" if cpu else current_platform.get_device_name()
-        self.reproducible = _reproducible(cpu)
+        # On a CPU, responses did not depend on other requests: this was measured with 1, 4 and 256 at a time, in
+        # several orders, with a cold and a warm prefix cache, in float32 and bfloat16.
+        self.reproducible = None if cpu or vllm.envs.VLLM_BATCH_INVARIANT else _ON_A_GPU
         self._stream = Stream()
 
     def generate(
@@ -137,18 +144,18 @@ class VllmEngine:
         except EngineDeadError as error:
             raise self._death() from error
         except (EngineGenerateError, ValueError) as error:
-            raise EngineFailure(f"{name}: vLLM refuses: {error.__cause__ or error}; {_GO_ON}") from error
+            raise EngineFailure(f"{name}: vLLM refuses: {error.__cause__ or error}; {GO_ON}") from error
         response = output.outputs[0]
         if response.finish_reason == "abort":  # the other replicas report this when one has died
             raise self._death()
-        if response.finish_reason not in ("stop", "length"):
-            raise EngineFailure(f"{name}: vLLM ended the response by {response.finish_reason!r}; {_GO_ON}")
-        finish: Literal["stop", "length"] = "stop" if response.finish_reason == "stop" else "length"
+        finish: Any = response.finish_reason
+        if finish not in ("stop", "length"):
+            raise EngineFailure(f"{name}: vLLM ended the response by {finish!r}; {GO_ON}")
         text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
         return Response(request, text, len(response.token_ids), finish)
 
     def _death(self) -> EngineFailure:
-        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {_GO_ON}")
+        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {GO_ON}")
 
     def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
@@ -197,24 +204,3 @@ def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:
     """
     command = ["sh", "-c", 'cat > /dev/null; kill -9 "$@"', "sh", *map(str, pids)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def _reproducible(cpu: bool) -> str | None:
-    """As GenerationEngine.reproducible.
-
-    On a CPU, responses did not depend on other requests: this was measured with 1, 4 and 256 at a time, in several
-    orders, with a cold and a warm prefix cache, in float32 and bfloat16.
-    """
-    from vllm import envs
-
-    if cpu or envs.VLLM_BATCH_INVARIANT:
-        return None
-    return (
-        "on a GPU the last bits of the logits, and sometimes a token, depend on the other requests in a batch; "
-        "VLLM_BATCH_INVARIANT=1 is vLLM's slower mode that avoids this, for compute capability 9.0 and above"
-    )
-
-
-def _default_environment(variables: dict[str, str]) -> None:
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)

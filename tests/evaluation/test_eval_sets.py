@@ -1,0 +1,245 @@
+"""Benchmarks, their sets and the model: how they are read, and clear errors before anything is generated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from eval_builders import HERE, definition
+from safetensors.torch import load_file, save_file
+
+from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Benchmark, BenchmarkError, Definitions, override
+from exgrpo_orlhf.questions.hub import HubError, explain
+from exgrpo_orlhf.questions.prompts import Prompts
+
+
+def mine(folder: Path, **more: str) -> Benchmark:
+    return Definitions((DEFINITIONS, definition(folder, **more))).benchmark("mine")
+
+
+def test_official_row_counts_of_the_sets_that_are_here(shared_data):
+    counts = {}
+    for name in ("aime24", "aime25", "math500", "minerva", "arc_c", "mmlu_pro", "gsm8k"):
+        found = sets.load(Definitions().benchmark(name), (shared_data,), None, hub=False)
+        counts[name] = found.found
+        assert found.whole, found.notes
+        assert len({row for row, _ in found.rows}) == found.found == found.benchmark.rows
+    assert counts["mmlu_pro"] == 12_032
+
+
+def test_a_limit_takes_questions_spread_over_the_set_and_a_larger_one_takes_them_too(shared_data):
+    benchmark = Definitions().benchmark("mmlu_pro")
+    small, large = (sets.load(benchmark, (shared_data,), limit, hub=False) for limit in (30, 60))
+    rows = [row for row, _ in small.rows]
+    assert set(rows) < {row for row, _ in large.rows}
+    assert rows == sorted(rows)
+    assert len({question.meta["group"] for _, question in small.rows}) > 5, (
+        "not the first rows, which are of one subject"
+    )
+
+
+def test_instructions_stand_below_the_question_unless_the_template_has_its_own(byte_model):
+    model, _ = subject.load(str(byte_model))
+    benchmark = override(Definitions().benchmark("math500"), max_tokens=8)
+    question = sets.Question.make("math500", "What is 1 + 1?", "2")
+    asked = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
+
+    def prompt(template: str, system: str | None = None) -> str:
+        return subject.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
+
+    assert "boxed" in prompt("plain")
+    assert prompt("chat").count("boxed") == 1
+    assert prompt("chat", "Be brief.").count("boxed") == 1
+    assert prompt("chat", "Be brief, and \\boxed{} the answer.").count("boxed") == 1
+    assert prompt("simplerl").count("boxed") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"sampels": "3"}, "there is no key 'sampels'; did you mean samples"),
+        ({"samples": '"3"'}, "samples takes int, got '3'"),
+        ({"verifier": '"maths"'}, "Verifier.kind must be one of"),
+        ({"verifier": '"code"'}, "programs are not evaluated here"),
+        ({"temperature": "0", "samples": "4"}, "would all be the same"),
+        ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
+        ({"files": "[]"}, "no source"),
+    ],
+)
+def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_path):
+    with pytest.raises(BenchmarkError, match=r"mine\.toml, block \[mine\]") as error:
+        mine(tmp_path, **more)
+    assert said in str(error.value)
+
+
+def test_options_numbers_and_nested_fields_of_a_set_of_ones_own(tmp_path):
+    rows = [
+        {"data": {"q": "Which is red?"}, "opts": ["sky", "blood"], "right": 1, "kind": "colour"},
+        {"data": {"q": "Which is wet?"}, "opts": ["water", "sand"], "right": "A", "kind": "touch"},
+        {"data": {"q": "Which is old?"}, "opts": ["day", "sea", "moon"], "right": "sea", "kind": "age"},
+    ]
+    (tmp_path / "mc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist([{**row, "right": str(row["right"])} for row in rows]), tmp_path / "mc.parquet")
+    for name in ("mc.jsonl", "mc.parquet"):
+        file = f'[{{ name = "{name}", question = "data.q", options = "opts", answer = "right" }}]'
+        found = sets.load(mine(tmp_path, verifier='"choice"', files=file, by='"kind"'), (), None)
+        questions = [question for _, question in found.rows]
+        assert [question.answer for question in questions] == ["B", "A", "B"]
+        assert questions[2].prompt == "Which is old?\n\nA) day\nB) sea\nC) moon"
+        assert [question.meta["group"] for question in questions] == ["colour", "touch", "age"]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "gold"),
+    [
+        (["4", "2", "1", "3"], 1, "B"),  # a number counts
+        (["4", "2", "1", "3"], "1", "names B and C"),
+        (["C", "A", "B"], "A", "names A and B"),
+        (["a", "b", "c"], "AB", "names none"),
+        ("['x', 'y']", "x", "is no list of texts"),
+        (["x", "y"], "y", "B"),
+        (["x", "y"], "0", "A"),
+    ],
+)
+def test_an_answer_that_names_two_options_or_none_is_refused(options, answer, gold, tmp_path):
+    (tmp_path / "mc.jsonl").write_text(json.dumps({"q": "Which?", "o": options, "a": answer}) + "\n")
+    file = '[{ name = "mc.jsonl", question = "q", options = "o", answer = "a" }]'
+    benchmark = mine(tmp_path, verifier='"choice"', files=file)
+    if len(gold) == 1:
+        assert sets.load(benchmark, (), None).rows[0][1].answer == gold
+    else:
+        with pytest.raises(BenchmarkError, match=gold):
+            sets.load(benchmark, (), None)
+
+
+def test_a_parquet_file_that_bears_the_blocks_name_is_read_as_the_block_says(tmp_path):
+    rows = [{"data": {"q": "two?", "level": 3}, "answer": "2"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    benchmark = mine(tmp_path, files='[{ name = "mine.parquet", question = "data.q" }]', by='"data.level"')
+    ((_, question),) = sets.load(benchmark, (), None).rows
+    assert (question.prompt, question.answer, question.meta["group"]) == ("two?", "2", "3")
+
+
+def test_folders_are_looked_at_in_their_order_whatever_the_name_of_the_file(tmp_path, monkeypatch):
+    benchmark = Definitions().benchmark("math500")
+    first, second, prepared = (tmp_path / name for name in ("first", "second", "datasets"))
+    for folder in (first, second, prepared):
+        folder.mkdir()
+    (second / "math500_test.jsonl").write_text('{"problem": "two?", "answer": "2", "level": 5}\n')
+    row = {"prompt": [{"role": "user", "content": "prepared?"}], "reward_model": {"ground_truth": "3", "style": "rule"}}
+    pq.write_table(pa.Table.from_pylist([row]), prepared / "math500.parquet")
+    monkeypatch.setattr(sets, "DATASETS", prepared)
+    ((_, question),) = sets.load(benchmark, (first, second), None).rows
+    assert (question.prompt, question.meta) == ("two?", {"group": "5"})
+    found = sets.load(benchmark, (first,), None)
+    assert (found.rows[0][1].prompt, found.rows[0][1].meta) == ("prepared?", {})
+    assert "no scores by level: the prepared file has no such column" in found.notes
+
+
+# -- errors, before anything is generated -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(bench, tmp_path):
+    """The message of an evaluation that cannot be; nothing is there of it."""
+
+    def run(*words: object) -> str:
+        out = tmp_path / "refused"
+        error = bench(*words, *HERE, "--out", out, status=2)
+        assert not out.exists()
+        return error.strip().split("\n")[-1]
+
+    return run
+
+
+def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
+    message = refused("--model", warm_model, "--benchmarks", "aime42,math500")
+    assert message.endswith("there is no benchmark 'aime42'; did you mean aime25 or aime24?")
+    assert "did you mean paper?" in refused("--model", warm_model, "--suite", "papr")
+    assert "--suite or --benchmarks" in refused("--model", warm_model)
+
+
+@pytest.mark.parametrize(
+    ("lines", "more", "said"),
+    [
+        (None, {"files": '[{ name = "absent.jsonl" }]'}, "there is no mine.parquet or absent.jsonl in"),
+        (
+            None,
+            {"files": '[{ name = "mine.jsonl", question = "question" }]'},
+            "mine.jsonl: no column 'question', there are problem, answer",
+        ),
+        ('{"problem": "a?", "answer": ""}\n', {}, "row 0: the answer is empty"),
+        ('{"problem": "a?", "answer"', {}, "mine.jsonl, line 1: not JSON"),
+        ('{"problem": null, "answer": "1"}\n', {}, "row 0: not of the form expected"),
+        ('{"problem": "a \\ud800 b", "answer": "1"}\n', {}, "row 0: not of the form expected"),
+        ('{"problem": "Which?", "answer": "neither"}\n', {"verifier": '"choice"'}, "row 0 has no answer of that kind"),
+        ('{"problem": "7+7", "answer": "4"}\n', {"verifier": '"modular_chain"'}, "not a modular chain"),
+        ('{"problem": "7", "answer": "4"}\n', {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
+        (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
+        ("", {}, "holds no questions; was it written to the end?"),
+    ],
+)
+def test_a_set_that_could_not_be_read_or_graded_is_refused(lines, more, said, byte_model, tmp_path, refused):
+    block = definition(tmp_path, **more)
+    if lines is not None:
+        (tmp_path / "mine.jsonl").write_text(lines)
+    words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
+    assert said in refused(*words)
+
+
+def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_model, refused, monkeypatch):
+    def unreachable(set_id: str, *_: object) -> str:
+        raise HubError(explain(OSError(f"Gated dataset: {set_id} is a gated repo"), set_id, "x"))
+
+    monkeypatch.setattr(sets, "commit", unreachable)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    message = refused("--model", warm_model, "--benchmarks", "chains,gpqa")
+    assert "benchmark 'gpqa' is not available: Idavidrein/gpqa is gated: accept its terms" in message
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused(warm_model, tmp_path, refused):
+    words = ("--benchmarks", "chains", "--model")
+    assert "there is no such folder" in refused(*words, tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    assert "there is no config.json" in refused(*words, tmp_path / "empty")
+    run = tmp_path / "run"
+    checkpoints.save(run, 3, lambda folder: (folder / "x").write_text(""), 1)
+    assert "checkpoint-3" in refused(*words, run)
+    bare = tmp_path / "bare"
+    shutil.copytree(warm_model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
+    assert "there is no tokenizer" in refused(*words, bare)
+
+
+def test_a_context_that_is_too_short_says_how_long_responses_can_be(warm_model, byte_model, tmp_path, bench, refused):
+    words = ("--benchmarks", "chains", "--model", warm_model)
+    message = refused(*words, "--max-tokens", 250)
+    assert "exceed the 256 positions" in message
+    room = int(message.rpartition("--max-tokens ")[2].split()[0])
+    bench(*words, *HERE, "--limit", 3, "--max-tokens", room, "--out", tmp_path / "fits")
+    block = definition(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "x" * 9000, "answer": "1"}) + "\n")
+    words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
+    assert "the model is too small for this benchmark" in refused(*words)
+
+
+def test_weights_that_are_not_there_or_not_numbers_end_it_with_a_clear_message(byte_model, tmp_path, bench):
+    words = ("--benchmarks", "mine", "--definitions", definition(tmp_path), "--max-tokens", 8, *HERE)
+    for name, change, said in (
+        ("torn", None, "no causal language model for transformers"),
+        ("missing", lambda weights: {k: w for k, w in weights.items() if "mlp.up" not in k}, "lacks 1 of its weights"),
+        ("nan", lambda weights: {k: w * float("nan") for k, w in weights.items()}, "are not finite"),
+    ):
+        model = tmp_path / name
+        shutil.copytree(byte_model, model)
+        file = model / "model.safetensors"
+        if change:
+            save_file(change(load_file(file)), file, metadata={"format": "pt"})
+        else:
+            file.write_bytes(file.read_bytes()[:1000])
+        assert said in bench("--model", model, *words, "--out", tmp_path / f"x-{name}", status=1)
