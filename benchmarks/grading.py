@@ -72,7 +72,7 @@ def ordinary(count: int, seed: int) -> list[Pair]:
 def ours(pairs: list[Pair], timeout: float) -> float:
     """Seconds."""
     close_pools()  # a worker's caches of an earlier pass must not help in this one
-    verifier._cache.grades.clear()
+    verifier._cache.clear()
     asked = [(Question.make("benchmark", "", gold), response) for gold, response in pairs]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)
     grader.grade_all(
