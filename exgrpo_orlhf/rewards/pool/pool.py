@@ -194,15 +194,20 @@ class _Slot(threading.Thread):
             if reply and reply[0] == "graded":
                 job.settle(Graded(*reply[1:]))
                 continue
+            graded = None
             if reply is None:
                 process.kill_fork()
                 reason = f"not graded within {self.pool.timeout:g} s (Verifier.timeout)"
-                job.settle(Graded("timeout", None, reason=reason))
+                graded = Graded("timeout", None, reason=reason)
             else:
                 job.lost += 1
                 if reply[1] != KILLED or job.lost == _TRIES:  # the kernel or a person may have killed it
-                    job.settle(Graded("error", None, reason=f"grading it ended the process: {reply[1]}"))
-            process.fork_again()
+                    graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
+            try:
+                process.fork_again()  # before the verdict: what a caller then asks for needs no further worker
+            finally:
+                if graded:
+                    job.settle(graded)
             self.pool.put_back([other for other in chunk[i:] if not other.verdict.done()])
             return
 
