@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -41,12 +41,12 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     # A box after the thought, if there is one.
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
+_Kind = Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"]
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
     "modular_chain": modular_chains.grade,
     "countdown": countdown.grade,
 }
-_IN_POOL = ("math", "math_verify", "choice", "function", "code")
 _CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
 _cache_lock = threading.Lock()
@@ -73,7 +73,7 @@ class Verifier:
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("workers", "max_failed_share")
 
-    kind: Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"] = "exact"
+    kind: _Kind = "exact"
     function: str | None = None
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0
@@ -82,7 +82,7 @@ class Verifier:
     max_failed_share: float = 0.25
 
     def __post_init__(self) -> None:
-        kinds = (*_HERE, *_IN_POOL)
+        kinds = get_args(_Kind)
         require(self.kind in kinds, f"Verifier.kind must be one of {', '.join(map(repr, kinds))}, got {self.kind!r}")
         require(
             (self.function is not None) == (self.kind == "function"),

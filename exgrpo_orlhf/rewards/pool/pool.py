@@ -102,7 +102,8 @@ class Pool:
             self._change.notify_all()
         self.put_back(waiting)
         for slot in self._slots:
-            slot.kill()
+            if process := slot.process:
+                process.kill()  # the slot's own thread cleans up
 
     def close(self) -> None:
         """Kill the workers and wait for their end. Answers that still wait for a verdict get GradingError."""
@@ -153,11 +154,6 @@ class _Slot(threading.Thread):
                 self._replace(chunk, error)
         self._end()
 
-    def kill(self) -> None:
-        """Kill the worker, from any thread. The slot's own thread cleans up."""
-        if process := self.process:
-            process.kill()
-
     def _start(self) -> _Process:
         process = self.process = _Process(self.pool.settings)
         if self.pool.failed:  # while it was started: nobody else would kill it
@@ -168,7 +164,6 @@ class _Slot(threading.Thread):
     def _end(self) -> None:
         process, self.process = self.process, None
         if process:
-            process.kill()
             process.close()
 
     def _replace(self, chunk: list[_Job], error: Exception) -> None:
@@ -275,7 +270,7 @@ class _Process:
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for the killed process."""
+        self.kill()
         self._process.wait()
         self._connection.close()
         os.close(self._answers)
