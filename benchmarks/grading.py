@@ -48,12 +48,11 @@ Pair = tuple[str, str]  # gold, response
 def ordinary(count: int, seed: int) -> list[Pair]:
     """Golds of four benchmarks with right and wrong responses in several notations, each pair once."""
     rng = random.Random(seed)
-    files = (("math500_test", "answer"), ("minerva_test", "solution"), ("gsm8k_test", "answer"), ("aime24_test", None))
-    golds = []
-    for name, field in files:
-        rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").split("\n") if line]
-        golds += [gold_texts(row[field or "expected_answer"])[0] for row in rows]
-    pairs = {}
+    files = {"math500": "answer", "minerva": "solution", "gsm8k": "answer", "aime24": "expected_answer"}
+    golds, pairs = [], {}
+    for name, field in files.items():
+        lines = (DATA / f"{name}_test.jsonl").read_text(encoding="utf-8").split("\n")
+        golds += [gold_texts(json.loads(line)[field])[0] for line in lines if line]
     forms = (
         r"So the final answer is $\boxed{{{0}}}$.",
         r"Step {1}: we add. Therefore, $x = {0}$, and the answer is \boxed{{{0}}}.",
@@ -72,15 +71,13 @@ def ordinary(count: int, seed: int) -> list[Pair]:
 def ours(pairs: list[Pair], timeout: float) -> float:
     """Seconds."""
     close_pools()  # a worker's caches of an earlier pass must not help in this one
-    verifier._cache.grades.clear()
-    asked = [(Question.make("benchmark", "", gold), response) for gold, response in pairs]
+    verifier._cache.clear()
+    starting = [("1", f"\\boxed{{{i}}}") for i in range(16)]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)
-    grader.grade_all(
-        [(Question.make("benchmark", "", "1"), f"\\boxed{{{i}}}") for i in range(16)]
-    )  # starts the workers
-    begun = time.perf_counter()
-    grades = grader.grade_all(asked)
-    assert len(grades) == len(pairs)
+    for each in (starting, pairs):
+        asked = [(Question.make("benchmark", "", gold), response) for gold, response in each]
+        begun = time.perf_counter()
+        grader.grade_all(asked)
     return time.perf_counter() - begun
 
 
@@ -127,9 +124,8 @@ def main() -> int:
     print(f"{count:,} answers, 2 cores, median of {repeats}, answers per second:")
     print(f"  plain math-verify, one process   {rates['plain']:8.0f}")
     print(f"  ours                             {rates['ours']:8.0f}   {speed:.2f} times (goal {SPEED_GOAL})")
-    print(
-        f"  ours, 1 % pathological           {rates['pathological']:8.0f}   {harm:+.1%} fewer (limit {HARM_LIMIT:.0%})"
-    )
+    limit = f"{harm:+.1%} fewer (limit {HARM_LIMIT:.0%})"
+    print(f"  ours, 1 % pathological           {rates['pathological']:8.0f}   {limit}")
     met = arguments.small or (speed >= SPEED_GOAL and harm < HARM_LIMIT)
     figures = {"answers_per_second": rates, "speed": speed, "harm": harm, "met": met}
     return finish(arguments, figures, f"{speed:.2f} times as many, {harm:+.1%} fewer with 1 % pathological")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -34,27 +33,19 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+    from exgrpo_orlhf.rewards import Verifier, close_pools
 
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
     try:
-        verifier = Verifier(
-            kind=arguments.kind,
-            function=arguments.function,
-            timeout=arguments.timeout,
-            memory=arguments.memory,
-            workers=arguments.workers,
-            max_failed_share=1.0,
-        )
-        settings = {name: getattr(arguments, name) for name in SETTINGS}
+        verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
         counts = grade(verifier, arguments.rows, arguments.out, settings)
-    except (BadFile, GradingError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:  # BadFile and GradingError among them
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
         close_pools()
-    print(
-        f"{arguments.out}: {counts.total()} rows", *(f"{n} {verdict}" for verdict, n in counts.most_common()), sep=", "
-    )
+    verdicts = [f"{n} {verdict}" for verdict, n in counts.most_common()]
+    print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
     return 0
 
 
@@ -67,12 +58,14 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     total = sum(1 for _ in read(source, check=True))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
-    _cut_torn_line(out)
     done, begun, said = counts.total(), time.monotonic(), 0.0
     if done:
         print(f"{out}: {done} rows are graded already", file=sys.stderr)
     rows = islice(read(source), done, None)
-    with out.open("ab") as file:
+    with out.open("ab+") as file:
+        file.seek(0)
+        # The incomplete line that an earlier run was writing when it ended goes.
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
         while batch := list(islice(rows, BATCH)):
             grades = verifier.grade_all([(_question(row, verifier.kind), row["response"]) for row in batch])
             for row, each in zip(batch, grades, strict=True):
@@ -132,30 +125,20 @@ def _done(source: Path, out: Path) -> Counter[str]:
 
 def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
     """Write the settings beside the output. Raises BadFile if rows were graded with other settings."""
-    there = None
+    there: dict[str, Any] = {}
     if kept.exists():
-        there = next(read(kept), None)
-        if there is None or set(there) != set(settings):
+        there = next(read(kept), {})
+        if set(there) != set(settings):
             raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
-    if done and there is None:
+    elif done:
         raise BadFile(f"{kept} is missing: how the {done} rows of {out} were graded is unknown; remove {out}")
-    if done and there is not None and there != settings:
-        other = ", ".join(
-            f"--{name} {there[name]} and not {settings[name]}" for name in settings if there[name] != settings[name]
-        )
-        raise BadFile(f"{out}: graded so far with {other}; give the same, or another --out")
+    if done and there != settings:
+        other = [f"--{name} {there[name]} and not {new}" for name, new in settings.items() if there[name] != new]
+        raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
     if there != settings:
         from exgrpo_orlhf.files import write_json
 
         write_json(kept, settings, indent=None)
-
-
-def _cut_torn_line(out: Path) -> None:
-    """Remove the incomplete line that an earlier run was writing when it ended."""
-    if out.exists():
-        with out.open("rb") as file:
-            whole = sum(len(line) for line in file if line.endswith(b"\n"))
-        os.truncate(out, whole)
 
 
 def _rest(row: dict[str, Any]) -> str:
@@ -166,10 +149,9 @@ def _rest(row: dict[str, Any]) -> str:
 def _question(row: dict[str, Any], kind: str) -> Any:
     from exgrpo_orlhf.records import Question
 
-    gold = row["gold"]
+    gold, prompt = row["gold"], row.get("prompt")
     if kind != "math" and not isinstance(gold, str):
         gold = "" if gold is None else str(gold) if isinstance(gold, int | float) else json.dumps(gold)
-    prompt = row.get("prompt")
     meta = {key: row[key] for key in ("options", "tests") if key in row}
     return Question("", prompt if isinstance(prompt, str) else "", gold, "", meta)
 

@@ -5,30 +5,51 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
+import re
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from ..records import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains
-from .answer import Answer
-from .pool.pool import Grading, GradingError, Pool, pool
-from .text.format import FORMATS, exact
+from .answer import Answer, Graded
+from .pool.pool import GradingError, Pool, pool
 
 log = logging.getLogger(__name__)
 
+
+def _exact(question: Question, response: str) -> Grade:
+    """The response must equal the gold answer, white space around it aside. An empty response is no answer."""
+    given = response.strip()
+    if not given:
+        return Grade("no_answer", 0.0)
+    return Grade("correct", 1.0) if given == question.answer.strip() else Grade("wrong", 0.0)
+
+
+_FORMATS: dict[str, Callable[[str], object]] = {
+    # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
+    "think_answer": re.compile(
+        r"\s*+(<think>)?+((?!</?think>).)*+</think>\s*+<answer>(?!\s*</answer>)((?!</?(think|answer)>).)*+</answer>\s*",
+        re.DOTALL,
+    ).fullmatch,
+    # A box after the thought, if there is one.
+    "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
+}
+_Kind = Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"]
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
-    "exact": exact,
+    "exact": _exact,
     "modular_chain": modular_chains.grade,
     "countdown": countdown.grade,
 }
-_IN_POOL = ("math", "math_verify", "choice", "function", "code")
 _CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
+_cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
+_cache_lock = threading.Lock()
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
@@ -52,7 +73,7 @@ class Verifier:
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("workers", "max_failed_share")
 
-    kind: Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"] = "exact"
+    kind: _Kind = "exact"
     function: str | None = None
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0
@@ -61,7 +82,7 @@ class Verifier:
     max_failed_share: float = 0.25
 
     def __post_init__(self) -> None:
-        kinds = (*_HERE, *_IN_POOL)
+        kinds = get_args(_Kind)
         require(self.kind in kinds, f"Verifier.kind must be one of {', '.join(map(repr, kinds))}, got {self.kind!r}")
         require(
             (self.function is not None) == (self.kind == "function"),
@@ -69,8 +90,8 @@ class Verifier:
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
         )
         require(
-            self.format is None or self.format in FORMATS,
-            f"Verifier.format must be {' or '.join(map(repr, FORMATS))}, or None; got {self.format!r}",
+            self.format is None or self.format in _FORMATS,
+            f"Verifier.format must be {' or '.join(map(repr, _FORMATS))}, or None; got {self.format!r}",
         )
         require(self.timeout > 0, f"Verifier.timeout must be positive (seconds), got {self.timeout!r}")
         require(self.memory >= 64, f"Verifier.memory must be at least 64 (MiB), got {self.memory!r}")
@@ -85,18 +106,13 @@ class Verifier:
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
-        return self._graded([(question, response)])[0]
+        return _Answers(self, [(question, response)]).grades()[0]
 
     def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
         """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
-        grades = self._graded(pairs)
+        grades = _Answers(self, pairs).grades()
         self._check(grades)
         return grades
-
-    def _graded(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        answers = _Answers(self)
-        answers.add(pairs)
-        return answers.grades()
 
     def _check(self, grades: Sequence[Grade]) -> None:
         failed = Counter(grade.verdict for grade in grades if grade.reward is None)
@@ -144,42 +160,27 @@ class Verifier:
         return self.kind in ("modular_chain", "countdown")
 
     def _pool(self) -> Pool:
-        return pool(self._settings(), self.timeout + (_CODE_GRACE if self.kind == "code" else 0), self.workers)
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings on which a verdict depends, as the workers get them."""
+        """The processes for the settings on which a verdict depends."""
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
             settings["function"] = self.function
-        if self.kind == "code":
-            settings["timeout"] = self.timeout
-        return settings
-
-    def _key(self, answer: Answer, index: int) -> bytes:
-        if self.kind not in _CACHED:
-            return index.to_bytes(8, "big")
-        # These kinds ignore the prompt, and read nothing but the options from the meta.
-        relevant = [self.kind, answer.gold, answer.response, answer.meta.get("options")]
-        return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
-
-    def _formatted(self, response: str, grade: Grade) -> Grade:
-        """The grade, with reward 0 if the response lacks the required format."""
-        if self.format is None or grade.reward is None or FORMATS[self.format](response):
-            return grade
-        return replace(grade, verdict="wrong" if grade.verdict == "correct" else grade.verdict, reward=0.0)
+        if self.kind != "code":
+            return pool(settings, self.timeout, self.workers)
+        return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
 
 
 class _Answers:
     """Answers that are graded together, added in one call or in several. They go through the cache and the pool; the
     same answer to the same question is graded once."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = ()) -> None:
         self.verifier = verifier
         self.pairs: list[tuple[Question, str]] = []
         self.keys: list[bytes] = []  # of each pair
         self.known: dict[bytes, Grade] = {}
-        self.sent: dict[bytes, Answer] = {}
-        self.grading: Grading | None = None  # of the answers sent
+        self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
+        self.pool: Pool | None = None
+        self.add(pairs)
 
     def add(self, pairs: Sequence[tuple[Question, str]]) -> None:
         """Raises GradingError if grading has failed already."""
@@ -188,65 +189,62 @@ class _Answers:
             return
         new: dict[bytes, Answer] = {}
         for question, response in pairs:
-            answer = Answer(question.answer, response, _text(question.prompt), dict(question.meta))
-            key = self.verifier._key(answer, len(self.keys))
+            prompt = question.prompt
+            text = prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
+            answer = Answer(question.answer, response, text, dict(question.meta))
+            key = self._key(answer)
             self.keys.append(key)
             if grade := _cache.get(key):
                 self.known[key] = grade
             elif key not in self.sent:
                 new[key] = answer
         if new:
-            self.grading = self.grading or Grading(self.verifier._pool())
-            self.grading.send(list(new.values()))
-            self.sent |= new
+            self.pool = self.pool or self.verifier._pool()
+            futures = self.pool.submit([*new.values()])
+            self.sent |= zip(new, zip(new.values(), futures, strict=True), strict=True)
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         verifier = self.verifier
-        if grade := _HERE.get(verifier.kind):
-            return [verifier._formatted(response, grade(question, response)) for question, response in self.pairs]
-        graded = self.grading.wait() if self.grading else []
-        for (key, answer), (verdict, reward, extracted, reason) in zip(self.sent.items(), graded, strict=True):
-            self.known[key] = Grade(verdict, reward, extracted=extracted)
-            if reward is None:
-                log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
-            elif verifier.kind in _CACHED:
-                _cache.put(key, self.known[key])
+        if here := _HERE.get(verifier.kind):
+            grades = [here(question, response) for question, response in self.pairs]
+        else:
+            for key, (answer, future) in self.sent.items():
+                verdict, reward, extracted, reason = future.result()
+                grade = self.known[key] = Grade(verdict, reward, extracted=extracted)
+                if reward is None:
+                    log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
+                elif verifier.kind in _CACHED:
+                    _remember(key, grade)
+            grades = [self.known[key] for key in self.keys]
+        if verifier.format is None:
+            return grades
+        fits = _FORMATS[verifier.format]
         return [
-            verifier._formatted(response, self.known[key])
-            for key, (_, response) in zip(self.keys, self.pairs, strict=True)
+            grade if grade.reward is None or fits(response) else _unformatted(grade)
+            for grade, (_, response) in zip(grades, self.pairs, strict=True)
         ]
 
     def give_up(self) -> None:
         """Drop the answers that no worker has taken yet."""
-        if self.grading:
-            self.grading.fail(GradingError("these answers were given up"))
+        for _, future in self.sent.values():
+            future.cancel()
+
+    def _key(self, answer: Answer) -> bytes:
+        kind = self.verifier.kind
+        if kind not in _CACHED:
+            return len(self.keys).to_bytes(8, "big")
+        # These kinds ignore the prompt, and read nothing but the options from the meta.
+        relevant = [kind, answer.gold, answer.response, answer.meta.get("options")]
+        return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
 
 
-class _Cache:
-    """The most recently used verdicts of this process."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.grades: OrderedDict[bytes, Grade] = OrderedDict()
-        self.lock = threading.Lock()
-
-    def get(self, key: bytes) -> Grade | None:
-        with self.lock:
-            if key in self.grades:
-                self.grades.move_to_end(key)
-            return self.grades.get(key)
-
-    def put(self, key: bytes, grade: Grade) -> None:
-        with self.lock:
-            self.grades[key] = grade
-            if len(self.grades) > self.size:
-                self.grades.popitem(last=False)
+def _unformatted(grade: Grade) -> Grade:
+    return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
 
 
-_cache = _Cache(_CACHE_SIZE)
-
-
-def _text(prompt: str | tuple[tuple[str, str], ...]) -> str:
-    """A prompt as one text, as a reward function gets it."""
-    return prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
+def _remember(key: bytes, grade: Grade) -> None:
+    with _cache_lock:
+        _cache[key] = grade
+        if len(_cache) > _CACHE_SIZE:
+            del _cache[next(iter(_cache))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -115,17 +117,14 @@ def test_with_options_the_set_is_checked_and_texts_count(gold, response, verdict
 
 
 def test_options_may_have_labels():
-    options = {"1": "one", "2": "two"}
-    assert choice.grade(Answer("2", "\\boxed{two}", meta={"options": options})).verdict == "correct"
-    assert choice.grade(Answer("2", "The answer is 3", meta={"options": options})).verdict == "no_answer"
+    for response, verdict in (("\\boxed{two}", "correct"), ("The answer is 3", "no_answer")):
+        assert choice.grade(Answer("2", response, meta={"options": {"1": "one", "2": "two"}})).verdict == verdict
 
 
 def test_mmlu_pro_golds(shared_data):
     rows = pq.read_table(shared_data / "mmlu_pro_test.parquet", columns=["options", "answer"]).to_pylist()[::40]
     templates = ("\\boxed{{{}}}", "So the answer is ({}).", "Answer: {}", "{}", "{}. That is it")
-    for number, row in enumerate(rows):
-        response = templates[number % len(templates)].format(row["answer"])
-        assert choice.grade(Answer(row["answer"], response, meta={"options": row["options"]})).verdict == "correct"
-        other = "AB"[row["answer"] == "A"]
-        response = templates[number % len(templates)].format(other)
-        assert choice.grade(Answer(row["answer"], response, meta={"options": row["options"]})).verdict == "wrong"
+    for row, template in zip(rows, cycle(templates)):
+        for given, verdict in ((row["answer"], "correct"), ("AB"[row["answer"] == "A"], "wrong")):
+            answer = Answer(row["answer"], template.format(given), meta={"options": row["options"]})
+            assert choice.grade(answer).verdict == verdict

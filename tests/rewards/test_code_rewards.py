@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier, close_pools
 from exgrpo_orlhf.rewards.sandbox import sandbox
 from exgrpo_orlhf.rewards.sandbox.code import last_program, read_tests
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
+BRACKET = "[x] = [f(1)]; assert x == 2"  # not a list of tests, though it begins like one
 TIMEOUT = 2.0
 
 
@@ -34,9 +35,8 @@ def verdict(program: str, tests=SUMS, **settings) -> str:
     return verifier.grade(question, f"Here it is:\n```python\n{program}\n```\nThat is all.").verdict
 
 
-def sandboxes() -> list[str]:
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.split("\n")
-    return [line for line in found if "sandbox/inside.py" in line or "marked-by-the-test" in line]
+def sandboxes() -> bytes:
+    return subprocess.run(["pgrep", "-fa", "sandbox/inside.py|marked-by-the-test"], stdout=subprocess.PIPE).stdout
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,12 @@ def sandboxes() -> list[str]:
         ("import sys\nsys.exit(0)", ASSERTS, "wrong"),
         ("import os\nos._exit(0)", ASSERTS, "wrong"),
         ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
+        ("def f(x):\n    return x + 1", BRACKET, "correct"),
+        ("def f(x):\n    return x", BRACKET, "wrong"),
         ("print(1)", "nonsense", "wrong"),
         ("print(1)", [], "error"),
         ("print(1)", {"inputs": ["1"], "outputs": []}, "error"),
+        ("print(1)", {"inputs": ["1", "1"], "outputs": ["1", "2"]}, "error"),
         ("print(1)", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "error"),
     ],
 )
@@ -179,30 +182,22 @@ def test_a_program_is_found_in_time_linear_in_the_response():
     assert time.monotonic() - begun < 10
 
 
-def test_a_line_that_begins_with_a_bracket_is_a_test():
-    line = "[x] = [f(1)]; assert x == 2"
-    assert read_tests(line) == [line]
-    assert verdict("def f(x):\n    return x + 1", line) == "correct"
-    assert verdict("def f(x):\n    return x", line) == "wrong"
-    assert read_tests("{'inputs': ['1'], 'outputs': ['2']}") == {"1": "2"}, "a test that cannot fail is none"
+def test_tests_are_read():
+    for text in (BRACKET, ASSERTS):
+        assert read_tests(text) == [text]
+    assert read_tests("{'inputs': ['1'], 'outputs': ['2']}") == {"1": "2"}, "as an assertion it could not fail"
+    assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}
+    assert read_tests({"inputs": ["1", "1"], "outputs": ["1", "1\n"]}) == {"1": "1"}
     for broken in ('{"inputs": ["1"', "[assert"):
         with pytest.raises(ValueError, match="neither JSON nor Python"):
             read_tests(broken)
-
-
-def test_two_outputs_for_the_same_input_are_an_error():
     with pytest.raises(ValueError, match="two tests have the input '1' and different outputs"):
         read_tests({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]})
-    assert read_tests({"inputs": ["1", "1"], "outputs": ["1", "1\n"]}) == {"1": "1"}
-    assert verdict("print(1)", {"inputs": ["1", "1"], "outputs": ["1", "2"]}) == "error"
 
 
 def test_tests_may_be_the_gold_answer():
-    assert read_tests('{"inputs": ["1"], "outputs": ["2"]}') == {"1": "2"}
-    assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}
-    assert read_tests(ASSERTS) == [ASSERTS]
-    question = Question.make("test", "", ASSERTS)
-    assert Verifier("code", memory=256).grade(question, "```python\ndef f(x): return x + 1\n```").correct
+    question = Question.make("test", "", '{"inputs": ["1"], "outputs": ["2"]}')
+    assert Verifier("code", memory=256).grade(question, "```python\nprint(2)\n```").correct
 
 
 def test_without_a_sandbox_nothing_is_run():
@@ -214,15 +209,11 @@ def test_without_a_sandbox_nothing_is_run():
         "from exgrpo_orlhf.records import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
         "Verifier('code', memory=257).grade(Question.make('t', '', 'assert True'), '```\\nprint(1)\\n```')"
     )
-    script = f'echo 0 > {limit} && exec {sys.executable} -c "$0"'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", script, code], capture_output=True, text=True, timeout=60
-    )
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec {sys.executable} -c "$0"']
+    done = subprocess.run([*command, code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert (
-        "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox" in done.stderr
-    )
-    assert GradingError.__name__ in done.stderr
+    said = "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox"
+    assert said in done.stderr
 
 
 def test_close():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -32,59 +31,45 @@ def test_suite(category):
 
 def test_public_cases(shared_data):
     cases = read(shared_data / "grader_cases.jsonl")
-    wrong = [
-        case["id"]
-        for case in cases
-        if (math.grade(Answer(case["gold"], case["response"])).verdict == "correct") != case["label"]
-    ]
+    given = [math.grade(Answer(case["gold"], case["response"])).verdict == "correct" for case in cases]
+    wrong = [case["id"] for case, correct in zip(cases, given, strict=True) if correct != case["label"]]
     assert len(wrong) <= 0.03 * len(cases), wrong
 
 
-def golds(folder: Path) -> dict[str, list]:
-    minerva = [math.gold_texts(row["solution"])[0] for row in read(folder / "minerva_test.jsonl")]
-    valid = pq.read_table(folder / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()
-    return {
-        "math500": [row["answer"] for row in read(folder / "math500_test.jsonl")],
-        "aime24": [row["expected_answer"] for row in read(folder / "aime24_test.jsonl")],
-        "aime25": [row["expected_answer"] for row in read(folder / "aime25_test.jsonl")],
-        "amc23": [row["answer"] for row in read(folder / "amc23_test.jsonl")],
-        "minerva": minerva,
-        "gsm8k": [row["answer"].rpartition("####")[2].strip() for row in read(folder / "gsm8k_test.jsonl")],
-        "exgrpo_valid": [row["reward_model"]["ground_truth"] for row in valid],
+@pytest.fixture(scope="module")
+def golds(shared_data) -> dict[str, list[str]]:
+    fields = {"math500": "answer", "aime24": "expected_answer", "aime25": "expected_answer", "amc23": "answer"}
+    fields |= {"minerva": "solution", "gsm8k": "answer"}
+    found = {
+        name: [math.gold_texts(row[field])[0] for row in read(shared_data / f"{name}_test.jsonl")]
+        for name, field in fields.items()
     }
+    valid = pq.read_table(shared_data / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()
+    return {**found, "exgrpo_valid": [row["reward_model"]["ground_truth"] for row in valid]}
 
 
-def test_a_gold_is_right_when_it_is_given(shared_data):
-    for name, answers in golds(shared_data).items():
-        missed = [
-            gold
-            for gold in answers
-            if math.grade(Answer(gold, f"So the final answer is $\\boxed{{{gold}}}$.")).verdict != "correct"
-        ]
+def test_a_gold_is_right_when_it_is_given(golds):
+    for name, answers in golds.items():
+        said = [(gold, f"So the final answer is $\\boxed{{{gold}}}$.") for gold in answers]
+        missed = [gold for gold, response in said if math.grade(Answer(gold, response)).verdict != "correct"]
         assert len(missed) <= 0.005 * len(answers), (name, missed)
 
 
-def test_another_question_s_gold_is_wrong(shared_data):
+def test_another_question_s_gold_is_wrong(golds):
     """Not lenient by accident: golds of MATH-500 against the gold of the next question."""
-    answers = golds(shared_data)["math500"]
-    same = [
-        (gold, other)
-        for gold, other in zip(answers, [*answers[1:], answers[0]], strict=True)
-        if gold != other and math.grade(Answer(gold, f"\\boxed{{{other}}}")).verdict == "correct"
-    ]
+    answers = golds["math500"]
+    others = [pair for pair in zip(answers, [*answers[1:], answers[0]], strict=True) if pair[0] != pair[1]]
+    same = [pair for pair in others if math.grade(Answer(pair[0], f"\\boxed{{{pair[1]}}}")).verdict == "correct"]
     assert same in ([], [("5", "x=5")])
 
 
-def test_a_number_is_right_within_its_sentence_and_a_neighbour_is_not(shared_data):
-    answers = [row["answer"].rpartition("####")[2].strip() for row in read(shared_data / "gsm8k_test.jsonl")][:300]
+def test_a_number_is_right_within_its_sentence_and_a_neighbour_is_not(golds):
+    answers = golds["gsm8k"][:300]
+    others = [str(int(gold.replace(",", "")) + 1) for gold in answers]
     for template in ("Therefore the answer is {}.", "<answer>{}</answer>", "Adding up, she has {} dollars", "#### {}"):
-        verdicts = Counter(math.grade(Answer(gold, template.format(gold))).verdict for gold in answers)
-        assert verdicts == {"correct": len(answers)}, template
-        others = [str(int(gold.replace(",", "")) + 1) for gold in answers]
-        verdicts = Counter(
-            math.grade(Answer(g, template.format(o))).verdict for g, o in zip(answers, others, strict=True)
-        )
-        assert verdicts == {"wrong": len(answers)}, template
+        for given, verdict in ((answers, "correct"), (others, "wrong")):
+            graded = [math.grade(Answer(g, template.format(o))) for g, o in zip(answers, given, strict=True)]
+            assert {each.verdict for each in graded} == {verdict}, template
 
 
 @pytest.mark.parametrize(
@@ -111,11 +96,9 @@ def test_golds_that_are_not_text(gold, response, verdict):
 
 
 def test_thoughts_are_not_seen():
-    assert visible("<think>a</think>b") == "b"
-    assert visible("a</think>b") == "b"
-    assert visible("b<think>a") == "b"
-    assert visible("b<think>a</think>") == "b"
-    assert visible("<think>a<think>b</think>c</think>d") == "d"
+    thoughts = ("<think>a</think>b", "a</think>b", "b<think>a", "b<think>a</think>")
+    for response in (*thoughts, "<think>a<think>b</think>c</think>b"):
+        assert visible(response) == "b", response
 
 
 def test_the_last_box_with_something_in_it():
@@ -137,22 +120,16 @@ def test_a_rounded_gold_takes_what_rounds_to_it():
     assert not same("0.3333", "0.33333"), "two decimals are not a gold and an exact answer"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9^{9^{9^9}}", "9**9**9**9", "9^9^9^9", "999999999!", "((9!)!)!", "\\binom{10^{9}}{5}",
-        "\\prod_{k=1}^{10^{8}} k",
-        "(10^{9999})^{9999}", "2^{10^{10}}", "(x+1)^{5000}", "1" * 500, "(" * 50 + "1" + ")" * 50, "\\Gamma(10^{9})",
-        "__import__", '"a"',
-    ],
+NEVER = (
+    "9^{9^{9^9}}", "9**9**9**9", "9^9^9^9", "999999999!", "((9!)!)!", "\\binom{10^{9}}{5}", "\\prod_{k=1}^{10^{8}} k",
+    "(10^{9999})^{9999}", "2^{10^{10}}", "(x+1)^{5000}", "1" * 500, "(" * 50 + "1" + ")" * 50, "\\Gamma(10^{9})",
+    "__import__", '"a"',
 )  # fmt: skip
-def test_what_would_never_end_is_not_begun(text):
-    assert not computable(text)
+ORDINARY = (
+    "x^{2024}+1", "2^{2024}", "3 \\cdot 10^{35}", "100!", "\\binom{100}{50}", "x^{2^{3}}", "e^{-x^2}", "(x+1)^{10}",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["x^{2024}+1", "2^{2024}", "3 \\cdot 10^{35}", "100!", "\\binom{100}{50}", "x^{2^{3}}", "e^{-x^2}", "(x+1)^{10}"],
-)
-def test_what_is_ordinary_is_computed(text):
-    assert computable(text)
+@pytest.mark.parametrize(("text", "begun"), [*((text, False) for text in NEVER), *((text, True) for text in ORDINARY)])
+def test_what_would_never_end_is_not_begun(text, begun):
+    assert computable(text) == begun

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from signal import SIGKILL
@@ -21,9 +22,8 @@ from run_builders import ROOT, wait_until
 
 from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
-from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
-from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.pool import pool
+from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.rewards.answer import Answer, Graded
 from exgrpo_orlhf.rewards.pool.pool import Pool
 
 pytestmark = pytest.mark.slow
@@ -81,23 +81,13 @@ def verifier(function) -> Verifier:
 
 
 def processes(needle: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if needle.encode() in command and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+    """Other processes with this in their command line."""
+    found = subprocess.run(["pgrep", "-f", needle], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in found if int(pid) != os.getpid()]
 
 
-def ended(needle: str, within: float = 5.0) -> bool:
-    end = time.monotonic() + within
-    while processes(needle) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not processes(needle)
+def grade(pool: Pool, responses: Sequence[str]) -> list[Graded]:
+    return [future.result() for future in pool.submit([Answer("42", text, "p:") for text in responses])]
 
 
 def verdicts(pairs=ANSWERS) -> list[str]:
@@ -122,7 +112,7 @@ def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
         assert verifier.grade(QUESTION, response).verdict == "timeout"
         assert time.monotonic() - begun < 2.0
         assert verifier.grade(QUESTION, "42").correct
-    assert ended("61.25"), "what an answer has started is killed with it"
+    wait_until(lambda: not processes("61.25"), 5)  # what an answer has started is killed with it
 
 
 def test_many_threads_share_the_pool(verifier):
@@ -147,7 +137,7 @@ def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():
 
 def test_the_same_verdicts_in_ray():
     ray = pytest.importorskip("ray")
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *filter(None, sys.path)])
     code = textwrap.dedent(f"""
         import asyncio, json, ray
         ray.init(num_cpus=2, include_dashboard=False, logging_level="error",
@@ -264,16 +254,20 @@ def test_a_group_is_graded_while_others_have_not_come(verifier, tmp_path):
     assert all(rollout.grade.verdict == "wrong" for each in graded for rollout in each.rollouts)
 
 
-def test_an_answer_that_two_groups_have_is_graded_once(monkeypatch):
-    close_pools()
-    question, sent = [Question.make("test", prompt, "778899") for prompt in ("a", "b")], []
-    send = pool.Grading.send
-    monkeypatch.setattr(pool.Grading, "send", lambda self, answers: (sent.extend(answers), send(self, answers)))
+def test_the_same_answer_to_the_same_gold_is_graded_once(monkeypatch):
+    sent = []
+    submit = Pool.submit
+    monkeypatch.setattr(Pool, "submit", lambda self, answers: (sent.extend(answers), submit(self, answers))[1])
+    questions = [Question.make("test", prompt, "778899") for prompt in ("a", "b")]
     rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
-    groups = (RolloutGroup(each, rollouts, False) for each in question)
-    graded = Verifier("math").grade_groups(groups, lambda ids: f"\\boxed{{778899}}{' ' * int(ids[0])}")
+    groups = (RolloutGroup(each, rollouts, False) for each in questions)
+    verifier = Verifier("math")
+    graded = verifier.grade_groups(groups, lambda ids: f"\\boxed{{778899}}{' ' * int(ids[0])}")
     assert all(rollout.grade.correct for each in graded for rollout in each.rollouts)
     assert len(sent) == 2, "four rollouts, two answers"
+    assert verifier.grade(questions[0], "\\boxed{778899}").correct
+    assert len(sent) == 2, "known from before"
+    assert not verifier.grade(Question.make("test", "a", "998877"), "\\boxed{778899}").correct
 
 
 def test_groups_that_cannot_come_end_the_grading_of_those_that_wait(function, tmp_path):
@@ -330,26 +324,29 @@ def test_another_function_of_the_file_may_return_a_tensor(function):
 
 def test_a_worker_killed_from_outside_is_replaced(function):
     pool = Pool({"kind": "function", "function": function, "memory": 512}, 5.0, 1)
-    answers = [Answer("42", "42", "p:")] * 3
-    assert [graded.verdict for graded in pool.grade(answers)] == ["correct"] * 3
+    assert [graded.verdict for graded in grade(pool, ["p:42"] * 3)] == ["correct"] * 3
     pool._slots[0].process.kill()
-    assert [graded.verdict for graded in pool.grade(answers)] == ["correct"] * 3
+    assert [graded.verdict for graded in grade(pool, ["p:42"] * 3)] == ["correct"] * 3
     pool.close()
     with pytest.raises(GradingError, match="closed"):
-        pool.grade(answers)
+        grade(pool, ["p:42"])
 
 
-def test_an_answer_whose_process_is_killed_from_outside_has_one_more_try(function):
+def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function):
     pool = Pool({"kind": "function", "function": function, "memory": 515}, 5.0, 1)
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(pool.grade, [Answer("42", text, "p:") for text in ("p:42", "p:nap 42", "p:42")])
-        while len(processes('"memory": 515')) < 2:
-            time.sleep(0.05)
-        time.sleep(0.4)
-        (fork,) = {*processes('"memory": 515')} - {pool._slots[0].process.pid}
-        os.kill(fork, SIGKILL)
-        assert [graded.verdict for graded in found.result()] == ["correct"] * 3
-    graded = pool.grade([Answer("42", text, "p:") for text in ("p:kill", "p:42")])
+
+    def forks():
+        return {*processes('"memory": 515')} - {slot.process.pid for slot in pool._slots if slot.process}
+
+    grade(pool, ["p:42"])
+    for answers in ([], ["p:42", "p:nap 42", "p:42"]):  # between two chunks, and within one
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(grade, pool, answers)
+            time.sleep(0.4)
+            (fork,) = forks()
+            os.kill(fork, SIGKILL)
+            assert [graded.verdict for graded in found.result()] == ["correct"] * len(answers)
+    graded = grade(pool, ["p:kill", "p:42"])
     assert [each.verdict for each in graded] == ["error", "correct"]
     assert "killed by SIGKILL" in graded[0].reason
     pool.close()
@@ -357,39 +354,30 @@ def test_an_answer_whose_process_is_killed_from_outside_has_one_more_try(functio
 
 def test_closing_ends_all_processes_and_waiting_callers(function):
     pool = Pool({"kind": "function", "function": function, "memory": 511}, 60.0, 2)
-    failed = []
-
-    def wait():
-        try:
-            pool.grade([Answer("42", "sleep", "p:")] * 8)
-        except GradingError as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while len(processes('"memory": 511')) < 4:  # two workers and their forks
-        time.sleep(0.05)
-    pool.close()
-    thread.join(10)
-    assert failed == ["the pool of grading processes was closed"]
-    assert ended('"memory": 511')
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(grade, pool, ["sleep"] * 8)
+        wait_until(lambda: len(processes('"memory": 511')) == 4)  # two workers and their forks
+        pool.close()
+        with pytest.raises(GradingError, match="the pool of grading processes was closed"):
+            waiting.result(10)
+    wait_until(lambda: not processes('"memory": 511'), 5)
 
 
-@pytest.mark.parametrize("how", ["return", "kill"])
-def test_no_process_outlives_its_caller(function, how):
+@pytest.mark.parametrize(("memory", "killed"), [(513, True), (514, False)])
+def test_no_process_outlives_its_caller(function, memory, killed):
     code = textwrap.dedent(f"""
         import os, signal, threading, time
         from exgrpo_orlhf.records import Question
         from exgrpo_orlhf.rewards import Verifier
-        v = Verifier("function", function={function!r}, memory={513 if how == "kill" else 514})
+        v = Verifier("function", function={function!r}, memory={memory})
         q = Question.make("t", "p:", "42")
         v.grade(q, "42")
         threading.Thread(target=lambda: v.grade(q, "sleep"), daemon=True).start()
         time.sleep(0.3)
-        {"os.kill(os.getpid(), signal.SIGKILL)" if how == "kill" else ""}
+        {killed} and os.kill(os.getpid(), signal.SIGKILL)
     """)
-    subprocess.run([sys.executable, "-c", code], check=how == "return", timeout=60, cwd=ROOT, stderr=subprocess.DEVNULL)
-    assert ended(f'"memory": {513 if how == "kill" else 514}')
+    subprocess.run([sys.executable, "-c", code], check=not killed, timeout=60, cwd=ROOT, stderr=subprocess.DEVNULL)
+    wait_until(lambda: not processes(f'"memory": {memory}'), 5)
 
 
 def test_a_forked_process_makes_a_pool_of_its_own(verifier):
@@ -399,17 +387,6 @@ def test_a_forked_process_makes_a_pool_of_its_own(verifier):
         os._exit(0 if verifier.grade(QUESTION, "42").correct else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert verifier.grade(QUESTION, "42").correct
-
-
-def test_verdicts_are_cached_by_what_they_depend_on():
-    close_pools()
-    question, other = Question.make("test", "", "123456"), Question.make("test", "", "654321")
-    verifier = Verifier("math")
-    assert verifier.grade(question, "\\boxed{123456}").correct
-    close_pools()
-    assert verifier.grade(question, "\\boxed{123456}").correct
-    assert not pool._pools, "no worker is started for what is known"
-    assert not verifier.grade(other, "\\boxed{123456}").correct
 
 
 def test_a_verifier_pickles_and_grades_after_it(verifier):

@@ -34,13 +34,20 @@ def go(model: Path, run: Path, *more: str) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
-@pytest.mark.parametrize("kind", ["math", "choice"])
+@pytest.mark.parametrize("kind", ["math", "choice", "code"])
 def test_a_run_is_rewarded(kind, warm_model, tmp_path):
-    rows = go(warm_model, tmp_path / "run", f"Verifier.kind = {kind!r}")
+    """A model of digits writes no programs: every answer is none, and that is no error."""
+    if kind == "code":
+        try:
+            sandbox.check()
+        except NoSandbox as error:
+            pytest.skip(str(error))
+    rows = go(warm_model, tmp_path / "run", f"Verifier.kind = {kind!r}", "Verifier.memory = 512")
     assert len(rows) == 3
     for row in rows[1:]:
         assert row["reward/timeout_share"] == row["reward/error_share"] == 0
-    assert kind == "choice" or rows[-1]["reward/mean"] > 0
+    assert kind != "math" or rows[-1]["reward/mean"] > 0
+    assert kind != "code" or rows[-1]["reward/no_answer_share"] == 1
 
 
 def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
@@ -74,14 +81,3 @@ def test_training_stops_when_grading_fails(warm_model, tmp_path):
     (tmp_path / "RAISE.py").write_text(FUNCTION)
     with pytest.raises(GradingError, match=r"32 of 32 answers could not be graded \(0 timeouts, 32 errors\)"):
         go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
-
-
-def test_a_run_with_code_rewards(warm_model, tmp_path):
-    """A model of digits writes no programs: every answer is none, and that is no error."""
-    try:
-        sandbox.check()
-    except NoSandbox as error:
-        pytest.skip(str(error))
-    rows = go(warm_model, tmp_path / "run", "Verifier.kind = 'code'", "Verifier.memory = 256")
-    assert rows[-1]["reward/no_answer_share"] == 1
-    assert rows[-1]["reward/error_share"] == 0

@@ -1,10 +1,10 @@
 """A pool of grading processes that can be killed, with a wall-clock limit for each answer.
 
 A limit cannot be enforced inside the caller's process: alarms work in the main thread only, and one `999999999!` holds
-the interpreter lock for hours. So answers are graded in separate processes (`worker.py`) over plain pipes, without a
-signal handler, a semaphore or anything else of multiprocessing in the caller: it works the same from the main thread,
-any other thread, asyncio.to_thread, a Ray task and an actor. Each worker has a thread here that feeds it and watches
-the clock; the thread also starts it, since Linux ties "killed with its parent" to the parent's thread.
+the interpreter lock for hours. So answers are graded in separate processes (`worker.py`), without a signal handler or a
+semaphore in the caller: it works the same from the main thread, any other thread, asyncio.to_thread, a Ray task and an
+actor. Each worker has a thread here that feeds it and watches the clock; the thread also starts it, since Linux ties
+"killed with its parent" to the parent's thread.
 """
 
 from __future__ import annotations
@@ -14,69 +14,50 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from signal import SIGUSR1, SIGUSR2
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from ..answer import Answer, Graded
-from .process import START_TIMEOUT, Broken, GradingProcess
 from .worker import KILLED
 
 log = logging.getLogger(__name__)
 
-_CHUNK = 8  # answers sent at a time: the pipes cost little beside grading, and few answers wait behind one that hangs
-_TRIES = 3  # workers that may break down on the same chunk before its first answer is given up
+_CHUNK = 8  # answers sent at a time: messages cost little beside grading, and few answers wait behind one that hangs
+_TRIES = 3  # processes that may be lost on an answer through no fault that is known of it before it is given up
+_START_TIMEOUT = 180.0  # seconds that a worker may take to import what it needs, on a busy machine
+_ROOT = Path(__file__).resolve().parents[3]
+_COMMAND = "from exgrpo_orlhf.rewards.pool.worker import main; main()"
+
+Reply = tuple[Any, ...]  # see worker.py
 
 
 class GradingError(ValueError):
     """Grading cannot go on: the grader cannot be loaded, the pool is closed, or too many answers have failed."""
 
 
-class Grading:
-    """Answers that are sent to a pool, in one call or in several, and their verdicts as they arrive."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.results: list[Graded | None] = []  # in the order in which the answers were sent
-        self.killed: set[int] = set()  # answers whose process was killed from outside, once
-        self.error: GradingError | None = None
-        self._pool, self._left, self._change = pool, 0, threading.Condition()
-
-    def send(self, answers: Sequence[Answer]) -> None:
-        """Start grading these answers. Raises GradingError if the pool is closed or grading has failed already."""
-        if self.error:
-            raise self.error
-        first = len(self.results)
-        jobs = [(self, first + i, pickle.dumps(answer)) for i, answer in enumerate(answers)]
-        with self._change:
-            self.results += [None] * len(jobs)
-            self._left += len(jobs)
-        self._pool.take_in(jobs)
-
-    def wait(self) -> list[Graded]:
-        """The verdicts of all answers sent, in that order. Blocks. Raises GradingError."""
-        with self._change:
-            self._change.wait_for(lambda: self.error is not None or not self._left)
-        if self.error:
-            raise self.error
-        return [graded for graded in self.results if graded is not None]
-
-    def put(self, index: int, graded: Graded) -> None:
-        """Record a verdict. index: of the answer, in the order of sending."""
-        with self._change:
-            self.results[index] = graded
-            self._left -= 1
-            self._change.notify_all()
-
-    def fail(self, error: GradingError) -> None:
-        """Give up: answers that no worker has taken yet are not graded, and `wait` raises the error."""
-        with self._change:
-            self.error = error
-            self._change.notify_all()
+class _Broken(Exception):
+    """The worker process itself has failed and must be replaced."""
 
 
-Job = tuple[Grading, int, bytes]  # the answer is pickled by the caller, who gets the error if that fails
+@dataclass
+class _Job:
+    answer: bytes  # pickled by the caller, who gets the error if that fails
+    verdict: Future[Graded] = field(default_factory=Future)
+    lost: int = 0  # processes, while they graded it
+
+    def settle(self, graded: Graded) -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            self.verdict.set_result(graded)
 
 
 class Pool:
@@ -89,184 +70,210 @@ class Pool:
 
     def __init__(self, settings: Mapping[str, Any], timeout: float, workers: int) -> None:
         self.settings, self.timeout, self.workers = dict(settings), timeout, workers
-        self.closed = False
-        self._waiting: deque[list[Job]] = deque()
+        self.failed: GradingError | None = None  # why no more answers are taken
+        self._waiting: deque[list[_Job]] = deque()
         self._change = threading.Condition()
         self._slots: list[_Slot] = []
         self._idle = 0
 
-    def grade(self, answers: Sequence[Answer]) -> list[Graded]:
-        """Verdicts in the order of the answers. Blocks; may be called from several threads. Raises GradingError."""
-        grading = Grading(self)
-        grading.send(answers)
-        return grading.wait()
+    def submit(self, answers: Sequence[Answer]) -> list[Future[Graded]]:
+        """Queue answers, from any thread, and start workers for them. A future that is cancelled may not be graded.
 
-    def take_in(self, jobs: list[Job]) -> None:
-        """Queue jobs in chunks, and start workers for them. Raises GradingError if the pool is closed."""
+        Raises GradingError if the pool has failed or is closed; the futures raise it if that comes later.
+        """
+        jobs = [_Job(pickle.dumps(answer)) for answer in answers]
         size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
-        chunks = [jobs[i : i + size] for i in range(0, len(jobs), size)]
         with self._change:
-            if self.closed:
-                raise GradingError("the pool of grading processes is closed")
-            self._waiting.extend(chunks)
+            if self.failed:
+                raise self.failed
+            self._waiting.extend(jobs[i : i + size] for i in range(0, len(jobs), size))
             for _ in range(min(len(self._waiting) - self._idle, self.workers - len(self._slots))):
-                slot = _Slot(self)
-                self._slots.append(slot)
-                slot.thread.start()
+                self._slots.append(_Slot(self))
+                self._slots[-1].start()
             self._change.notify_all()
+        return [job.verdict for job in jobs]
 
-    def close(self) -> None:
-        """Kill the workers. Answers that still wait for a verdict get GradingError."""
+    def fail(self, error: GradingError) -> None:
+        """Take no more answers and kill the workers. Answers that still wait for a verdict get the error."""
         with self._change:
-            self.closed = True
-            jobs = [job for chunk in self._waiting for job in chunk]
+            self.failed = self.failed or error
+            waiting = [job for chunk in self._waiting for job in chunk]
             self._waiting.clear()
             self._change.notify_all()
-        _fail_closed(jobs)
+        self.put_back(waiting)
         for slot in self._slots:
-            slot.stop()
-        for slot in self._slots:
-            slot.thread.join(timeout=5)
+            if process := slot.process:
+                process.kill()  # the slot's own thread cleans up
 
-    def take(self) -> list[Job] | None:
-        """The next chunk; None when the pool has closed. Jobs of a call that has failed already are left out."""
-        with self._change:
-            while True:
-                while not self._waiting and not self.closed:
-                    self._idle += 1
-                    self._change.wait()
-                    self._idle -= 1
-                if self.closed:
+    def close(self) -> None:
+        """Kill the workers and wait for their end. Answers that still wait for a verdict get GradingError."""
+        self.fail(GradingError("the pool of grading processes was closed"))
+        for slot in self._slots:
+            slot.join(timeout=5)
+
+    def take(self) -> list[_Job] | None:
+        """The next chunk, without cancelled jobs; None when the pool has failed."""
+        while True:
+            with self._change:
+                self._idle += 1
+                self._change.wait_for(lambda: self._waiting or self.failed)
+                self._idle -= 1
+                if self.failed:
                     return None
-                chunk = [job for job in self._waiting.popleft() if job[0].error is None]
-                if chunk:
+                if chunk := [job for job in self._waiting.popleft() if not job.verdict.done()]:
                     return chunk
 
-    def put_back(self, chunk: list[Job]) -> None:
-        """Put jobs at the head of the queue, for the next free worker."""
+    def put_back(self, chunk: list[_Job]) -> None:
+        """Put jobs at the head of the queue, for the next free worker; after a failure, give up those jobs."""
         with self._change:
-            if chunk and not self.closed:
-                self._waiting.appendleft(chunk)
+            if self.failed is None:
+                self._waiting.extendleft([chunk] if chunk else [])
                 self._change.notify()
                 return
-        _fail_closed(chunk)
+        for job in chunk:
+            with suppress(InvalidStateError):
+                job.verdict.set_exception(self.failed)
 
 
-def _fail_closed(jobs: Sequence[Job]) -> None:
-    for grading, _, _ in jobs:
-        grading.fail(GradingError("the pool of grading processes was closed"))
-
-
-class _Slot:
-    """One worker process and the thread that feeds it."""
+class _Slot(threading.Thread):
+    """The thread that feeds one worker process, and replaces it when it breaks down."""
 
     def __init__(self, pool: Pool) -> None:
+        super().__init__(name="grading", daemon=True)
         self.pool = pool
-        self.thread = threading.Thread(target=self._run, name="grading", daemon=True)
-        self.process: GradingProcess | None = None
-        self.tried = 0  # workers that broke down on the chunk at hand
-        self.lock = threading.Lock()
+        self.process: _Process | None = None
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while chunk := self.pool.take():
             try:
-                self._grade(chunk)
-                self.tried = 0
+                self._grade(self.process or self._start(), chunk)
             except GradingError as error:
-                for grading in {id(job[0]): job[0] for job in chunk}.values():
-                    grading.fail(error)
+                self.pool.fail(error)
+                self.pool.put_back(chunk)
             except Exception as error:  # anything else: a caller must never wait for a verdict that cannot come
                 self._replace(chunk, error)
         self._end()
 
-    def stop(self) -> None:
-        """Kill the worker, from any thread. The slot's own thread cleans up."""
-        with self.lock:
-            if self.process is not None:
-                self.process.kill()
+    def _start(self) -> _Process:
+        process = self.process = _Process(self.pool.settings)
+        if self.pool.failed:  # while it was started: nobody else would kill it
+            raise self.pool.failed
+        process.wait_for_fork()
+        return process
 
     def _end(self) -> None:
-        self.stop()
-        with self.lock:
-            process, self.process = self.process, None
-        if process is not None:
+        process, self.process = self.process, None
+        if process:
             process.close()
 
-    def _replace(self, chunk: list[Job], error: Exception) -> None:
-        """After a worker broke down (killed from outside, out of memory): a new worker, and the chunk again."""
+    def _replace(self, chunk: list[_Job], error: Exception) -> None:
+        """After the worker broke down (killed from outside, out of memory): a new worker, and the chunk again."""
         self._end()
-        left = [job for job in chunk if job[0].results[job[1]] is None]
-        self.tried += 1
-        if left and self.tried >= _TRIES:
-            self.tried = 0
-            grading, index, _ = left.pop(0)
-            grading.put(index, Graded("error", None, reason=f"the grading process broke down {_TRIES} times: {error}"))
-        if not self.pool.closed:
+        left = [job for job in chunk if not job.verdict.done()]
+        if left:
+            left[0].lost += 1
+            if left[0].lost == _TRIES:
+                reason = f"the grading process broke down {_TRIES} times: {error}"
+                left.pop(0).settle(Graded("error", None, reason=reason))
+        if not self.pool.failed:
             log.warning("a grading process broke down (%s) and is replaced", error)
         self.pool.put_back(left)
 
-    def _grade(self, chunk: list[Job]) -> None:
+    def _grade(self, process: _Process, chunk: list[_Job]) -> None:
         """Grade up to the first answer that ends the fork that grades it; the others go back to the queue."""
-        process = self._ready_process()
-        reply = process.send(pickle.dumps([pickled for _, _, pickled in chunk])) or process.receive(START_TIMEOUT)
-        current = 0
-        while reply is not None and reply[0] != "died":
-            if reply[0] == "grade":
-                grading, index, _ = chunk[current]
-                grading.put(index, Graded(*reply[1:]))
-                current += 1
-                if current == len(chunk):
-                    return
-            elif reply[0] != "begun":
-                raise Broken(f"unexpected reply {reply[0]!r}")
+        if process.receive(0):  # ("died", …): between two chunks
+            process.fork_again()
+        process.send([job.answer for job in chunk])
+        for i, job in enumerate(chunk):
             reply = process.receive(self.pool.timeout)
-        grading, index, _ = chunk[current]
-        graded = None
+            if reply and reply[0] == "graded":
+                job.settle(Graded(*reply[1:]))
+                continue
+            graded = None
+            if reply is None:
+                process.kill_fork()
+                reason = f"not graded within {self.pool.timeout:g} s (Verifier.timeout)"
+                graded = Graded("timeout", None, reason=reason)
+            else:
+                job.lost += 1
+                if reply[1] != KILLED or job.lost == _TRIES:  # the kernel or a person may have killed it
+                    graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
+            try:
+                process.fork_again()  # before the verdict: what a caller then asks for needs no further worker
+            finally:
+                if graded:
+                    job.settle(graded)
+            self.pool.put_back([other for other in chunk[i:] if not other.verdict.done()])
+            return
+
+
+class _Process:
+    """A worker process, the connection to it, and the memory in which it finds the answers.
+
+    The connection has short messages only: a write to it never waits for a process that has stopped reading.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._connection, theirs = Pipe()
+        self._answers = os.memfd_create("answers")
+        self._settings, self._fork = settings, 0
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        fds = (theirs.fileno(), self._answers)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _COMMAND, json.dumps(settings), *map(str, (os.getpid(), *fds))],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a user's function prints
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C goes to the caller alone
+                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        self.pid = self._process.pid
+
+    def receive(self, timeout: float) -> Reply | None:
+        """The next reply, or None if there is none within `timeout` seconds. Raises _Broken if the process is gone."""
+        try:
+            # Polled twice, because this thread itself may have been kept from running for all of the timeout.
+            come = self._connection.poll(timeout) or self._connection.poll()
+            return self._connection.recv() if come else None
+        except (EOFError, OSError) as error:
+            raise _Broken("it is gone") from error
+
+    def send(self, answers: list[bytes]) -> None:
+        self._connection.send(os.pwrite(self._answers, pickle.dumps(answers), 0))
+
+    def wait_for_fork(self) -> None:
+        """Wait for the fork that grades. Raises GradingError if the grader cannot be loaded."""
+        name, what = self.receive(_START_TIMEOUT) or ("", None)
+        if name == "unusable":
+            raise GradingError(f"Verifier.kind = {self._settings['kind']!r} cannot be used: {what}")
+        if name != "ready":
+            raise _Broken("it did not start")
+        self._fork = what
+
+    def kill_fork(self) -> None:
+        """Kill the fork that grades; a reply that it still sends does not count."""
+        os.kill(self._fork, SIGKILL)  # a dead one keeps its id until `fork_again`
+        while (reply := self.receive(_START_TIMEOUT)) and reply[0] != "died":
+            pass
         if reply is None:
-            process.signal(SIGUSR1)
-            while (late := process.receive(START_TIMEOUT)) and late[0] != "died":
-                pass  # a reply that arrives after the limit does not count
-            if late is None:
-                raise Broken("it does not end")
-            graded = Graded("timeout", None, reason=f"not graded within {self.pool.timeout:g} s (Verifier.timeout)")
-        elif reply[1] == KILLED and index not in grading.killed:
-            grading.killed.add(index)  # perhaps by the kernel or by a person: the answer gets another try
-        else:
-            graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
-        process.signal(SIGUSR2)
-        if process.receive(START_TIMEOUT) != ("ready",):
-            self._end()
-        if graded is not None:
-            grading.put(index, graded)
-            current += 1
-        self.pool.put_back(chunk[current:])
+            raise _Broken("it does not end")
 
-    def _ready_process(self) -> GradingProcess:
-        """The worker, ready to read. If its fork has died between two chunks, it makes another first."""
-        with self.lock:
-            process = self.process
-        if process is None:
-            process = self._start()
-            reply = process.receive(START_TIMEOUT)
-            if reply is not None and reply[0] == "unusable":
-                raise GradingError(f"Verifier.kind = {self.pool.settings['kind']!r} cannot be used: {reply[1]}")
-            if reply != ("ready",):
-                raise Broken("it did not start")
-        elif process.has_reply():
-            reply = process.receive(0)
-            if reply is None or reply[0] != "died":
-                raise Broken("it sent a reply that was not asked for")
-            process.signal(SIGUSR2)
-            if process.receive(START_TIMEOUT) != ("ready",):
-                raise Broken("it did not start again")
-        return process
+    def fork_again(self) -> None:
+        """After "died"."""
+        self._connection.send(0)
+        self.wait_for_fork()
 
-    def _start(self) -> GradingProcess:
-        with self.lock:
-            if self.pool.closed:
-                raise GradingError("the pool of grading processes was closed")
-            self.process = GradingProcess(self.pool.settings)
-            return self.process
+    def kill(self) -> None:
+        """The fork that grades dies with it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._connection.close()
+        os.close(self._answers)
 
 
 _pools: dict[str, Pool] = {}
@@ -278,7 +285,7 @@ def pool(settings: Mapping[str, Any], timeout: float, workers: int) -> Pool:
     workers = workers or len(os.sched_getaffinity(0))
     key = json.dumps([settings, timeout, workers], sort_keys=True)
     with _pools_lock:
-        if key not in _pools:
+        if key not in _pools or _pools[key].failed:
             _pools[key] = Pool(settings, timeout, workers)
         return _pools[key]
 

@@ -32,7 +32,6 @@ _MARK = re.compile(
     rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{THINK.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
-_WORD = re.compile(r"[\s{.]*([\w+-]*)")
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
 _HARNESS = """
@@ -62,13 +61,18 @@ def grader(timeout: float, memory: int) -> Grader:
         program = last_program(answer.response)
         if program is None:
             return Graded("no_answer", 0.0)
-        if len(program.encode()) > _LONGEST or "\0" in program:
-            return Graded("wrong", 0.0, program)
-        if isinstance(tests, dict):
-            correct = _stdin_tests(program, tests, timeout, memory)
-        else:
-            correct = _assertions(program, tests, timeout, memory)
+        correct = len(program.encode()) <= _LONGEST and "\0" not in program and passes(program, tests)
         return Graded("correct", 1.0, program) if correct else Graded("wrong", 0.0, program)
+
+    def passes(program: str, tests: dict[str, str] | list[str]) -> bool:
+        if isinstance(tests, dict):
+            runs = sandbox.run(["-c", program], list(tests), timeout, memory)  # up to the first that fails
+            given = [_plain(run.output) for run in runs if run.how == "exit 0"]
+            return given == [_plain(expected) for expected in tests.values()]
+        token = secrets.token_hex(16)
+        orders = json.dumps({"program": program, "tests": tests, "token": token})
+        (run,) = sandbox.run(["-c", _HARNESS], [orders], timeout, memory)
+        return run.how == "exit 0" and run.output.endswith(token)
 
     return grade
 
@@ -97,32 +101,28 @@ def last_program(response: str) -> str | None:
         elif opened is None:
             if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` opens no block
                 opened = mark
-        elif _closes(mark, opened):
+        elif mark["fence"].startswith(opened["fence"]) and not mark["info"].strip() and _width(mark) <= _width(opened):
+            # A fence that is indented further is part of the program.
             blocks.append((_tag(opened), text[opened.end() : mark.start()]))
             opened = None
     if opened is not None:
         blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
     blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
-    for wanted in (_PYTHON, ("",)):
-        if found := [content for tag, content in blocks if tag in wanted]:
-            program = re.sub(r"\A(?:[ \t\r]*\n)+", "", found[-1]).rstrip("\r\n")
-            return textwrap.dedent(program) if program[:1] in (" ", "\t") else program
-    return None
+    programs = [each for tag, each in blocks if tag in _PYTHON] or [each for tag, each in blocks if not tag]
+    if not programs:
+        return None
+    program = re.sub(r"\A(?:[ \t\r]*\n)+", "", programs[-1]).rstrip("\r\n")
+    return textwrap.dedent(program) if program[:1] in (" ", "\t") else program
 
 
 def _tag(fence: re.Match[str]) -> str:
     info = fence["info"].strip()
-    word = _WORD.match(info)
-    return (word[1] if word and word[1] else info).lower()
+    word = re.match(r"[\s{.]*([\w+-]+)", info)
+    return (word[1] if word else info).lower()
 
 
 def _width(fence: re.Match[str]) -> int:
     return len(fence["indent"].expandtabs(4))
-
-
-def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """Whether this fence closes that one. A fence that is indented further is part of the program."""
-    return fence["fence"].startswith(opened["fence"]) and not fence["info"].strip() and _width(fence) <= _width(opened)
 
 
 def _ends_draft(
@@ -141,9 +141,8 @@ def _ends_draft(
 def _without_last_tokens(text: str) -> str:
     text = text.rstrip()
     for token in reversed([*CHAT_TOKEN.finditer(text)]):
-        if token.end() != len(text):
-            break
-        text = text[: token.start()].rstrip()
+        if token.end() == len(text):
+            text = text[: token.start()].rstrip()
     return text
 
 
@@ -180,34 +179,17 @@ def _read_literal(given: str) -> Any:
         return json.loads(given)
     except ValueError as error:
         try:
-            tree = ast.parse(given)
+            ast.parse(given)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise ValueError(f"the tests are neither JSON nor Python: {error}") from error
-    if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
-        try:
-            return ast.literal_eval(tree.body[0].value)
-        except ValueError:
-            pass
-    return given
+    try:
+        return ast.literal_eval(given)
+    except (SyntaxError, ValueError):  # more than one expression, or a call
+        return given
 
 
 def _lines(given: Any) -> str:
     return "\n".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
-
-
-def _stdin_tests(program: str, tests: dict[str, str], timeout: float, memory: int) -> bool:
-    runs = sandbox.run(["-c", program], list(tests), timeout, memory)
-    return len(runs) == len(tests) and all(
-        run.how == "exit 0" and _plain(run.output) == _plain(expected)
-        for run, expected in zip(runs, tests.values(), strict=True)
-    )
-
-
-def _assertions(program: str, tests: list[str], timeout: float, memory: int) -> bool:
-    token = secrets.token_hex(16)
-    orders = json.dumps({"program": program, "tests": tests, "token": token})
-    (run,) = sandbox.run(["-c", _HARNESS], [orders], timeout, memory)
-    return run.how == "exit 0" and run.output.endswith(token)
 
 
 def _plain(output: str) -> list[str]:

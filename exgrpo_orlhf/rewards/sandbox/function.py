@@ -8,19 +8,18 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..answer import Answer, Graded, Grader
 
 NAME = "reward_func"  # where the binding names no function
 
 
-def load(where: str) -> Callable[..., Any]:
-    """The function at "file.py" or "file.py:name". Raises ValueError, or whatever the file raises."""
-    path, colon, name = where.rpartition(":")
-    if not colon or not path.endswith(".py"):
+def grader(where: str) -> Grader:
+    """The reward of the function at "file.py" or "file.py:name"; a reward above 0 means correct. Its `queries` hold
+    prompt and response in one text. Raises ValueError, or whatever the file raises."""
+    path, _, name = where.rpartition(":")
+    if not path.endswith(".py"):
         path, name = where, NAME
     file = Path(path).expanduser()
     if not file.is_file():
@@ -31,15 +30,9 @@ def load(where: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None or not callable(function):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
-    return function
-
-
-def grader(where: str) -> Grader:
-    """The function's reward; a reward above 0 means correct. Its `queries` hold prompt and response in one text."""
-    function = load(where)
 
     def grade(answer: Answer) -> Graded:
         result = function([answer.prompt + answer.response], [answer.prompt], [answer.gold])

@@ -73,28 +73,28 @@ def main() -> None:
         with open("/proc/self/uid_map") as file:
             # The root of a container that maps its users is like any other user: limits hold for it.
             root = outside_id == 0 and file.read().split() == ["0", "0", "4294967295"]
-        go, here = os.pipe(), os.pipe()
-        helper = os.fork() if root else 0
-        if root and helper == 0:  # writes the map of users from outside: more than one needs the outer capabilities
+        asked, ask = os.pipe()
+        helper = os.fork() if root else None
+        if helper == 0:  # writes the map of users from outside: more than one needs the outer capabilities
             try:
-                os.close(here[1])
-                for name in ("uid_map", "gid_map") if os.read(here[0], 1) else ():
+                os.close(ask)
+                for name in ("uid_map", "gid_map") if os.read(asked, 1) else ():
                     with open(f"/proc/{os.getppid()}/{name}", "w") as file:
                         file.write(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
                 os._exit(0)
             finally:
                 os._exit(1)
         _check(libc.unshare(_NEW), "make namespaces")
-        if root:
-            os.write(here[1], b"x")
+        if helper:
+            os.write(ask, b"x")
             if os.waitpid(helper, 0)[1]:
                 raise OSError(errno.EPERM, "map users")
         else:
             for name, text in (("setgroups", "deny"), ("uid_map", f"0 {outside_id} 1"), ("gid_map", f"0 {group} 1")):
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
-        for fd in (*go, *here):
-            os.close(fd)
+        os.close(asked)
+        os.close(ask)
         first = os.fork()
     except OSError as error:
         _report({"unavailable": str(error)})
@@ -137,14 +137,13 @@ def _build_root(folders: list[str], scratch: int) -> None:
         source = f"/old{folder}"
         if os.path.islink(source):
             os.symlink(os.readlink(source), new + folder)
-        elif os.path.isdir(source) and not os.path.exists(new + folder):
-            os.makedirs(new + folder)
-            _mount(source, new + folder, None, _BIND | _REC)
-            _read_only(new + folder)
-        elif os.path.isfile(source):
+        elif os.path.exists(source) and not os.path.exists(new + folder):
             os.makedirs(os.path.dirname(new + folder), exist_ok=True)
-            os.close(os.open(new + folder, os.O_CREAT))
-            _mount(source, new + folder, None, _BIND)
+            if os.path.isdir(source):
+                os.mkdir(new + folder)
+            else:
+                os.close(os.open(new + folder, os.O_CREAT))
+            _mount(source, new + folder, None, _BIND | _REC)
             _read_only(new + folder)
     os.mkdir(f"{new}/dev")
     for device in ("null", "zero", "urandom", "random"):
@@ -301,9 +300,7 @@ def _end_with(parent: int) -> None:
 
 
 def _report(message: dict[str, Any]) -> NoReturn:
-    data = json.dumps(message).encode()
-    while data:
-        data = data[os.write(1, data) :]
+    print(json.dumps(message), flush=True)
     os._exit(0)
 
 

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INSIDE = Path(__file__).with_name("inside.py")
-_PROCESSES = 8  # of a program, threads included
-_SCRATCH = 64  # MiB of files
-_MOST_OUTPUT = 4 * 2**20  # bytes
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
@@ -52,9 +49,9 @@ def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: i
         "inputs": list(inputs),
         "timeout": timeout,
         "memory": memory,
-        "processes": _PROCESSES,
-        "scratch": _SCRATCH,
-        "most_output": _MOST_OUTPUT,
+        "processes": 8,  # of a program, threads included
+        "scratch": 64,  # MiB of files
+        "most_output": 4 * 2**20,  # bytes
     }
     command = [interpreter, "-I", "-S", "-B", str(_INSIDE), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -65,9 +62,8 @@ def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: i
         process.communicate()
         return [Run("timeout", "")]
     if not out:
-        raise NoSandbox(
-            f"the sandbox failed: {complaint.decode(errors='replace').strip()[-300:] or process.returncode}"
-        )
+        why = complaint.decode(errors="replace").strip()[-300:] or process.returncode
+        raise NoSandbox(f"the sandbox failed: {why}")
     answer = json.loads(out)
     if "unavailable" in answer:
         raise NoSandbox(
@@ -81,9 +77,8 @@ def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: i
 def check() -> None:
     """Raises NoSandbox if programs cannot be run here."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        raise NoSandbox(
-            f"no sandbox for {sys.platform} on {platform.machine()}: kind 'code' needs Linux on x86-64 or ARM64"
-        )
+        here = f"{sys.platform} on {platform.machine()}"
+        raise NoSandbox(f"no sandbox for {here}: kind 'code' needs Linux on x86-64 or ARM64")
     done = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
     if done != [Run("exit 0", "42\n")]:
         raise NoSandbox(f"the sandbox does not run a simple program: {done}")
@@ -99,8 +94,5 @@ def _interpreter() -> str:
 
 def _folders(interpreter: str) -> list[str]:
     """The folders visible inside: the system's programs and libraries, and the interpreter's own folder."""
-    folders = list(_SYSTEM)
-    for folder in {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}:
-        if not any(Path(folder).is_relative_to(system) for system in _SYSTEM):
-            folders.append(folder)
-    return folders
+    own = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
+    return [*_SYSTEM, *(each for each in own if not any(Path(each).is_relative_to(system) for system in _SYSTEM))]

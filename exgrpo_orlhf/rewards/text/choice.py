@@ -43,6 +43,7 @@ _MORE = re.compile(
 )
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
+_SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&])[\s*(]*$")  # before the last letter
 
 
 def gold_option(gold: str) -> tuple[str, str] | None:
@@ -66,17 +67,16 @@ def grade(answer: Answer) -> Graded:
     if options and label not in options:
         return Graded("error", None, reason=f"the gold {gold!r:.60} is none of the options {', '.join(options)}")
     if not re.fullmatch(r"[A-Z]|\d{1,2}", label):
-        return Graded(
-            "error", None, reason=f"the gold {gold!r:.60} is no option: a letter, a digit, or an option's text"
-        )
+        reason = f"the gold {gold!r:.60} is no option: a letter, a digit, or an option's text"
+        return Graded("error", None, reason=reason)
     if not options:
         labels = [str(i) for i in range(10)] if label.isdigit() else list(_LETTERS)
         options = dict.fromkeys(labels, "")
         options[label] = text
     given, shown = stated(answer.response, options)
-    if given is None:
-        return Graded("no_answer" if not shown else "wrong", 0.0, shown)
-    return Graded("correct", 1.0, given) if given == label else Graded("wrong", 0.0, given)
+    if given is None and not shown:
+        return Graded("no_answer", 0.0)
+    return Graded("correct", 1.0, given) if given == label else Graded("wrong", 0.0, given or shown)
 
 
 def _options(given: Any) -> dict[str, str]:
@@ -120,15 +120,10 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     # The remaining signs are weaker: their position decides.
     if (match := _LEADING.match(text)) and len(lines) <= 2 and (match[1] or match[2]) in options:
         return match[1] or match[2], match[0].strip()
-    for label in [m[1] for m in _IN_BRACKETS.finditer(text[-2000:])][::-1]:
+    for label in _IN_BRACKETS.findall(text[-2000:])[::-1]:
         if label in options:
             return label, f"({label})"
-    match = _TRAILING.search(last)
-    if (
-        match
-        and match[1] in options
-        and not re.search(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&])[\s*(]*$", last[: match.start(1)])
-    ):
+    if (match := _TRAILING.search(last)) and match[1] in options and not _SEVERAL.search(last[: match.start(1)]):
         return match[1], match[1]
     return None, None
 
@@ -163,13 +158,12 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
         return match[1].upper()
     if by_text := _by_text(plain, options):
         return by_text
-    if match := _WITH_TEXT.fullmatch(plain):
-        label = (match[1] or match[2]).upper()
-        if label in options and (
-            not options[label] or words(options[label]) == words(match[3]) or not _by_text(match[3], options)
-        ):
-            return label
-    return None
+    match = _WITH_TEXT.fullmatch(plain)
+    if match is None or (label := (match[1] or match[2]).upper()) not in options:
+        return None
+    # Another option's text contradicts the label.
+    fits = not options[label] or words(options[label]) == words(match[3]) or not _by_text(match[3], options)
+    return label if fits else None
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:

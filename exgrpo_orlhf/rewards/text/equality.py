@@ -58,8 +58,7 @@ def _same(gold: str, given: str, level: int) -> bool:
         return True
     if level > 4 or not gold or not given:
         return False
-    decided = _same_numbers(gold, given)
-    if decided is not None:
+    if (decided := _same_numbers(gold, given)) is not None:
         return decided
     for names in (_NOTHING, _REALS):
         keys = [re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text for text in (a, b)]
@@ -67,12 +66,9 @@ def _same(gold: str, given: str, level: int) -> bool:
             return True
     if is_words(gold):
         return words(gold) == words(_value(given)) or words(gold) == words(given)
-    decided = _same_structure(gold, given, level)
-    if decided is not None:
-        return decided
-    decided = _same_relation(gold, given, level)
-    if decided is not None:
-        return decided
+    for compare in (_same_structure, _same_relation):
+        if (decided := compare(gold, given, level)) is not None:
+            return decided
     (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
     if unit_x or unit_y:
         # A unit may be left out; a different unit is a different answer.
@@ -85,14 +81,9 @@ def _same(gold: str, given: str, level: int) -> bool:
 
 def _same_numbers(gold: str, given: str) -> bool | None:
     """None where they are not both numbers."""
-    based = _based(gold), _based(given)
-    if based[0] or based[1]:
-        (digits_a, base_a), (digits_b, base_b) = (
-            pair or (re.sub(r"\s", "", text), None) for pair, text in zip(based, (gold, given), strict=True)
-        )
-        if base_a and base_b:
-            return digits_a == digits_b and base_a == base_b
-        return digits_a == digits_b  # the question gives the base
+    (digits_a, base_a), (digits_b, base_b) = (_based(text) or (re.sub(r"\s", "", text), None) for text in (gold, given))
+    if (base_a, base_b) != (None, None):  # where one says none, the question gives it
+        return digits_a == digits_b and (base_a == base_b or not (base_a and base_b))
     a, b = number(gold), number(given)
     if a and b:
         return same_number(a, b)
@@ -111,9 +102,7 @@ def _based(text: str) -> tuple[str, int] | None:
         return None
     base = re.sub(r"\\?(?:text|mathrm)|[{}\s\\]", "", match["base"])
     value = int(base) if base.isdigit() else _BASES.get(base.lower())
-    if value is None or not re.search(r"\d", match["digits"]):
-        return None
-    return match["digits"].upper(), value
+    return None if value is None or not re.search(r"\d", match["digits"]) else (match["digits"].upper(), value)
 
 
 def _same_structure(gold: str, given: str, level: int) -> bool | None:
@@ -194,8 +183,8 @@ def _any_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
         return False
     left = list(given)
     for part in gold:
-        found = next((other for other in left if canonical(part) == canonical(other)), None)
-        found = found if found is not None else next((other for other in left if _same(part, other, level + 1)), None)
+        alike = (other for other in left if canonical(part) == canonical(other))
+        found = next(alike, None) or next((other for other in left if _same(part, other, level + 1)), None)
         if found is None:
             return False
         left.remove(found)

@@ -63,12 +63,12 @@ def visible(response: str) -> str:
     tags = list(THINK.finditer(text))
     closing = [tag for tag in tags if tag[1]]
     if closing:
-        rest = _before_thought(text[closing[-1].end() :])
+        rest = THINK.split(text[closing[-1].end() :])[0]
         if not CHAT_TOKEN.sub("", rest).strip() and tags[0] is not closing[0]:
             rest = text[: tags[0].start()]
         text = rest
     else:
-        text = _before_thought(text)
+        text = THINK.split(text)[0]
     return CHAT_TOKEN.sub(" ", text).strip()
 
 
@@ -93,12 +93,10 @@ def last_box(text: str) -> str | None:
             opened.append(match.start())
         elif match[0] == "}" and opened:
             start = opened.pop()
+            content = text[start + 1 : match.start()].strip()
             # A box around the one found before counts only if it has more content than that box.
-            if start in starts and text[start + 1 : match.start()].strip():
-                inner = found is not None and found[0] > start
-                frame = inner and _is_frame(text[start + 1 : match.start()])
-                if not frame:
-                    found = (start + 1, match.start())
+            if start in starts and content and not (found and found[0] > start and _is_frame(content)):
+                found = (start + 1, match.start())
     for end, match in starts.items():  # \boxed 5 and \boxed5
         if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (found[0] if found else -1):
             bare = short[0]
@@ -107,7 +105,7 @@ def last_box(text: str) -> str | None:
 
 def _is_frame(content: str) -> bool:
     """Whether a box holds nothing but another box."""
-    content = content.strip().strip("$").strip()
+    content = content.strip("$").strip()
     return bool(_BOX.match(content)) and content.endswith("}")
 
 
@@ -124,34 +122,13 @@ def answer_in(response: str) -> list[Extracted]:
     box = last_box(text)
     if box is not None:
         return [Extracted(box, True, False)] if len(box) <= LONGEST else []
-    text = _without_open_box(text)
-    if inside is not None and "\n" not in inside and inside:
+    text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)  # an empty box
+    text = re.split(_BOX.pattern + r"\{", text)[0]  # a box that is never closed: the answer was cut off
+    if inside and "\n" not in inside:
         return [Extracted(inside[:LONGEST], True, True)]
     text = _NEGATED.sub(r"\1 ", text)
     stated = last_statement(text)
-    if stated:
-        return [Extracted(stated, True, True)]
-    return _unmarked(text)
-
-
-def _before_thought(text: str) -> str:
-    opening = THINK.search(text)
-    return text[: opening.start()] if opening else text
-
-
-def _without_open_box(text: str) -> str:
-    """Removes empty boxes, and cuts the text at a box that is never closed: its content was cut off too."""
-    text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)
-    for match in _BOX.finditer(text):
-        if text[match.end() : match.end() + 1] == "{":
-            depth = 0
-            for brace in re.finditer(r"(?<!\\)[{}]", text[match.end() :]):
-                depth += 1 if brace[0] == "{" else -1
-                if not depth:
-                    break
-            if depth:
-                return text[: match.start()]
-    return text
+    return [Extracted(stated, True, True)] if stated else _unmarked(text)
 
 
 def last_statement(text: str) -> str | None:
@@ -160,8 +137,7 @@ def last_statement(text: str) -> str | None:
     if not matches:
         return None
     match = matches[-1]
-    rest = text[match.end() :][: 2 * LONGEST].lstrip()
-    rest = rest.removeprefix("**").lstrip()
+    rest = text[match.end() :][: 2 * LONGEST].lstrip().removeprefix("**").lstrip()
     first_line = rest.split("\n", 1)[0]
     span = _SPAN.search(rest)
     if span and (span.start() < len(first_line) or not first_line.strip(" :*$\\[(")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -45,6 +46,9 @@ _NAMES = {
 }  # fmt: skip
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
+_WORD_BELOW = re.compile(  # a word in a symbol's subscript is part of its name
+    r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\}\s*\}|\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\})"
+)
 _ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|exp"  # "sec" may be seconds
 _INFINITY = r"(?:\\text\s?\{\s*)?(?:(negative |minus )|(?:positive |plus )?)([-+]?)\s*(?:\\text\s?\{\s*)?infinity\s*\}?"
@@ -81,12 +85,11 @@ def clean(text: str) -> str:
     text = _SIZES.sub("", text)
     text = _COMMAND.sub(lambda match: _NAMES.get(match[0], match[0]), text)
     text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)
-    text = re.sub(r"\^\s*\{\s*('+)\s*\}|\^\s*('+)", lambda match: match[1] or match[2], text)
+    text = re.sub(r"\^\s*\{\s*('+)\s*\}|\^\s*('+)", r"\1\2", text)
     text = text.replace("**", "^")
-    text = re.sub(
-        r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}|\\(?:text|mathrm)\s*\{([^{}]*)\})", _subscript, text
-    )
-    text = _fractions(text)
+    text = _WORD_BELOW.sub(r"_{\1\2}", text)
+    text = re.sub(rf"\\frac{_ARGUMENT}{_ARGUMENT}", r"\\frac{\1\2}{\3\4}", text)  # \frac12, \frac1{72}, \frac ab
+    text = re.sub(r"\\frac\s*(\d)(?=\{|\s*\\)", r"\\frac{\1}", text)
     text = re.sub(r"(?<![\w.)}\]/])(\d+)\s?/\s?(\d+)(?=\s[A-Za-z]|\s?[\\(])", r"\\frac{\1}{\2}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = re.sub(r"\\[$]", "$", text).replace(r"\%", "%")
@@ -121,26 +124,9 @@ def _undelimited(text: str) -> str:
             return text
 
 
-def _fractions(text: str) -> str:
-    r"""Writes \frac12, \frac1{72}, \frac{1}2, \frac ab as \frac{1}{2}, …; arguments with inner braces stay."""
-
-    def braced(match: re.Match[str]) -> str:
-        above, below = (match[i] if match[i] is not None else match[i + 1] for i in (1, 3))
-        return f"\\frac{{{above}}}{{{below}}}"
-
-    text = re.sub(r"\\frac" + _ARGUMENT + _ARGUMENT, braced, text)
-    text = re.sub(r"\\frac\s*(\d)(?=\{|\s*\\)", r"\\frac{\1}", text)
-    return text
-
-
-def _subscript(match: re.Match[str]) -> str:
-    """A word in a symbol's subscript is part of its name."""
-    return f"_{{{(match[1] or match[2] or '').strip()}}}"
-
-
 def canonical(text: str) -> str:
     """For comparing letter by letter: cleaned text without spaces, and without braces that change nothing."""
-    text = _TEXT.sub(lambda match: match[1], text)
+    text = _TEXT.sub(r"\1", text)
     text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\x00", text)  # the space that ends a command
     text = re.sub(r"(?<=\d) +(?=\d)", "\x00", text)  # 1 2 is not 12
     text = re.sub(r"\s+", "", text)
@@ -150,14 +136,14 @@ def canonical(text: str) -> str:
 
 def words(text: str) -> str:
     """For comparing answers in words: lower case, single spaces, no articles, no punctuation."""
-    text = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    text = plain_text(text)
     text = re.sub(r"[\"'`.,;:!?$*_\\{}-]+", " ", text).lower()
     return " ".join(word for word in text.split() if word not in ("the", "a", "an"))
 
 
 def plain_text(text: str) -> str:
     r"""The text with \text{…} and similar commands replaced by their content."""
-    return _TEXT.sub(lambda match: f" {match[1]} ", text)
+    return _TEXT.sub(r" \1 ", text)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -265,15 +251,6 @@ def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
         return False
     if gold.digits == 1 and abs(a - b) * 20 > abs(a):
         return False  # 5e3 is not 5.4e3
-    return _rounded(gold.value, gold.digits) == _rounded(given.value, gold.digits)
-
-
-def _rounded(value: Fraction, digits: int) -> str:
-    """Rounded to this many significant digits, halves up."""
-    sign, value = ("-", -value) if value < 0 else ("", value)
-    power = len(str(value.numerator)) - len(str(value.denominator))
-    if value < Fraction(10) ** power:
-        power -= 1
-    scaled = value / Fraction(10) ** (power - digits + 1)
-    mantissa = (scaled.numerator * 2 + scaled.denominator) // (2 * scaled.denominator)
-    return f"{sign}{Fraction(mantissa) * Fraction(10) ** (power - digits + 1)}"
+    to_digits = Context(prec=gold.digits, rounding=ROUND_HALF_UP)
+    rounded_gold, rounded = (to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, given))
+    return rounded_gold == rounded

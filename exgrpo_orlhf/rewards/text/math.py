@@ -21,6 +21,7 @@ from .latex import clean
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
 )
+_LATEX = LatexExtractionConfig()
 _WARM = (
     (r"\frac{x+1}{2}", r"\frac{1}{2} + \frac{x}{2}"),
     (r"\sin^2 x + \sqrt{2}", r"\sqrt{2} + 1 - \cos^2 x"),
@@ -45,11 +46,8 @@ def warm_grader() -> Grader:
 
 def grade(answer: Answer) -> Graded:
     """A gold that is a single option letter is graded as a choice. A list of golds: any of them."""
-    golds = gold_texts(answer.gold)
-    if not golds:
-        return _no_gold(answer)
-    graded = [_grade(gold, answer) for gold in golds]
-    return next((g for g in graded if g.verdict == "correct"), graded[0])
+    graded = [_grade(gold, answer) for gold in gold_texts(answer.gold)]
+    return next((g for g in graded if g.verdict == "correct"), graded[0] if graded else _no_gold(answer))
 
 
 def grade_by_math_verify(answer: Answer) -> Graded:
@@ -61,14 +59,12 @@ def grade_by_math_verify(answer: Answer) -> Graded:
     golds = gold_texts(answer.gold)
     if not golds:
         return _no_gold(answer)
-    given = parse(
-        answer.response, extraction_config=[ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=None
-    )
+    given = parse(answer.response, extraction_config=[ExprExtractionConfig(), _LATEX], parsing_timeout=None)
     if not given:
         return Graded("no_answer", 0.0)
     shown = str(given[-1])  # the text that was parsed, beside the expression
     for gold in golds:
-        parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+        parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[_LATEX], parsing_timeout=None)
         if verify(parsed, given, timeout_seconds=None):
             return Graded("correct", 1.0, shown)
     return Graded("wrong", 0.0, shown)
@@ -82,31 +78,26 @@ def gold_texts(gold: Any) -> list[str]:
     """The texts of a gold answer: text, a number, or a list of alternatives. [] where it holds no answer."""
     if isinstance(gold, list | tuple):
         return [text for each in gold for text in gold_texts(each)]
+    if isinstance(gold, float) and not math.isfinite(gold):
+        return []
+    if isinstance(gold, int | float) and not isinstance(gold, bool):
+        return [str(int(gold)) if gold == int(gold) and abs(gold) < 1e15 else repr(gold)]
     if isinstance(gold, bool):
         return [str(gold)]
-    if isinstance(gold, int | float):
-        if isinstance(gold, float) and not math.isfinite(gold):
-            return []
-        return [str(int(gold)) if gold == int(gold) and abs(gold) < 1e15 else repr(gold)]
     if not isinstance(gold, str):
         return []
-    text = visible(gold)
-    if "####" in text:  # GSM8K: the solution, then the answer
-        text = text.rpartition("####")[2]
+    text = visible(gold).rpartition("####")[2]  # GSM8K: the solution, then the answer
     box = last_box(text)
-    if box is not None:
-        text = box
-    elif "\\boxed" in text:
+    if box is None and "\\boxed" in text:
         return []
+    text = text if box is None else box
     return [text.strip()] if clean(text) else []
 
 
 def _grade(gold: str, answer: Answer) -> Graded:
-    option = choice.gold_option(gold)
-    if option is not None:
+    if choice.gold_option(gold):
         return choice.grade(answer._replace(gold=gold))
-    found = answer_in(answer.response)
-    found = [each for each in found if _says_something(each, gold)]
+    found = [each for each in answer_in(answer.response) if _says_something(each, gold)]
     if not found:
         return Graded("no_answer", 0.0)
     for each in found:
@@ -128,12 +119,8 @@ def _says_something(found: Extracted, gold: str) -> bool:
 def _readings(found: Extracted, gold: str) -> list[str]:
     """The text itself and, where a statement has words around its number ("42 apples, by the way"), the number."""
     text = found.text
-    if (
-        not (found.prose and found.marked)
-        or "\\" in text
-        or is_words(clean(gold))
-        or not re.search(r"[A-Za-z]{2}", text)
-    ):
+    has_words = found.prose and found.marked and "\\" not in text and re.search(r"[A-Za-z]{2}", text)
+    if not has_words or is_words(clean(gold)):
         return [text]
     numbers = [match for match in _PROSE_NUMBER.finditer(text) if match[0].strip()]
     if not numbers or re.match(r"\s*(?:,|or\b|and\b|to\b|/)\s*[-\d]", text[numbers[0].end() :]):

@@ -71,9 +71,8 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
     tokens = list(_TOKEN.finditer(text))
     if len(tokens) < 2:
         return None
-    first, last = tokens[0][0], tokens[-1][0]
-    opening = {"(": "(", "[": "[", "]": "(", "\\{": "{", "\\langle": "<", "{": "{}"}.get(first)
-    closing = {")": ")", "]": "]", "[": ")", "\\}": "}", "\\rangle": ">", "}": "{}"}.get(last)
+    opening = {"(": "(", "[": "[", "]": "(", "\\{": "{", "\\langle": "<", "{": "{}"}.get(tokens[0][0])
+    closing = {")": ")", "]": "]", "[": ")", "\\}": "}", "\\rangle": ">", "}": "{}"}.get(tokens[-1][0])
     if opening is None or closing is None:
         return None
     inside = text[tokens[0].end() : tokens[-1].start()]

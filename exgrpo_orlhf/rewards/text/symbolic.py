@@ -109,8 +109,7 @@ def computable(text: str) -> bool:
     if re.search(r"__|[A-Za-z]{3,}\(.*\bimport\b", text):
         return False
     text = _collapsed(text.replace("**", "^"))
-    numbers = [int(digits) for digits in re.findall(r"\d+", text)]
-    largest = max(numbers, default=0)
+    largest = max(map(int, re.findall(r"\d+", text)), default=0)
     if "!" in text and (largest > _ARGUMENT or "!!!" in text or (text.count("!") > 1 and re.search(r"[)}]\s*!", text))):
         return False
     if re.search(_COUNTING, text) and largest > _ARGUMENT:
@@ -119,15 +118,10 @@ def computable(text: str) -> bool:
     for sign in re.finditer(r"\^\s*", text):
         match = _EXPONENT.match(text, sign.end())
         assert match is not None  # its last alternative is the end of the text
-        if match[2]:  # a power in the exponent that is no plain number
-            inside = _group(text, match.start(2))
-            if "^" in inside and any(int(digits) > 20 for digits in re.findall(r"\d+", inside)):
-                return False
-            powers = [int(digits) for digits in re.findall(r"\d+", inside)]
-        else:
-            powers = [int(digits) for digits in re.findall(r"\d+", match[1] or match[3] or "")]
-        highest = max(powers, default=0)
-        if highest > _POWER:
+        exponent = _group(text, match.start(2)) if match[2] else match[1] or match[3] or ""
+        highest = max(map(int, re.findall(r"\d+", exponent)), default=0)
+        # A power in the exponent is no plain number: those are evaluated already.
+        if highest > (20 if match[2] and "^" in exponent else _POWER):
             return False
         if not text[: sign.start()].rstrip().endswith((")", "}", "]")):
             inner = max(inner, highest)

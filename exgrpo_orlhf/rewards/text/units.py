@@ -71,26 +71,15 @@ def without_unit(text: str) -> tuple[str, str]:
     if match := _DEGREES.match(text):
         return match[1], f"deg{match[2] or ''}"
     match = _TEXT_END.match(text)
-    if (
-        match
-        and re.search(r"\\(?:text|mathrm|operatorname)", match[2])
-        and not _NO_UNIT.search(match[2])
-        and not re.search(r"[_^({+\-*/=,]$", match[1])
-    ):
+    if match and not _NO_UNIT.search(match[2]) and match[1][-1] not in "_^({+-*/=,":
         return match[1].strip().rstrip("\\").strip(), _name(match[2])
     if re.search(r"\bpercent\b", text, re.IGNORECASE):
         return re.sub(r"\s*\bpercent\b", "%", text, flags=re.IGNORECASE), ""
     match = _WORDS_END.match(text)
-    if (
-        match
-        and match[1]
-        and _is_unit(match[2], attached=not text[match.end(1) :][:1].isspace())
-        and not match[1].endswith("\\")
-    ):
-        if match[1].endswith("}") and not re.search(r"^\\frac|^\\sqrt|\^\{", match[1]):
-            return text, ""
-        return match[1].strip(), _name(match[2])
-    return text, ""
+    if match is None or not _is_unit(match[2], attached=not text[match.end(1) :][:1].isspace()):
+        return text, ""
+    number = not match[1].endswith("}") or re.search(r"^\\frac|^\\sqrt|\^\{", match[1])
+    return (match[1].strip(), _name(match[2])) if number else (text, "")
 
 
 def _is_unit(words: str, attached: bool) -> bool:
@@ -119,9 +108,8 @@ def _name(unit: str) -> str:
     for word, number in (("square", 2), ("sq", 2), ("cubic", 3)):
         if re.search(rf"(?i:\b{word}\b\.?)", unit):
             unit, power = re.sub(rf"(?i:\b{word}\b\.?)", " ", unit), number
-    parts = re.findall(r"[A-Za-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit)
     names = []
-    for part in parts:
+    for part in re.findall(r"[A-Za-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit):
         if part == "/" or part.startswith("^"):
             names.append(part.replace(" ", ""))
         elif known := _known(part):
