@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,16 @@ class Trajectory:
     def key(self) -> bytes:
         """Identity: the hash of the token ids, 16 bytes."""
         return hashlib.blake2b(self.token_ids.tobytes(), digest_size=16).digest()
+
+
+class Measured(NamedTuple):
+    """A response under the current policy.
+
+    logprobs: float32 (T,), at the sampling temperature; entropy: mean over its tokens, nats, at temperature 1
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    entropy: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class TrainingRun:
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
         to_score = x.selector.to_score(plan.candidates)
-        scores = engine.score(plan, to_score, x.selector.score)
+        scores = engine.score(to_score)
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
         clock.lap("score")
 

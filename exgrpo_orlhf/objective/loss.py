@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..settings import Count, NotNegative, Positive, Share, check, require
+
 # A token that the policy has all but ruled out and the reference has not would outweigh all others: e^12 for 12 nats.
 # The bound is OpenRLHF's and verl's; above it a token has no gradient of the KL term.
 KL_BOUND = 10.0
@@ -71,47 +73,29 @@ class MixedPolicyLoss:
         'sequences', as in GRPO, over each row's own, then over rows
     """
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     shaping: bool = True
     importance_weights: bool = True
-    max_weight: float | None = None
-    clip_low: float | None = 0.2
-    clip_high: float | None = 0.2
+    max_weight: Positive | None = None
+    clip_low: Share | None = 0.2
+    clip_high: NotNegative | None = 0.2
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
-    response_length: int = 8192
-    entropy_coef: float = 0.0
-    kl_coef: float = 0.0
+    response_length: Count = 8192
+    entropy_coef: NotNegative = 0.0
+    kl_coef: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise ValueError(f"MixedPolicyLoss.beta must be positive, got {self.beta!r}")
-        if self.max_weight is not None and not (math.isfinite(self.max_weight) and self.max_weight > 0):
-            raise ValueError(
-                f"MixedPolicyLoss.max_weight must be positive, or None (not truncated); got {self.max_weight!r}"
-            )
-        if self.max_weight is not None and not self.importance_weights:
-            raise ValueError(
-                "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "
-                f"weight to truncate; got {self.max_weight!r}"
-            )
-        if (self.clip_low is None) != (self.clip_high is None):
-            raise ValueError(
-                "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
-                f"got {self.clip_low!r} and {self.clip_high!r}"
-            )
-        if self.clip_low is not None and not 0 <= self.clip_low <= 1:
-            raise ValueError(f"MixedPolicyLoss.clip_low must lie in [0, 1], got {self.clip_low!r}")
-        if self.clip_high is not None and not self.clip_high >= 0:
-            raise ValueError(f"MixedPolicyLoss.clip_high must be at least 0, got {self.clip_high!r}")
-        if self.normalizer not in ("constant", "tokens", "sequences"):
-            raise ValueError(
-                f"MixedPolicyLoss.normalizer must be 'constant', 'tokens' or 'sequences', got {self.normalizer!r}"
-            )
-        if self.response_length < 1:
-            raise ValueError(f"MixedPolicyLoss.response_length must be at least 1 token, got {self.response_length!r}")
-        for name, value in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"MixedPolicyLoss.{name} must be at least 0, got {value!r}")
+        check(MixedPolicyLoss, vars(self))
+        require(
+            self.max_weight is None or self.importance_weights,
+            "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "
+            f"weight to truncate; got {self.max_weight!r}",
+        )
+        require(
+            (self.clip_low is None) == (self.clip_high is None),
+            "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
+            f"got {self.clip_low!r} and {self.clip_high!r}",
+        )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
         """(R,) response lengths of rows of an optimiser step → (R,) weight of each token of that row.

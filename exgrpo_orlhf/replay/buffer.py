@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..records import RolloutGroup, Trajectory
-from ..settings import require
+from ..settings import Count, check
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
@@ -61,17 +61,13 @@ class ReplayBuffer:
         self,
         retirement: RetirementPolicy,
         *,
-        per_question: int | None = None,
-        max_age: int | None = None,
-        max_bytes: int | None = None,
+        per_question: Count | None = None,
+        max_age: Count | None = None,
+        max_bytes: Count | None = None,
         replays_unsolved: bool = False,
     ) -> None:
         """Raises ValueError for a limit below 1."""
-        for name, value in (("per_question", per_question), ("max_age", max_age), ("max_bytes", max_bytes)):
-            require(
-                value is None or value >= 1,
-                f"ReplayBuffer.{name} must be at least 1, or None for no limit; got {value!r}",
-            )
+        check(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved = replays_unsolved

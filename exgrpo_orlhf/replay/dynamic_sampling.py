@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from ..records import RolloutGroup, Trajectory
-from ..settings import require
+from ..settings import at_least, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
 
@@ -45,14 +46,12 @@ class DynamicSampling:
     normaliser counts them all.
     """
 
-    max_rounds: int = 0
+    max_rounds: Annotated[int, at_least(0)] = 0
     min_reward: float | None = None
     max_reward: float | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.max_rounds >= 0, f"DynamicSampling.max_rounds must be at least 0 (0: off), got {self.max_rounds!r}"
-        )
+        check(DynamicSampling, vars(self))
         low, high = self.min_reward, self.max_reward
         require(
             self.max_rounds > 0 or (low is None and high is None),

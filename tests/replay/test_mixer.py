@@ -116,9 +116,9 @@ def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
     buffer.store([(QUESTIONS[2].id, trajectory([7, 7, 7], step=3))])
     plan = mixer(8, rho=0.75).plan(source(), buffer, 5)
     assert plan.step == 5
-    assert set(plan.candidates) == {question.id for question in plan.replayed} == {q.id for q in QUESTIONS[:6]}
+    assert set(plan.candidates) == set(plan.replayed) == set(QUESTIONS[:6])
     stored = buffer.trajectories(QUESTIONS[2].id)
-    assert [t.key for t in plan.candidates[QUESTIONS[2].id]] == [t.key for t in stored]
+    assert [t.key for t in plan.candidates[QUESTIONS[2]]] == [t.key for t in stored]
     assert [t.step for t in stored] == [0, 3]
 
 
@@ -636,7 +636,7 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"rho_end": 0.5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
         ({"rho_steps": 5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
         ({"rho_end": 1.5, "rho_steps": 5}, r"ReplayMixer\.rho_end must lie in \[0, 1\].* got 1\.5"),
-        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1 step.* got 0"),
+        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1.* got 0"),
         ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         ({"fresh_beside": 0}, r"ReplayMixer\.fresh_beside must lie in \[1, train\.group_size − 1\] = \[1, 3\].* got 0"),
@@ -644,8 +644,6 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"max_pool_share": 0.0}, r"ReplayMixer\.max_pool_share must lie in \(0, 1\].* got 0\.0"),
         ({"max_pool_share": 1.5}, r"ReplayMixer\.max_pool_share .* got 1\.5"),
         ({"max_pool_share": float("nan")}, r"ReplayMixer\.max_pool_share"),
-        ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),
-        ({"questions_per_step": 0}, r"train\.questions_per_step must be at least 1"),
         (
             {"sampler": QuestionSampler(mu=4.5, unit="successes")},
             r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]",

@@ -20,7 +20,7 @@ from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
-from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 LOSS = MixedPolicyLoss(response_length=24, kl_coef=0.01, entropy_coef=0.001)
@@ -50,8 +50,9 @@ class Work:
         rng, asked = np.random.default_rng(1), questions(6)
         stored = stored_responses(asked, rng, 3)
         with self.here():
-            scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
-        return [score for question in asked for score in scores[question.id]]
+            scores = self.engine.score(stored)
+        measured = [one for question in asked for one in scores[question]]
+        return [value for one in measured for value in (one.entropy, float(one.logprobs.mean()))]
 
     def responses(self) -> list[list[int]]:
         """Rollouts, answers with a seed each, and greedy ones."""
