@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -222,6 +222,26 @@ class MixedBatch:
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]
+
+    def metrics(self, step: int, entropies: Sequence[float]) -> dict[str, float]:
+        """Fresh and replayed rows apart. entropies: of each row of the flattened batch"""
+        pairs = list(zip(self.flat_rows(), entropies, strict=True))
+        replayed = [row.replayed for row, _ in pairs if row.replayed is not None]
+        ages = [step - trajectory.step for trajectory in replayed]
+        return {
+            "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in self.rows]),
+            "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.replayed is None]),
+            "replay/entropy": mean([entropy for row, entropy in pairs if row.replayed is not None]),
+            "replay/age_mean": mean(ages),
+            "replay/age_max": float(max(ages, default=0)),
+            "replay/lucky_guess_rate": mean([not one.sound for one in replayed if one.sound is not None]),
+            "replay/response_tokens": mean([len(trajectory) for trajectory in replayed]),
+        }
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, or of booleans the share; of nothing it is 0, never NaN."""
+    return float(np.mean(values)) if values else 0.0
 
 
 @lru_cache(maxsize=4096)

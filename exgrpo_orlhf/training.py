@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import checkpoints, experience
-from .engines.engine import Engine, NonFiniteUpdate, UpdateStats
+from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
@@ -30,9 +30,8 @@ from .progress import Clock, Progress
 from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .records import MixedBatch, Question, RolloutGroup
+from .records import Question, RolloutGroup
 from .replay import Plan, snapshot
-from .replay.health import reward_metrics, row_metrics
 from .stopping import Stop
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
@@ -179,12 +178,12 @@ class TrainingRun:
 
         self.generated_tokens += sum(len(row.token_ids) for group in groups for row in group.rollouts)
         return {
-            **reward_metrics(groups),
             **sampled.metrics(),
             **sampled.plan.metrics(),
             **mixer.metrics(),
             **buffer.metrics(mixer.buckets),
-            **self._row_metrics(batch, stats, step),
+            **batch.metrics(step, stats.entropies),
+            **x.loss.metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, stats.later_passes),
             **stats.metrics,
             **self.fresh.metrics(),
             "replay/candidates_scored": float(sum(map(len, to_score.values()))),
@@ -201,20 +200,6 @@ class TrainingRun:
             groups = plan.in_order(self.x.verifier.grade_groups(coming, engine.decode, before))
         clock.lap("grade")
         return groups
-
-    def _row_metrics(self, batch: MixedBatch, stats: UpdateStats, step: int) -> dict[str, float]:
-        loss = self.x.loss
-        return row_metrics(
-            batch,
-            stats.policy_logprobs,
-            stats.behaviour_logprobs,
-            stats.entropies,
-            step=step,
-            beta=loss.beta if loss.shaping and loss.importance_weights else None,
-            clip=None if loss.clip_low is None or loss.clip_high is None else (loss.clip_low, loss.clip_high),
-            max_weight=loss.max_weight,
-            later_passes=stats.later_passes,
-        )
 
     def _say_if_smaller(self, step: int, questions: int) -> None:
         asked = self.x.settings.questions_per_step

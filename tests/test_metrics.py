@@ -1,4 +1,4 @@
-"""Replay metrics against plain computations; a mean of nothing is 0."""
+"""The metrics of a step against plain computations; a mean of nothing is 0."""
 
 import math
 import warnings
@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
@@ -17,7 +17,7 @@ from exgrpo_orlhf.replay import (
     ReplayMixer,
     RetirementPolicy,
 )
-from exgrpo_orlhf.replay.health import reward_metrics, row_metrics
+from exgrpo_orlhf.replay.dynamic_sampling import Sampled
 
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
 QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(20)]
@@ -40,14 +40,18 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
     return Row(QUESTIONS[0], stored or Rollout(ids, "stop"), advantage, in_loss)
 
 
-def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2), **more):
+def sampled(*groups) -> dict[str, float]:
+    return Sampled(Plan(1, [], [], {}), [], list(groups), 1).metrics()
+
+
+def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), max_weight=None, later=()):
     """Any overflow or division by zero is an error."""
-    batch = MixedBatch([], [rows])
+    loss = MixedPolicyLoss(beta=BETA, clip_low=clip[0], clip_high=clip[1], max_weight=max_weight)
     entropies = [0.0] * len(rows) if entropies is None else entropies
     as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
-        return row_metrics(batch, *as_floats, entropies, step=step, beta=beta, clip=clip, **more)
+        return {**MixedBatch([], [rows]).metrics(step, entropies), **loss.metrics(rows, *as_floats, later)}
 
 
 def random_logprobs(rows, scale, seed=0):
@@ -96,7 +100,7 @@ def test_fresh_ratios_equal_a_plain_computation():
     clipped = sum(x > 1.3 for x in w[:30]) + sum(x < 0.9 for x in w[30:60])
     assert 0 < clipped < 60
     assert found["policy/clip_share"] == pytest.approx(clipped / 90)
-    assert measured(rows, policy, behaviour, clip=None)["policy/clip_share"] == 0
+    assert measured(rows, policy, behaviour, clip=(None, None))["policy/clip_share"] == 0
 
 
 def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
@@ -107,7 +111,7 @@ def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
         {i: np.array(again[i], np.float32) for i in (0, 2, 3)}
     ]  # the row without an advantage is not measured again
     once = measured(rows, policy, behaviour, clip=(0.1, 0.3))
-    twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later_passes=later)
+    twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later=later)
     w = [ratios(policy, behaviour, (0, 1, 3)), ratios(again, behaviour, (0, 3))]
     assert twice["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w[0] + w[1]) / 140)
     above, below = w[0][:30] + w[1][:30], w[0][50:] + w[1][30:]
@@ -125,6 +129,8 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
     assert found["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
     assert found["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
     assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
+    unshaped = MixedPolicyLoss(shaping=False).metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
+    assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
     assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
     assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0
 
@@ -190,7 +196,7 @@ def test_reward_metrics_equal_a_plain_count():
         rollout("no_answer", 10, finish="length"),
         rollout("timeout", 12),
     )
-    found = reward_metrics([RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"])])
+    found = sampled(RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"]))
     assert found["reward/mean"] == pytest.approx(3 / 6)
     assert found["reward/pass_at_1"] == pytest.approx(3 / 6)
     assert found["reward/lucky_guess_rate"] == pytest.approx(1 / 2)
@@ -220,16 +226,13 @@ def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(ve
     mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=k, questions_per_step=1, rng=rng)
     stored = Trajectory(np.array([1], np.int32), np.zeros(1, np.float32), 1.0, 0)
     batch = mixer.assemble([one], {one.question.id: stored}, GroupAdvantages())
-    logprobs = [np.zeros(len(r.token_ids), np.float32) for r in batch.flat_rows()]
-    found = row_metrics(batch, logprobs, logprobs, [0.0] * k, step=1, beta=None, clip=None)
-    assert found["reward/groups_with_signal"] == signal
-    assert found["replay/saturated_share"] == 0
+    assert batch.metrics(1, [0.0] * k)["reward/groups_with_signal"] == signal
 
 
 def test_rewards_of_nothing_are_zero():
     """T10."""
-    assert set(reward_metrics([]).values()) == {0.0}
-    none = reward_metrics([group(["timeout", "error"])])
+    assert {value for name, value in sampled().items() if name != "rollout/rounds"} == {0.0}
+    none = sampled(group(["timeout", "error"]))
     assert (none["reward/mean"], none["reward/pass_at_1"], none["reward/lucky_guess_rate"]) == (0, 0, 0)
 
 
