@@ -70,7 +70,8 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
     try:
         partial.mkdir(parents=True)
         write(partial)
-        _sync_tree(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
         os.rename(partial, final)
         sync(run)
     except Exception as error:
@@ -144,12 +145,6 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
 
 def _free(folder: Path) -> str:
     return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB" if folder.exists() else "0 MiB"
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
 
 
 def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:
