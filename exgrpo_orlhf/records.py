@@ -208,17 +208,12 @@ class Row:
 class MixedBatch:
     """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
 
-    group_size: K; None: as many as the first group has
+    width: K, what a group counts in the loss's normaliser, whatever it holds
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
-    group_size: int | None = None
-
-    @property
-    def width(self) -> int:
-        """K: what a group counts in the loss's normaliser, whatever it holds."""
-        return len(self.rows[0]) if self.group_size is None else self.group_size
+    width: int
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]

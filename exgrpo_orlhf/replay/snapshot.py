@@ -147,13 +147,12 @@ def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Coll
     rows = [(question_id, stored) for question_id, record in records for stored in record.stored]
     steps = [stored.trajectory.step for _, stored in rows]
     newest = max([*steps, *(record.observed_step for _, record in records)], default=0)
-    aged = lambda trajectory: replace(trajectory, step=trajectory.step - newest)
-    buffer.restore(
-        [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records],
-        [(question_id, one._replace(trajectory=aged(one.trajectory))) for question_id, one in rows],
-        {},
-        source.next_sequence,
-    )
+    aged = [
+        (question_id, one._replace(trajectory=replace(one.trajectory, step=one.trajectory.step - newest)))
+        for question_id, one in rows
+    ]
+    measured = [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records]
+    buffer.restore(measured, aged, {}, source.next_sequence)
     return buffer
 
 

@@ -285,7 +285,7 @@ def test_an_ungradable_rollout_is_a_row_without_loss(warm_model):
     mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=1, rng=rng)
     batch = mixer.assemble([graded], {}, GroupAdvantages())
     assert [row.advantage for row in batch.rows[0]] == pytest.approx([2 / 3, -1 / 3, 0, -1 / 3])
-    three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]])
+    three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]], K - 1)
     with_it = gradient(engine, batch, MixedPolicyLoss(response_length=24))
     without = gradient(
         make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9)), three, MixedPolicyLoss(response_length=24)

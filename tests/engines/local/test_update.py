@@ -110,7 +110,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     batch = mixed_batch(engine)
     rows = batch.flat_rows()
     rows[0] = replace(rows[0], advantage=0.0)  # a row without a gradient
-    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
+    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)], K)
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     entropies = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[1] for r in rows]
     behaviour = behaviour_of(model, engine, batch)
@@ -190,7 +190,7 @@ def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(war
 def test_one_group_takes_one_step_a_pass_however_many_are_asked_for(warm_model):
     engine = make_engine(warm_model, optimizer=Optimizer(steps_per_batch=4, passes_per_batch=2, warmup_steps=100))
     batch = mixed_batch(engine, n=2)
-    one = MixedBatch(batch.groups[:1], batch.rows[:1])
+    one = MixedBatch(batch.groups[:1], batch.rows[:1], K)
     stats = engine.update(one, MixedPolicyLoss(response_length=24))
     assert stats.metrics["policy/learning_rate"] == pytest.approx(1 / 100 * 1e-6)
 
@@ -275,7 +275,7 @@ def test_bfloat16_computes_over_float32_master_weights(warm_model):
 def test_rows_without_advantage_are_measured_but_change_no_weight(warm_model):
     engine = make_engine(warm_model)
     batch = mixed_batch(engine)
-    flat = MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows])
+    flat = MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows], K)
     before = weights(engine)
     stats = engine.update(flat, MixedPolicyLoss(response_length=24))
     assert torch.equal(weights(engine), before)

@@ -170,7 +170,7 @@ def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_
     """The same samples through our actor, and through one with OpenRLHF's own forward pass and loss."""
     batch = mixed_batch(make_engine(warm_model), n=6)
     groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.replayed]
-    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups])
+    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups], K)
     moved, norms, losses = [], [], []
     for theirs in (False, True):
         loss = MixedPolicyLoss(normalizer="tokens")
