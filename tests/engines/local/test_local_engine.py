@@ -21,6 +21,7 @@ from engine_builders import (
     stored_responses,
     weights,
 )
+from replay_builders import assemble
 from run_builders import ends_by_its_template
 from transformers import (
     AutoModelForCausalLM,
@@ -33,10 +34,10 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
-from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
+from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
-from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayMixer, TrajectorySelector
+from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.warm_up import END, PAD
@@ -108,18 +109,6 @@ def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(war
     assert [group.question for group in groups] == asked
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
     assert [group.replayed for group in groups] == [False] * 3 + [True] * 2
-
-
-def test_a_response_ends_with_its_end_token_or_is_truncated(warm_model):
-    engine = make_engine(warm_model, sampling=Sampling(max_response_tokens=8))
-    groups = engine.rollout(Plan(1, questions(12), [], {}), K)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert {rollout.finish for rollout in rollouts} == {"stop", "length"}
-    for rollout in rollouts:
-        ends = np.isin(rollout.token_ids, engine.end)
-        assert ends[-1] == (rollout.finish == "stop")
-        assert not ends[:-1].any()
-        assert rollout.finish == "stop" or len(rollout.token_ids) == 8
 
 
 def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):
@@ -281,15 +270,11 @@ def test_an_ungradable_rollout_is_a_row_without_loss(warm_model):
         tuple(Rollout(r.token_ids, r.finish, g) for r, g in zip(group.rollouts, grades, strict=True)),
         False,
     )
-    rng = np.random.default_rng(0)
-    mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=1, rng=rng)
-    batch = mixer.assemble([graded], {}, GroupAdvantages())
+    batch = assemble([graded])
     assert [row.advantage for row in batch.rows[0]] == pytest.approx([2 / 3, -1 / 3, 0, -1 / 3])
     three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]], K - 1)
-    with_it = gradient(engine, batch, MixedPolicyLoss(response_length=24))
-    without = gradient(
-        make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9)), three, MixedPolicyLoss(response_length=24)
-    )
+    loss, other = MixedPolicyLoss(response_length=24), make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
+    with_it, without = gradient(engine, batch, loss), gradient(other, three, loss)
     bound = float32_error(weights(engine), batch, with_it, steps=1)
     torch.testing.assert_close(with_it * 4, without * 3, atol=4 * bound, rtol=0)
 
