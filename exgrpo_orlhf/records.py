@@ -84,6 +84,13 @@ class Rollout:
     grade: Grade | None = None
     sampler_logprobs: npt.NDArray[np.float32] | None = None
 
+    @property
+    def reward(self) -> float | None:
+        """None where it could not be graded. Raises ValueError before grading."""
+        if self.grade is None:
+            raise ValueError("this rollout has not been graded yet")
+        return self.grade.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -147,12 +154,12 @@ class RolloutGroup:
     @property
     def graded(self) -> int:
         """Number of gradable fresh rollouts, n. Raises ValueError before grading."""
-        return self._counts()[1]
+        return sum(rollout.reward is not None for rollout in self.rollouts)
 
     @property
     def correct(self) -> int:
-        """Number of correct fresh rollouts, k. Raises ValueError before grading."""
-        return self._counts()[0]
+        """Number of correct fresh rollouts, k."""
+        return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)
 
     @property
     def accuracy(self) -> Fraction | None:
@@ -162,22 +169,10 @@ class RolloutGroup:
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.
         """
-        correct, graded = self._counts()
+        graded = self.graded
         if not graded or graded < min(2, len(self.rollouts)):
             return None
-        return _fraction(correct, graded)
-
-    def _counts(self) -> tuple[int, int]:
-        """k and n."""
-        correct = graded = 0
-        for rollout in self.rollouts:
-            grade = rollout.grade
-            if grade is None:
-                raise ValueError("this group has not been graded yet")
-            if grade.reward is not None:
-                graded += 1
-                correct += grade.verdict == "correct"
-        return correct, graded
+        return _fraction(self.correct, graded)
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,7 @@ class DynamicSampling:
 
     def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory]) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
-        rewards = [
-            rollout.grade.reward for rollout in group.rollouts if rollout.grade and rollout.grade.reward is not None
-        ]
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
         if group.replayed:
             rewards.append(stored[group.question.id].reward)
         if len(set(rewards)) < 2:

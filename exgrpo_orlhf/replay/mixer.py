@@ -198,13 +198,12 @@ class ReplayMixer:
         """Complete replayed groups with their stored trajectory and compute advantages over whole groups of K.
 
         A stored success keeps its stored reward: it is never graded again.
-        Raises ValueError if a group has another size than planned, is not graded, or a replayed group has no stored
-        trajectory.
+        Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
+        no stored trajectory.
         """
-        if not groups:
-            raise ValueError("a batch needs at least one group")
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
+        placed: list[list[tuple[int, Rollout | Trajectory]]] = []
         for g, group in enumerate(groups):
             if len(group.rollouts) != (self.fresh_beside if group.replayed else self.group_size):
                 raise ValueError(
@@ -212,22 +211,17 @@ class ReplayMixer:
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
                     f" with {self.fresh_beside} beside a stored one"
                 )
-            for i, rollout in enumerate(group.rollouts):
-                if rollout.grade is None:
-                    raise ValueError(f"question {group.question.id}: a rollout has not been graded yet")
-                if rollout.grade.reward is not None:
-                    rewards[g, i], gradable[g, i] = rollout.grade.reward, True
+            placed.append(list(enumerate(group.rollouts)))
             if group.replayed:
-                if group.question.id not in chosen:
-                    raise ValueError(f"question {group.question.id} is replayed, but no stored trajectory was chosen")
-                rewards[g, -1], gradable[g, -1] = chosen[group.question.id].reward, True
+                placed[g].append((-1, chosen[group.question.id]))
+            for i, one in placed[g]:
+                if one.reward is not None:
+                    rewards[g, i], gradable[g, i] = one.reward, True
         values = advantages(rewards, gradable)
-        rows = []
-        for g, group in enumerate(groups):
-            members: list[tuple[int, Rollout | Trajectory]] = list(enumerate(group.rollouts))
-            if group.replayed:
-                members.append((-1, chosen[group.question.id]))
-            rows.append([Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in members])
+        rows = [
+            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in placed[g]]
+            for g, group in enumerate(groups)
+        ]
         return MixedBatch(list(groups), rows, self.group_size)
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
@@ -236,14 +230,11 @@ class ReplayMixer:
         logprobs: per row of the flattened batch, float32 (T,)
         Raises ValueError for another number of log-probs than rows.
         """
-        rows = batch.flat_rows()
-        if len(logprobs) != len(rows):
-            raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {len(rows)} rows")
         if not self.collecting:
             return []
         unobserved = {group.question.id for group in batch.groups if group.accuracy is None}
         experience = []
-        for row, behaviour in zip(rows, logprobs, strict=True):
+        for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
             rollout, grade = row.response, None if isinstance(row.response, Trajectory) else row.response.grade
             if row.question.id in unobserved or grade is None or not grade.correct or grade.reward is None:
                 continue

@@ -53,10 +53,6 @@ class RetirementPolicy:
         """Whether one observation counts towards retirement."""
         return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
 
-    def retires(self, streak: int) -> bool:
-        """streak: observations in a row that counted."""
-        return streak >= self.times_in_a_row
-
     def is_back(self, accuracy: Fraction) -> bool:
         """Whether a retired question with this accuracy returns."""
         return self.returns_below is not None and accuracy < as_fraction(self.returns_below)

@@ -123,12 +123,6 @@ def test_quantiles_out_of_order_are_refused_with_the_binding_named(quantiles):
         DifficultyBuckets(quantiles=quantiles)
 
 
-@pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
-def test_level_of_no_accuracy_is_an_error(accuracy):
-    with pytest.raises(ValueError, match="an accuracy lies in"):
-        DifficultyBuckets().level(accuracy)
-
-
 @pytest.mark.parametrize("decimal", ["0.35", "0.1", "0.7", "0.125", "0.333333", "1"])
 def test_as_fraction_is_what_the_decimal_says(decimal):
     assert as_fraction(float(decimal)) == Fraction(decimal)
