@@ -110,7 +110,7 @@ class TrainingRun:
         try:
             if self.metrics.last_step < 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
-                self._check_best_metric(metrics)
+                self._score(metrics)  # a typo is said now
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
@@ -121,7 +121,10 @@ class TrainingRun:
                     metrics |= self._evaluate()
                 self.metrics.append(self.step, metrics)
                 progress.show(self.step, metrics)
-                best = self._is_best(metrics)
+                score = self._score(metrics)
+                best = score is not None and (self.best is None or score > self.best)
+                if best:
+                    self.best = score
                 if best or self.step % self.x.settings.save_every == 0:
                     self._save()
                 if best:
@@ -218,27 +221,19 @@ class TrainingRun:
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
-    def _is_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether train.best_metric was measured just now and never was as high."""
-        name = self.x.settings.best_metric
-        if name is None or not any(metric.startswith("eval/") for metric in metrics):
-            return False
-        self._check_best_metric(metrics)
-        if self.best is not None and metrics[name] <= self.best:
-            return False
-        self.best = metrics[name]
-        return True
+    def _score(self, metrics: Mapping[str, float]) -> float | None:
+        """train.best_metric, where there was an evaluation. Raises ValueError if that did not measure it."""
+        name, measured = self.x.settings.best_metric, sorted(metric for metric in metrics if metric.startswith("eval/"))
+        if name is None or not measured:
+            return None
+        if name not in metrics:
+            raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
+        return metrics[name]
 
     def _measure(self) -> list[Any]:
         """What the best checkpoint is the best by."""
         evaluation = self.x.evaluation
         return [self.x.settings.best_metric, evaluation.samples, evaluation.temperature, evaluation.top_p]
-
-    def _check_best_metric(self, metrics: Mapping[str, float]) -> None:
-        name = self.x.settings.best_metric
-        measured = sorted(metric for metric in metrics if metric.startswith("eval/"))
-        if name is not None and measured and name not in metrics:
-            raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
 
     def _save(self) -> None:
         state = {

@@ -10,14 +10,13 @@ from exgrpo_orlhf.replay import DifficultyBuckets, RetirementPolicy
 from exgrpo_orlhf.replay.difficulty import LEVELS, as_fraction
 
 
-def test_levels_of_eight_rollouts():
-    levels = [DifficultyBuckets().level(Fraction(k, 8)) for k in range(9)]
-    assert levels == ["unsolved", "hard", "hard", "medium", "medium", "medium", "medium", "easy", "solved"]
-
-
-def test_levels_of_seven_fresh_rollouts_beside_a_replayed_one():
-    levels = [DifficultyBuckets().level(Fraction(k, 7)) for k in range(8)]
-    assert levels == ["unsolved", "hard", "medium", "medium", "medium", "medium", "easy", "solved"]
+@pytest.mark.parametrize(
+    ("n", "medium"), [(8, range(3, 7)), (7, range(2, 6))], ids=["all fresh", "seven fresh beside a replayed one"]
+)
+def test_levels_of_a_group(n, medium):
+    levels = {k: DifficultyBuckets().level(Fraction(k, n)) for k in range(n + 1)}
+    assert [k for k, level in levels.items() if level == "medium"] == list(medium)
+    assert (levels[0], levels[1], levels[n - 1], levels[n]) == ("unsolved", "hard", "easy", "solved")
 
 
 def test_both_thresholds_belong_to_the_lower_level():
@@ -128,27 +127,11 @@ def test_as_fraction_is_what_the_decimal_says(decimal):
     assert as_fraction(float(decimal)) == Fraction(decimal)
 
 
-def test_only_full_marks_retire_by_default():
-    policy = RetirementPolicy()
-    assert [policy.mastered(Fraction(k, 8)) for k in range(9)] == [False] * 8 + [True]
-    assert policy.mastered(Fraction(7, 7))
-
-
-def test_reaching_the_bound_retires():
-    policy = RetirementPolicy(at_accuracy=0.7)
-    assert not policy.mastered(Fraction(6, 10))
-    assert policy.mastered(Fraction(7, 10))
-    assert policy.mastered(Fraction(8, 10))
-
-
-def test_retirement_can_be_off():
-    assert not any(RetirementPolicy(at_accuracy=None).mastered(Fraction(k, 8)) for k in range(9))
-
-
-def test_retired_questions_stay_in_fresh_sampling_by_default():
-    """T21: the paper takes them out of the buffer only."""
-    assert not RetirementPolicy().leaves_fresh
-    assert RetirementPolicy(leaves_fresh=True).leaves_fresh
+@pytest.mark.parametrize(("settings", "mastered"), [({}, [10]), ({"at_accuracy": 0.7}, [7, 8, 9, 10])])
+def test_reaching_the_bound_retires_and_by_default_only_full_marks(settings, mastered):
+    policy = RetirementPolicy(**settings)
+    assert [k for k in range(11) if policy.mastered(Fraction(k, 10))] == mastered
+    assert not any(RetirementPolicy(at_accuracy=None).mastered(Fraction(k, 10)) for k in range(11)), "switched off"
 
 
 @pytest.mark.parametrize("at_accuracy", [0, -0.5, 1.01, float("nan")])
