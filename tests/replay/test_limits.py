@@ -181,6 +181,11 @@ def test_a_retired_question_returns_when_its_accuracy_falls():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        *(
+            ({"at_accuracy": wrong}, r"RetirementPolicy\.at_accuracy must lie in \(0, 1\]")
+            for wrong in (0, -0.5, 1.01, float("nan"))
+        ),
+        ({"leaves_fresh": True, "at_accuracy": None}, r"RetirementPolicy\.leaves_fresh .* needs retirement"),
         ({"times_in_a_row": 0}, "times_in_a_row must be at least 1"),
         ({"returns_after": 0}, "returns_after must be at least 1"),
         ({"returns_below": 0.0}, "returns_below must be positive"),
@@ -189,7 +194,7 @@ def test_a_retired_question_returns_when_its_accuracy_falls():
         ({"returns_below": 0.5, "leaves_fresh": True}, "use RetirementPolicy.returns_after"),
     ],
 )
-def test_a_return_that_cannot_happen_is_refused(settings, message):
+def test_a_retirement_or_return_that_cannot_happen_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         RetirementPolicy(**settings)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device import Pretended, install, waits
+from device import Pretended, install, said_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 
 from exgrpo_orlhf.engines import model as shared
@@ -180,26 +180,18 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
-    faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
-        "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
-        "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
-        "update": (
-            update,
-            "TokenBatch",
-            lambda **x: tokens(**{**x, "advantages": x["advantages"].cpu()}),
-            lambda: cuda.update(batch),
-        ),
-    }
-    said = {}
-    for name, (module, function, wrong, work) in faults.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, function, wrong)
-            try:
-                work()
-                said[name] = "nothing"
-            except RuntimeError as error:
-                said[name] = str(error)
-    return said
+    return said_of(
+        {
+            "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
+            "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
+            "update": (
+                update,
+                "TokenBatch",
+                lambda **x: tokens(**{**x, "advantages": x["advantages"].cpu()}),
+                lambda: cuda.update(batch),
+            ),
+        }
+    )
 
 
 def main(model: Path, folder: Path) -> None:
