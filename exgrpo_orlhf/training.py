@@ -110,7 +110,7 @@ class TrainingRun:
         try:
             if self.metrics.last_step < 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
-                self._score(metrics)  # a typo is said now
+                self._best_metric(metrics)  # a typo is said now
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
@@ -121,10 +121,10 @@ class TrainingRun:
                     metrics |= self._evaluate()
                 self.metrics.append(self.step, metrics)
                 progress.show(self.step, metrics)
-                score = self._score(metrics)
-                best = score is not None and (self.best is None or score > self.best)
+                value = self._best_metric(metrics)
+                best = value is not None and (self.best is None or value > self.best)
                 if best:
-                    self.best = score
+                    self.best = value
                 if best or self.step % self.x.settings.save_every == 0:
                     self._save()
                 if best:
@@ -221,7 +221,7 @@ class TrainingRun:
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
-    def _score(self, metrics: Mapping[str, float]) -> float | None:
+    def _best_metric(self, metrics: Mapping[str, float]) -> float | None:
         """train.best_metric, where there was an evaluation. Raises ValueError if that did not measure it."""
         name, measured = self.x.settings.best_metric, sorted(metric for metric in metrics if metric.startswith("eval/"))
         if name is None or not measured:
