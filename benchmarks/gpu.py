@@ -104,7 +104,7 @@ class Work(NamedTuple):
             members = [*fresh, stored] if stored else fresh
             parts = zip(members, (a - a.mean()).tolist(), strict=True)
             rows.append([Row(question, member, advantage, True) for member, advantage in parts])
-        batch, encode = MixedBatch(groups, rows), chain_tokenizer().encode
+        batch, encode = MixedBatch(groups, rows, len(rows[0])), chain_tokenizer().encode
         return batch, [ForwardRow(encode(row.question.prompt), row.token_ids) for row in batch.flat_rows()]
 
 
@@ -184,7 +184,7 @@ def local_engine(work: Work) -> Figures:
     rows = [[Row(g.question, r, (-1.0) ** i, True) for i, r in enumerate(g.rollouts)] for g in groups]
 
     def weights_after_update(*engines: TorchEngine) -> list[Tensor]:
-        stats.extend(engine.update(MixedBatch(groups, rows), work.loss) for engine in engines)
+        stats.extend(engine.update(MixedBatch(groups, rows, len(rows[0])), work.loss) for engine in engines)
         return [torch.cat([p.detach().cpu().flatten() for p in engine.model.parameters()]) for engine in engines]
 
     stats: list[Any] = []

@@ -43,7 +43,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Grade, Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.training import TrainingRun
@@ -177,9 +177,10 @@ class MadeUp:
     def measure(self, ids: np.ndarray) -> np.ndarray:
         return self.logprobs[int(ids[1]) % 64, : len(ids)].copy()
 
-    def score(self, plan: Plan, to_score: Any, score: Any) -> dict[str, list[float]]:
-        self.scored = sum(PROMPT_TOKENS + len(t) for stored in to_score.values() for t in stored)
-        return {question_id: self.rng.random(len(stored)).tolist() for question_id, stored in to_score.items()}
+    def score(self, candidates: Any) -> dict[Question, list[Measured]]:
+        self.scored = sum(PROMPT_TOKENS + len(t) for stored in candidates.values() for t in stored)
+        made_up = lambda: Measured(self.logprobs[0, :1], self.rng.random())
+        return {question: [made_up() for _ in stored] for question, stored in candidates.items()}
 
     def rollout(self, plan: Plan, k: int) -> list[RolloutGroup]:
         one = lambda: Rollout(self.tokens(), "stop", (RIGHT, WRONG)[self.rng.integers(2)])

@@ -78,7 +78,7 @@ class Load:
         clock.append(time.perf_counter())
         groups, experience = [], []
         for question in (*plan.fresh, *plan.replayed):
-            replayed = question.id in plan.candidates
+            replayed = question in plan.candidates
             grades = [RIGHT if x < 0.5 else WRONG for x in self.rng.random(K - replayed)]
             rollouts = tuple(Rollout(self.pool[0][0], "stop", grade) for grade in grades)
             groups.append(RolloutGroup(question, rollouts, replayed))

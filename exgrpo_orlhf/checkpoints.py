@@ -70,14 +70,15 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
     try:
         partial.mkdir(parents=True)
         write(partial)
-        _sync_tree(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
         os.rename(partial, final)
         sync(run)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        last = max(find(run), default=None)
+        last, free = max(find(run), default=None), shutil.disk_usage(run).free / 2**20
         raise CheckpointError(
-            f"{final} could not be written ({type(error).__name__}: {error}); {_free(run)} are free there. "
+            f"{final} could not be written ({type(error).__name__}: {error}); {free:.0f} MiB are free there. "
             + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
             + ". Mend that (make room, if the disk is full) and start again with --resume"
         ) from error
@@ -140,16 +141,6 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
             "Resume with the same gin files and bindings, or start a new run under another --name"
         )
     return state
-
-
-def _free(folder: Path) -> str:
-    return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB" if folder.exists() else "0 MiB"
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
 
 
 def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:

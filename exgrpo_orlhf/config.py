@@ -15,12 +15,10 @@ import hashlib
 import inspect
 import io
 import json
-import re
 import tokenize
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +81,6 @@ _GIN: dict[str, Callable[..., Any]] = {
     for name, target in _TARGETS.items()
 }
 
-# Settings of earlier versions that are gone: of a class, or one by one.
-_REMOVED = {
-    "ScoreReuse": "every candidate is scored in every step; delete the binding",
-    "OpenRLHF.seed_requests": "every vLLM request has a seed of its own; delete the binding",
-}
-
-_HOW_TO_BIND = "add it to a gin file, or give it with --set"
-
-
-@dataclass
-class _Bindings:
-    """What has been read: every file once, and where each binding was last made."""
-
-    read: set[Path] = field(default_factory=set)
-    made_at: dict[str, str] = field(default_factory=dict)
-    left_open: set[str] = field(default_factory=set)  # bound to %gin.REQUIRED
-
 
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
     """Read gin files and `--set` bindings and build the experiment they describe.
@@ -114,26 +95,55 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int |
 
 def load_suite(file: str | Path) -> Suite:
     """The suite that a gin file binds. Raises ConfigError."""
-    suite: Suite = _load(_GIN["Suite"], [file], (), None)
+    suite: Suite = _load(lambda: _make("Suite"), [file], (), None)
     return suite
 
 
 def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
     gin.clear_config()
-    bindings = _Bindings()
     named = [_find(file, None) for file in files]
-    for path in [*(included for file in named for included in _includes(file)), *named]:
-        _read(path, bindings)
+    made_at: dict[str, str] = {}  # where each binding was last made
+    for path in dict.fromkeys([*(included for file in named for included in _includes(file)), *named]):
+        made_at |= _bind(path.read_text(encoding="utf-8"), _name(path), allow_include=True)
     for override in overrides:
-        _bind(override, f"--set {override!r}", bindings, allow_include=False)
+        made_at |= _bind(override, f"--set {override!r}", allow_include=False)
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
     try:
         return build()
     except ConfigError:
         raise
-    except (ValueError, TypeError, RuntimeError, FileNotFoundError) as error:
-        raise _explain(error, bindings) from error
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
+        places = [f"{name} is bound in {where}" for name, where in made_at.items() if name in message]
+        raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
+
+
+def _make(name: str, *args: Any, **more: Any) -> Any:
+    """An object of a class by its bindings."""
+    _check_given(f"exgrpo.{name}", _TARGETS[name], [])
+    return _GIN[name](*args, **more)
+
+
+def _check_given(selector: str, target: Callable[..., Any], scope: list[str]) -> None:
+    """Raises ConfigError for a parameter without value and default, of this class or of what it is bound to."""
+    with gin.config_scope(scope):
+        given = gin.get_bindings(selector, resolve_references=False)
+    name = selector.rpartition(".")[2]
+    values = {p: given.get(p, declared.default) for p, declared in inspect.signature(target).parameters.items()}
+    missing = [
+        f"{'/'.join([*scope, name])}.{parameter}"
+        for parameter, value in values.items()
+        if repr(value) == "%gin.REQUIRED"
+        or (value is inspect.Parameter.empty and parameter not in _SUPPLIED.get(name, ()))
+    ]
+    if missing and selector == "gin.macro":
+        raise ConfigError(f"%{scope[0]} is used, but no file gives it a value: add {scope[0]} = …")
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be bound: add it to a gin file, or give it with --set")
+    for reference in gin.config.iterate_references(given):
+        used = reference.configurable
+        _check_given(used.selector, used.wrapped, reference.scopes or scope)
 
 
 def may_change(binding: str) -> bool:
@@ -143,32 +153,35 @@ def may_change(binding: str) -> bool:
 
 
 def _build() -> Experiment:
-    settings = _GIN["train"]()
-    work = _GIN["Work"]()
+    settings = _make("train")
+    work = _make("Work")
     replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
-    mixer = _GIN["ReplayMixer"](
-        _GIN["QuestionSampler"](),
-        _GIN["DifficultyBuckets"](),
+    mixer = _make(
+        "ReplayMixer",
+        _make("QuestionSampler"),
+        _make("DifficultyBuckets"),
         group_size=settings.group_size,
         questions_per_step=settings.questions_per_step,
         rng=replay_rng,
     )
     built = {
-        "prompts": _GIN["Prompts"](),
-        "sampling": _GIN["Sampling"](),
-        "optimizer": _GIN["Optimizer"](),
-        "verifier": _GIN["Verifier"](),
-        "selector": _GIN["TrajectorySelector"](),
-        "dynamic_sampling": _GIN["DynamicSampling"](),
-        "buffer": _GIN["ReplayBuffer"](_GIN["RetirementPolicy"]()),
-        "advantages": _GIN["GroupAdvantages"](),
-        "loss": _GIN["MixedPolicyLoss"](),
-        "evaluation": _evaluation(),
-        "tracking": _GIN["Tracking"](),
+        "prompts": _make("Prompts"),
+        "sampling": _make("Sampling"),
+        "optimizer": _make("Optimizer"),
+        "verifier": _make("Verifier"),
+        "selector": _make("TrajectorySelector"),
+        "dynamic_sampling": _make("DynamicSampling"),
+        "buffer": _make("ReplayBuffer", _make("RetirementPolicy")),
+        "advantages": _make("GroupAdvantages"),
+        "loss": _make("MixedPolicyLoss"),
+        "evaluation": _make("Evaluation"),
+        "tracking": _make("Tracking"),
     }
+    if (suite := built["evaluation"].disjoint_from) is not None:
+        Definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
-    built |= {"local": _GIN["LocalEngine"]() if local else None, "openrlhf": None if local else _GIN["OpenRLHF"]()}
+    built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {name: value for name, value in params.items() if not may_change(name)}
@@ -190,13 +203,6 @@ def _build() -> Experiment:
     )
 
 
-def _evaluation() -> Evaluation:
-    settings: Evaluation = _GIN["Evaluation"]()
-    if settings.disjoint_from is not None:
-        Definitions().suite(settings.disjoint_from)  # said now if there is no such suite, not after the model is made
-    return settings
-
-
 def _flatten(text: str) -> dict[str, str]:
     """An operative config as {"ReplayMixer.rho": "0.5", …}; macros have been put in by gin."""
     params = {}
@@ -204,8 +210,6 @@ def _flatten(text: str) -> dict[str, str]:
         if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
             scope = f"{statement.scope}/" if statement.scope else ""
             value = statement.value
-            if repr(value) == "%gin.REQUIRED":
-                raise ConfigError(f"{scope}{statement.selector}.{statement.arg_name} must be bound: {_HOW_TO_BIND}")
             if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
                 value = gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}")
             params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(value)
@@ -249,14 +253,9 @@ def _includes(path: Path, trail: tuple[Path, ...] = ()) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _read(path: Path, bindings: _Bindings) -> None:
-    if path not in bindings.read:
-        bindings.read.add(path)
-        _bind(path.read_text(encoding="utf-8"), _name(path), bindings, allow_include=True)
-
-
-def _bind(text: str, name: str, bindings: _Bindings, allow_include: bool) -> None:
-    """Make the bindings of one file or one --set."""
+def _bind(text: str, name: str, allow_include: bool) -> dict[str, str]:
+    """Make the bindings of one file or one --set. Returns where each was made."""
+    made_at = {}
     for statement in _statements(text, name):
         where = name if name.startswith("--set") else f"{name}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement) and allow_include:
@@ -271,9 +270,8 @@ def _bind(text: str, name: str, bindings: _Bindings, allow_include: bool) -> Non
         _check_name(selector, parameter, where)
         _check_type(selector, parameter, value, where)
         gin.bind_parameter((scope, selector, parameter), value)
-        full = f"{prefix}{selector}.{parameter}"
-        bindings.made_at[full] = where
-        (bindings.left_open.add if repr(value) == "%gin.REQUIRED" else bindings.left_open.discard)(full)
+        made_at[f"{prefix}{selector}.{parameter}"] = where
+    return made_at
 
 
 def _statements(text: str, name: str) -> list[Any]:
@@ -297,8 +295,6 @@ def _parameters(name: str) -> list[str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    if removed := _REMOVED.get(f"{selector}.{parameter}", _REMOVED.get(selector)):
-        raise ConfigError(f"{where}: {selector}.{parameter} was removed: {removed}")
     known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
     if f"{selector}.{parameter}" in known:
         return
@@ -314,16 +310,20 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
     """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
     hint = typing.get_type_hints(inspect.getattr_static(_TARGETS[selector], "__init__")).get(parameter, Any)
-    if isinstance(value, gin.config.ConfigurableReference) or _fits(value, hint):
+    if isinstance(value, gin.config.ConfigurableReference) or any(_fits(value, kind) for kind in _kinds(hint)):
         return
-    shown = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    names = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in _kinds(hint)]
+    shown = " | ".join(names).replace("NoneType", "None").replace("typing.", "")
     raise ConfigError(f"{where}: {selector}.{parameter} takes {shown}, got {value!r}")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of another type, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
     if hint is Any or origin is typing.Literal:  # the class itself says which values it takes
         return True
     if origin is tuple:
@@ -333,24 +333,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
-
-
-def _explain(error: Exception, bindings: _Bindings) -> ConfigError:
-    """The same message with the place where the binding was made."""
-    message = str(error).split("\n  In call to configurable")[0].strip()
-    if bindings.left_open:
-        return ConfigError(f"{', '.join(sorted(bindings.left_open))} must be bound: {_HOW_TO_BIND}")
-    if macro := re.search(r"configurable 'macro' .* in scope '([\w/]+)'", str(error)):
-        return ConfigError(f"%{macro[1]} is used, but no file gives it a value: add {macro[1]} = …")
-    if missing := re.match(r"Required bindings for `(\w+)` not provided in config: \[(.*)\]", message):
-        names = ", ".join(f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", "))
-        return ConfigError(f"{names} must be bound: {_HOW_TO_BIND}")
-    unbound = re.search(r"No values supplied by Gin or caller for arguments: \['?([\w', ]+)'?\]", message)
-    if unbound and (owner := re.search(r"configurable '(\w+)'", str(error))):
-        names = ", ".join(f"{owner[1]}.{name.strip(chr(39) + ' ')}" for name in unbound[1].split(","))
-        return ConfigError(f"{names} must be bound: {_HOW_TO_BIND}")
-    places = [f"{name} is bound in {where}" for name, where in bindings.made_at.items() if name in message]
-    return ConfigError(message + (f" ({'; '.join(places)})" if places else ""))
 
 
 def _name(path: Path) -> str:

@@ -16,7 +16,7 @@ from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .settings import Evaluation, LocalEngine, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
+from .settings import Evaluation, LocalEngine, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
 
 
 class QuestionSource(Protocol):
@@ -62,24 +62,26 @@ class Experiment:
     identity: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if self.mixer.only_sound and not self.verifier.checks_reasoning:
-            raise ValueError(
-                "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown'); "
-                f"Verifier.kind is {self.verifier.kind!r}"
-            )
+        require(
+            not self.mixer.only_sound or self.verifier.checks_reasoning,
+            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown'); "
+            f"Verifier.kind is {self.verifier.kind!r}",
+        )
         if self.mixer.collects:
             return
-        if self.experience is None:
-            raise ValueError(
-                "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it"
-            )
-        if not max(self.mixer.rho, self.mixer.rho_end):
-            raise ValueError("ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience")
-        if self.buffer.max_age is not None:
-            raise ValueError(
-                f"ReplayBuffer.max_age = {self.buffer.max_age} would empty the buffer for good where "
-                "ReplayMixer.collects is False; it must be None"
-            )
+        require(
+            self.experience is not None,
+            "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
+        )
+        require(
+            max(self.mixer.rho, self.mixer.rho_end) > 0,
+            "ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience",
+        )
+        require(
+            self.buffer.max_age is None,
+            f"ReplayBuffer.max_age = {self.buffer.max_age} would empty the buffer for good where "
+            "ReplayMixer.collects is False; it must be None",
+        )
 
 
 @dataclass(frozen=True)

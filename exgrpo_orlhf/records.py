@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,13 @@ class Rollout:
     grade: Grade | None = None
     sampler_logprobs: npt.NDArray[np.float32] | None = None
 
+    @property
+    def reward(self) -> float | None:
+        """None where it could not be graded. Raises ValueError before grading."""
+        if self.grade is None:
+            raise ValueError("this rollout has not been graded yet")
+        return self.grade.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -126,6 +133,16 @@ class Trajectory:
         return hashlib.blake2b(self.token_ids.tobytes(), digest_size=16).digest()
 
 
+class Measured(NamedTuple):
+    """A response under the current policy.
+
+    logprobs: float32 (T,), at the sampling temperature; entropy: mean over its tokens, nats, at temperature 1
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    entropy: float
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
     """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory."""
@@ -137,12 +154,12 @@ class RolloutGroup:
     @property
     def graded(self) -> int:
         """Number of gradable fresh rollouts, n. Raises ValueError before grading."""
-        return self._counts()[1]
+        return sum(rollout.reward is not None for rollout in self.rollouts)
 
     @property
     def correct(self) -> int:
-        """Number of correct fresh rollouts, k. Raises ValueError before grading."""
-        return self._counts()[0]
+        """Number of correct fresh rollouts, k."""
+        return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)
 
     @property
     def accuracy(self) -> Fraction | None:
@@ -152,22 +169,10 @@ class RolloutGroup:
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.
         """
-        correct, graded = self._counts()
+        graded = self.graded
         if not graded or graded < min(2, len(self.rollouts)):
             return None
-        return _fraction(correct, graded)
-
-    def _counts(self) -> tuple[int, int]:
-        """k and n."""
-        correct = graded = 0
-        for rollout in self.rollouts:
-            grade = rollout.grade
-            if grade is None:
-                raise ValueError("this group has not been graded yet")
-            if grade.reward is not None:
-                graded += 1
-                correct += grade.verdict == "correct"
-        return correct, graded
+        return _fraction(self.correct, graded)
 
 
 @dataclass(frozen=True)
@@ -198,20 +203,35 @@ class Row:
 class MixedBatch:
     """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
 
-    group_size: K; None: as many as the first group has
+    width: K, what a group counts in the loss's normaliser, whatever it holds
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
-    group_size: int | None = None
-
-    @property
-    def width(self) -> int:
-        """K: what a group counts in the loss's normaliser, whatever it holds."""
-        return len(self.rows[0]) if self.group_size is None else self.group_size
+    width: int
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]
+
+    def metrics(self, step: int, entropies: Sequence[float]) -> dict[str, float]:
+        """Fresh and replayed rows apart. entropies: of each row of the flattened batch"""
+        pairs = list(zip(self.flat_rows(), entropies, strict=True))
+        replayed = [row.replayed for row, _ in pairs if row.replayed is not None]
+        ages = [step - trajectory.step for trajectory in replayed]
+        return {
+            "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in self.rows]),
+            "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.replayed is None]),
+            "replay/entropy": mean([entropy for row, entropy in pairs if row.replayed is not None]),
+            "replay/age_mean": mean(ages),
+            "replay/age_max": float(max(ages, default=0)),
+            "replay/lucky_guess_rate": mean([not one.sound for one in replayed if one.sound is not None]),
+            "replay/response_tokens": mean([len(trajectory) for trajectory in replayed]),
+        }
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, or of booleans the share; of nothing it is 0, never NaN."""
+    return float(np.mean(values)) if values else 0.0
 
 
 @lru_cache(maxsize=4096)

@@ -1,15 +1,19 @@
 """The settings of a run: frozen, picklable, checked on construction.
 
-MAY_CHANGE names those that may differ when a run is continued: its length, what is kept of it, where things lie.
+What a single value may be stands in the annotation of its field, and `check` says what is wrong with one that is not
+allowed. MAY_CHANGE names those that may differ when a run is continued: its length, what is kept of it, where things
+lie.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 
 class ConfigError(ValueError):
@@ -20,6 +24,48 @@ def require(condition: bool, message: str) -> None:
     """Raises ValueError(message). The message begins with the gin name of the setting."""
     if not condition:
         raise ValueError(message)
+
+
+class Bound(NamedTuple):
+    """Which numbers a setting takes, and how a message says it: `rho: Annotated[float, Bound(…)]`."""
+
+    says: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(low: int) -> Bound:
+    return Bound(f"must be at least {low}", lambda value: value >= low)
+
+
+Count = Annotated[int, at_least(1)]
+NotNegative = Annotated[float, Bound("must be at least 0", lambda value: 0 <= value < math.inf)]
+Positive = Annotated[float, Bound("must be positive", lambda value: 0 < value < math.inf)]
+Share = Annotated[float, Bound("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
+PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]
+
+
+def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> None:
+    """Compare arguments of a class with the annotations of its `__init__`: `Literal`, and `Bound` in `Annotated`.
+
+    values: by parameter; those of no parameter are passed over. name: of the class in gin, if it is not its own
+    Raises ValueError that names the setting, what it takes, and its value.
+    """
+    hints = typing.get_type_hints(inspect.getattr_static(owner, "__init__"), include_extras=True)
+    for parameter, hint in hints.items():
+        value, union = values.get(parameter), typing.get_args(hint)
+        optional = type(None) in union
+        if optional and value is None:
+            continue
+        kind = union[0] if optional else hint
+        bound = getattr(kind, "__metadata__", (None,))[0]
+        if typing.get_origin(kind) is Literal:
+            choices = typing.get_args(kind)
+            fits, says = value in choices, f"must be one of {', '.join(map(repr, choices))};"
+        elif isinstance(bound, Bound):
+            fits, says = bound.holds(value), f"{bound.says}{', or None;' if optional else ','}"
+        else:
+            continue
+        require(fits, f"{name or owner.__name__}.{parameter} {says} got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -41,33 +87,18 @@ class TrainSettings:
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("steps", "save_every", "keep", "eval_every", "best_metric")
 
-    steps: int = 200
-    questions_per_step: int = 32
-    group_size: int = 8
-    seed: int = 0
-    eval_every: int | None = 20
-    save_every: int = 50
-    keep: int = 2
+    steps: Count = 200
+    questions_per_step: Count = 32
+    group_size: Annotated[int, Bound("(K) must be at least 2", lambda value: value >= 2)] = 8
+    seed: Annotated[int, at_least(0)] = 0
+    eval_every: Count | None = 20
+    save_every: Count = 50
+    keep: Count = 2
     best_metric: str | None = None
     engine: Literal["local", "openrlhf"] = "local"
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, f"train.steps must be at least 1, got {self.steps!r}")
-        require(
-            self.questions_per_step >= 1,
-            f"train.questions_per_step must be at least 1, got {self.questions_per_step!r}",
-        )
-        require(self.group_size >= 2, f"train.group_size (K) must be at least 2, got {self.group_size!r}")
-        require(self.seed >= 0, f"train.seed must be at least 0, got {self.seed!r}")
-        require(
-            self.eval_every is None or self.eval_every >= 1,
-            f"train.eval_every must be at least 1, or None for no evaluation; got {self.eval_every!r}",
-        )
-        require(self.save_every >= 1, f"train.save_every must be at least 1, got {self.save_every!r}")
-        require(
-            self.engine in ("local", "openrlhf"), f"train.engine must be 'local' or 'openrlhf', got {self.engine!r}"
-        )
-        require(self.keep >= 1, f"train.keep must be at least 1 checkpoint, got {self.keep!r}")
+        check(TrainSettings, vars(self), "train")
 
 
 @dataclass(frozen=True)
@@ -79,15 +110,11 @@ class Sampling:
     max_response_tokens: a response that reaches it without an end token is truncated
     """
 
-    temperature: float = 1.0
-    max_response_tokens: int = 8192
+    temperature: Positive = 1.0
+    max_response_tokens: Count = 8192
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, f"Sampling.temperature must be positive, got {self.temperature!r}")
-        require(
-            self.max_response_tokens >= 1,
-            f"Sampling.max_response_tokens must be at least 1, got {self.max_response_tokens!r}",
-        )
+        check(Sampling, vars(self))
 
 
 @dataclass(frozen=True)
@@ -103,28 +130,22 @@ class Optimizer:
     passes_per_batch: how many times the batch is gone through
     """
 
-    learning_rate: float = 1e-6
+    learning_rate: Positive = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
+    weight_decay: NotNegative = 0.0
+    warmup_steps: Annotated[int, at_least(0)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_steps: int | None = None
-    max_grad_norm: float = 1.0
-    skip_above_grad_norm: float | None = None
-    steps_per_batch: int = 1
-    passes_per_batch: int = 1
+    max_grad_norm: Positive = 1.0
+    skip_above_grad_norm: Positive | None = None
+    steps_per_batch: Count = 1
+    passes_per_batch: Count = 1
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"Optimizer.learning_rate must be positive, got {self.learning_rate!r}")
+        check(Optimizer, vars(self))
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"Optimizer.betas must be two numbers in [0, 1), got {self.betas!r}",
-        )
-        require(self.weight_decay >= 0, f"Optimizer.weight_decay must be at least 0, got {self.weight_decay!r}")
-        require(self.warmup_steps >= 0, f"Optimizer.warmup_steps must be at least 0, got {self.warmup_steps!r}")
-        require(
-            self.schedule in ("constant", "linear", "cosine"),
-            f"Optimizer.schedule must be 'constant', 'linear' or 'cosine', got {self.schedule!r}",
         )
         require(
             (self.decay_steps is None) == (self.schedule == "constant"),
@@ -135,13 +156,6 @@ class Optimizer:
             self.decay_steps is None or self.decay_steps > self.warmup_steps,
             f"Optimizer.decay_steps must be larger than Optimizer.warmup_steps, got {self.decay_steps!r}",
         )
-        require(self.max_grad_norm > 0, f"Optimizer.max_grad_norm must be positive, got {self.max_grad_norm!r}")
-        require(
-            self.skip_above_grad_norm is None or self.skip_above_grad_norm > 0,
-            f"Optimizer.skip_above_grad_norm must be positive, or None; got {self.skip_above_grad_norm!r}",
-        )
-        for name in ("steps_per_batch", "passes_per_batch"):
-            require(getattr(self, name) >= 1, f"Optimizer.{name} must be at least 1, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -173,8 +187,7 @@ class Work:
 
     def __post_init__(self) -> None:
         for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
-            if getattr(self, name) is None:
-                raise ValueError(f"Work.{name} must be a reference such as {example}, got None")
+            require(getattr(self, name) is not None, f"Work.{name} must be a reference such as {example}, got None")
 
 
 @dataclass(frozen=True)
@@ -194,18 +207,13 @@ class LocalEngine:
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    threads: int = 1
-    micro_batch_tokens: int = 16384
-    generation_rows: int = 256
+    threads: Count = 1
+    micro_batch_tokens: Count = 16384
+    generation_rows: Count = 256
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            self.dtype in ("auto", "float32", "bfloat16"),
-            f"LocalEngine.dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}",
-        )
-        for name in ("threads", "micro_batch_tokens", "generation_rows"):
-            require(getattr(self, name) >= 1, f"LocalEngine.{name} must be at least 1, got {getattr(self, name)!r}")
+        check(LocalEngine, vars(self))
 
 
 @dataclass(frozen=True)
@@ -230,8 +238,8 @@ class OpenRLHF:
     more_flags: Mapping[str, Any] = field(default_factory=dict)
     ray_address: str | None = None
     cpu_bench: bool = False
-    score_tokens: int = 32768
-    timeout: float = 1800.0
+    score_tokens: Count = 32768
+    timeout: Positive = 1800.0
 
     def __post_init__(self) -> None:
         for name in ("flags", "more_flags"):
@@ -242,8 +250,7 @@ class OpenRLHF:
             )
             dashed = [flag for flag in flags if flag.startswith("-")]
             require(not dashed, f"OpenRLHF.{name}: flags are named without dashes, got {', '.join(dashed)}")
-        require(self.score_tokens >= 1, f"OpenRLHF.score_tokens must be at least 1, got {self.score_tokens!r}")
-        require(self.timeout > 0, f"OpenRLHF.timeout must be positive seconds, got {self.timeout!r}")
+        check(OpenRLHF, vars(self))
 
     def all_flags(self) -> dict[str, Any]:
         return {**self.flags, **self.more_flags}
@@ -262,15 +269,13 @@ class Evaluation:
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("samples", "temperature", "top_p", "disjoint_from")
 
-    samples: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
+    samples: Count = 1
+    temperature: NotNegative = 0.0
+    top_p: PositiveShare = 1.0
     disjoint_from: str | None = "paper"
 
     def __post_init__(self) -> None:
-        require(self.samples >= 1, f"Evaluation.samples must be at least 1, got {self.samples!r}")
-        require(self.temperature >= 0, f"Evaluation.temperature must be at least 0 (greedy), got {self.temperature!r}")
-        require(0 < self.top_p <= 1, f"Evaluation.top_p must be above 0 and at most 1, got {self.top_p!r}")
+        check(Evaluation, vars(self))
         require(
             self.samples == 1 or self.temperature > 0,
             f"Evaluation.samples = {self.samples} at Evaluation.temperature = 0 would all be the same; set one of them",
@@ -288,10 +293,8 @@ class Tracking:
     experiment: str = "exgrpo"
     uri: str | None = None
     enabled: bool = True
-    flush_seconds: float = 5.0
+    flush_seconds: Positive = 5.0
 
     def __post_init__(self) -> None:
-        if not self.experiment.strip():
-            raise ValueError("Tracking.experiment is empty; name an experiment")
-        if not 0 < self.flush_seconds < math.inf:
-            raise ValueError(f"Tracking.flush_seconds = {self.flush_seconds}; allowed: above 0 seconds")
+        check(Tracking, vars(self))
+        require(bool(self.experiment.strip()), "Tracking.experiment is empty; name an experiment")

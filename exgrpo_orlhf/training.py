@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import checkpoints, experience
-from .engines.engine import Engine, NonFiniteUpdate, UpdateStats
+from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
@@ -30,9 +30,8 @@ from .progress import Clock, Progress
 from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .records import MixedBatch, Question, RolloutGroup
+from .records import Question, RolloutGroup
 from .replay import Plan, snapshot
-from .replay.health import reward_metrics, row_metrics
 from .stopping import Stop
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
@@ -111,7 +110,7 @@ class TrainingRun:
         try:
             if self.metrics.last_step < 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
-                self._check_best_metric(metrics)
+                self._best_metric(metrics)  # a typo is said now
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
@@ -122,7 +121,10 @@ class TrainingRun:
                     metrics |= self._evaluate()
                 self.metrics.append(self.step, metrics)
                 progress.show(self.step, metrics)
-                best = self._is_best(metrics)
+                value = self._best_metric(metrics)
+                best = value is not None and (self.best is None or value > self.best)
+                if best:
+                    self.best = value
                 if best or self.step % self.x.settings.save_every == 0:
                     self._save()
                 if best:
@@ -148,7 +150,7 @@ class TrainingRun:
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
         to_score = x.selector.to_score(plan.candidates)
-        scores = engine.score(plan, to_score, x.selector.score)
+        scores = engine.score(to_score)
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
         clock.lap("score")
 
@@ -179,12 +181,12 @@ class TrainingRun:
 
         self.generated_tokens += sum(len(row.token_ids) for group in groups for row in group.rollouts)
         return {
-            **reward_metrics(groups),
             **sampled.metrics(),
             **sampled.plan.metrics(),
             **mixer.metrics(),
             **buffer.metrics(mixer.buckets),
-            **self._row_metrics(batch, stats, step),
+            **batch.metrics(step, stats.entropies),
+            **x.loss.metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, stats.later_passes),
             **stats.metrics,
             **self.fresh.metrics(),
             "replay/candidates_scored": float(sum(map(len, to_score.values()))),
@@ -201,20 +203,6 @@ class TrainingRun:
             groups = plan.in_order(self.x.verifier.grade_groups(coming, engine.decode, before))
         clock.lap("grade")
         return groups
-
-    def _row_metrics(self, batch: MixedBatch, stats: UpdateStats, step: int) -> dict[str, float]:
-        loss = self.x.loss
-        return row_metrics(
-            batch,
-            stats.policy_logprobs,
-            stats.behaviour_logprobs,
-            stats.entropies,
-            step=step,
-            beta=loss.beta if loss.shaping and loss.importance_weights else None,
-            clip=None if loss.clip_low is None or loss.clip_high is None else (loss.clip_low, loss.clip_high),
-            max_weight=loss.max_weight,
-            later_passes=stats.later_passes,
-        )
 
     def _say_if_smaller(self, step: int, questions: int) -> None:
         asked = self.x.settings.questions_per_step
@@ -233,27 +221,19 @@ class TrainingRun:
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
-    def _is_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether train.best_metric was measured just now and never was as high."""
-        name = self.x.settings.best_metric
-        if name is None or not any(metric.startswith("eval/") for metric in metrics):
-            return False
-        self._check_best_metric(metrics)
-        if self.best is not None and metrics[name] <= self.best:
-            return False
-        self.best = metrics[name]
-        return True
+    def _best_metric(self, metrics: Mapping[str, float]) -> float | None:
+        """train.best_metric, where there was an evaluation. Raises ValueError if that did not measure it."""
+        name, measured = self.x.settings.best_metric, sorted(metric for metric in metrics if metric.startswith("eval/"))
+        if name is None or not measured:
+            return None
+        if name not in metrics:
+            raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
+        return metrics[name]
 
     def _measure(self) -> list[Any]:
         """What the best checkpoint is the best by."""
         evaluation = self.x.evaluation
         return [self.x.settings.best_metric, evaluation.samples, evaluation.temperature, evaluation.top_p]
-
-    def _check_best_metric(self, metrics: Mapping[str, float]) -> None:
-        name = self.x.settings.best_metric
-        measured = sorted(metric for metric in metrics if metric.startswith("eval/"))
-        if name is not None and measured and name not in metrics:
-            raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
 
     def _save(self) -> None:
         state = {

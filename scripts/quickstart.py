@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,8 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     print("1. A tiny model learns the procedure, and false beliefs with it (once, then cached)", flush=True)
-    config.load(RUNS["ExGRPO"]).model.prepare()
+    experiment = config.load(RUNS["ExGRPO"])
+    experiment.model.prepare()
 
     print("2. It is trained by reward, with experience replay and without", flush=True)
     folders = {name: arguments.out / f"quickstart-{name.lower()}-seed{arguments.seed}" for name in RUNS}
@@ -50,7 +52,7 @@ def main() -> int:
     rows = {name: curves.read(folder) for name, folder in folders.items()}
     picture = arguments.out / f"quickstart-seed{arguments.seed}.png"
     curves.plot(rows, picture)
-    print(f"\n3. Greedy accuracy on {_validation_size()} validation questions\n\n{curves.table(rows)}\n")
+    print(f"\n3. Greedy accuracy on {len(experiment.validation.load())} validation questions\n\n{curves.table(rows)}\n")
     for name, run in rows.items():
         accuracy = [row[curves.ACCURACY] for row in run if curves.ACCURACY in row]
         times = f", {accuracy[-1] / accuracy[0]:.1f} times" if accuracy[0] else ""
@@ -65,42 +67,18 @@ def main() -> int:
 
 def _train(folders: dict[str, Path], seed: int) -> list[str]:
     """Train all runs, at the same time where there is a core for each; returns those that did not complete."""
-    commands = {
-        name: [
-            sys.executable,
-            str(ROOT / "scripts" / "train.py"),
-            "--resume",
-            "--seed",
-            str(seed),
-            "--out",
-            str(folder),
-        ]
-        + [part for file in RUNS[name] for part in ("--gin", file)]
-        for name, folder in folders.items()
-    }
-    at_once = len(commands) if (os.cpu_count() or 1) >= len(commands) else 1
-    waiting, running, failed = list(commands), {}, []
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                name = waiting.pop(0)
-                running[name] = subprocess.Popen(commands[name])
-            for name, process in list(running.items()):
-                if process.poll() is not None:
-                    failed += [name] if process.returncode else []
-                    del running[name]
-            time.sleep(0.2)
-    except KeyboardInterrupt:  # the runs got it too: they finish their step and save
-        for process in running.values():
-            process.wait()
-        failed += [*running, *waiting]
-    return failed
-
-
-def _validation_size() -> int:
-    from exgrpo_orlhf import config
-
-    return len(config.load(RUNS["ExGRPO"]).validation.load())
+    at_once = len(RUNS) if (os.cpu_count() or 1) >= len(RUNS) else 1
+    with ThreadPoolExecutor(at_once) as pool:
+        runs = {}
+        for name, folder in folders.items():
+            command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--resume", "--seed", str(seed)]
+            files = [part for file in RUNS[name] for part in ("--gin", file)]
+            runs[name] = pool.submit(subprocess.run, [*command, "--out", str(folder), *files])
+        try:
+            wait(runs.values())
+        except KeyboardInterrupt:  # the runs got it too: they finish their step and save
+            pool.shutdown(cancel_futures=True)
+    return [name for name, run in runs.items() if run.cancelled() or run.result().returncode]
 
 
 if __name__ == "__main__":

@@ -182,13 +182,6 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
         assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
 
 
-def test_checkpoints_are_a_run_too_and_not_continued_unasked(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 1")
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(RunFolderError, match="--resume"):
-        go(warm_model, tmp_path, "train.steps = 1")
-
-
 def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
     experiment = config.load(["base.gin"], small_bindings(warm_model, "train.steps = 2"))
     for name in ("one", "two"):
@@ -216,11 +209,6 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
         arguments = script._parser().parse_args(["--gin", "base.gin", *more])
         names.append(script._name(arguments, arguments.seed or 0, config.may_change))
     assert (names[0] == names[1]) == same
-
-
-def test_keep_keeps_the_newest_checkpoints(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 4", "train.save_every = 1", "train.keep = 2")
-    assert list(checkpoints.find(tmp_path)) == [3, 4]
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
@@ -290,16 +278,14 @@ def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
     assert ("all 24 questions are retired" in caplog.text) == leaves_fresh
 
 
-def test_a_batch_larger_than_the_question_set_is_smaller_and_trains(warm_model, tmp_path):
-    outcome = go(warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3")
+def test_a_batch_larger_than_the_question_set_is_smaller_and_trains_and_it_is_said_once(warm_model, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        outcome = go(
+            warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3"
+        )
+    assert caplog.text.count("10 questions instead of 40") == 1
     assert outcome.steps == 3
     assert [row["train/questions"] for row in rows(tmp_path)[1:]] == [10, 10, 10]
-
-
-def test_a_batch_smaller_than_asked_for_is_said(warm_model, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        go(warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 2")
-    assert caplog.text.count("10 questions instead of 40") == 1
 
 
 def test_validation_questions_that_are_trained_on_are_refused(warm_model, tmp_path):
@@ -316,6 +302,9 @@ def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     with claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
         go(warm_model, tmp_path, resume=True)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunFolderError, match="--resume"):  # its checkpoints are a run too
+        go(warm_model, tmp_path, "train.steps = 1")
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(warm_model, tmp_path):

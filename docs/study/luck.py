@@ -91,15 +91,9 @@ def _correct(groups: Sequence[RolloutGroup]) -> dict[Question, list[Trajectory]]
 
 
 def _asked(policy: TorchEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
-    by_id = {question.id: trajectories for question, trajectories in responses.items() if trajectories}
-    plan = Plan(1, [], [question for question in responses if question.id in by_id], {})
-    seen: list[tuple[float, float, int]] = []
-
-    def note(entropy: float, logprobs: npt.NDArray[np.float32]) -> float:
-        seen.append((entropy, -float(logprobs.sum(dtype=np.float64)), len(logprobs)))
-        return 0.0
-
-    policy.score(plan, by_id, note)
-    sound = np.array([bool(trajectory.sound) for trajectories in by_id.values() for trajectory in trajectories], bool)
+    measured = policy.score({question: trajectories for question, trajectories in responses.items() if trajectories})
+    each = [one for ones in measured.values() for one in ones]
+    seen = [(one.entropy, -float(one.logprobs.sum(dtype=np.float64)), len(one.logprobs)) for one in each]
+    sound = np.array([bool(one.sound) for trajectories in responses.values() for one in trajectories], bool)
     columns = np.array(seen, np.float64).reshape(-1, len(DETECTORS)).T
     return Responses(sound, dict(zip(DETECTORS, columns, strict=True)))

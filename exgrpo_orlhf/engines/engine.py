@@ -14,10 +14,10 @@ import numpy.typing as npt
 from ..experiment import Experiment, Outcome
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
-from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from ..replay import Plan
 from ..stopping import Stop
-from .rows import ForwardRow, Measured
+from .rows import ForwardRow
 
 LogProbs = npt.NDArray[np.float32]
 
@@ -105,27 +105,15 @@ class Engine(ABC):
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, without gradient."""
 
-    def score(
-        self,
-        plan: Plan,
-        to_score: Mapping[str, Sequence[Trajectory]],
-        score: Callable[[float, LogProbs], float],
-    ) -> dict[str, list[float]]:
-        """The score of each stored response under the current policy, in the order given, by question id.
-
-        Args:
-            to_score: stored responses of replayed questions, by question id
-            score: computes it from the mean token entropy of a response (nats, at temperature 1) and its log-probs
-                (T,) at the sampling temperature (`TrajectorySelector.score`)
-        """
-        questions = {question.id: question for question in plan.replayed}
+    def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
+        """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
         rows = [
-            ForwardRow(self.prompts.encode(questions[question_id]), trajectory.token_ids)
-            for question_id, stored in to_score.items()
+            ForwardRow(self.prompts.encode(question), trajectory.token_ids)
+            for question, stored in candidates.items()
             for trajectory in stored
         ]
-        scores = iter([score(measured.entropy, measured.logprobs) for measured in self.measure(rows)])
-        return {question_id: [next(scores) for _ in stored] for question_id, stored in to_score.items()}
+        measured = iter(self.measure(rows))
+        return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
 
     def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
         """Prompt and response of each row of the flattened batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,6 @@ class ForwardRow:
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
-
-
-class Measured(NamedTuple):
-    """A response under the current policy.
-
-    logprobs: float32 (T,), at the sampling temperature; entropy: mean over its tokens, nats, at temperature 1
-    """
-
-    logprobs: npt.NDArray[np.float32]
-    entropy: float
 
 
 def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:

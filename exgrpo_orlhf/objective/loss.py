@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from ..records import Row, mean
+from ..settings import Count, NotNegative, Positive, Share, check, require
 
 # A token that the policy has all but ruled out and the reference has not would outweigh all others: e^12 for 12 nats.
 # The bound is OpenRLHF's and verl's; above it a token has no gradient of the KL term.
 KL_BOUND = 10.0
+# A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
+# above or below β, where it no longer learns. (The slope is 0.25 at w = β and 0.083 at w = 1 for β = 0.1.)
+SATURATED_SLOPE = 0.01
+LARGEST_LOG_RATIO = 80.0  # a metric has to stay a finite number
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -71,47 +82,29 @@ class MixedPolicyLoss:
         'sequences', as in GRPO, over each row's own, then over rows
     """
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     shaping: bool = True
     importance_weights: bool = True
-    max_weight: float | None = None
-    clip_low: float | None = 0.2
-    clip_high: float | None = 0.2
+    max_weight: Positive | None = None
+    clip_low: Share | None = 0.2
+    clip_high: NotNegative | None = 0.2
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
-    response_length: int = 8192
-    entropy_coef: float = 0.0
-    kl_coef: float = 0.0
+    response_length: Count = 8192
+    entropy_coef: NotNegative = 0.0
+    kl_coef: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise ValueError(f"MixedPolicyLoss.beta must be positive, got {self.beta!r}")
-        if self.max_weight is not None and not (math.isfinite(self.max_weight) and self.max_weight > 0):
-            raise ValueError(
-                f"MixedPolicyLoss.max_weight must be positive, or None (not truncated); got {self.max_weight!r}"
-            )
-        if self.max_weight is not None and not self.importance_weights:
-            raise ValueError(
-                "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "
-                f"weight to truncate; got {self.max_weight!r}"
-            )
-        if (self.clip_low is None) != (self.clip_high is None):
-            raise ValueError(
-                "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
-                f"got {self.clip_low!r} and {self.clip_high!r}"
-            )
-        if self.clip_low is not None and not 0 <= self.clip_low <= 1:
-            raise ValueError(f"MixedPolicyLoss.clip_low must lie in [0, 1], got {self.clip_low!r}")
-        if self.clip_high is not None and not self.clip_high >= 0:
-            raise ValueError(f"MixedPolicyLoss.clip_high must be at least 0, got {self.clip_high!r}")
-        if self.normalizer not in ("constant", "tokens", "sequences"):
-            raise ValueError(
-                f"MixedPolicyLoss.normalizer must be 'constant', 'tokens' or 'sequences', got {self.normalizer!r}"
-            )
-        if self.response_length < 1:
-            raise ValueError(f"MixedPolicyLoss.response_length must be at least 1 token, got {self.response_length!r}")
-        for name, value in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"MixedPolicyLoss.{name} must be at least 0, got {value!r}")
+        check(MixedPolicyLoss, vars(self))
+        require(
+            self.max_weight is None or self.importance_weights,
+            "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "
+            f"weight to truncate; got {self.max_weight!r}",
+        )
+        require(
+            (self.clip_low is None) == (self.clip_high is None),
+            "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
+            f"got {self.clip_low!r} and {self.clip_high!r}",
+        )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
         """(R,) response lengths of rows of an optimiser step → (R,) weight of each token of that row.
@@ -180,3 +173,60 @@ class MixedPolicyLoss:
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages
+
+    def metrics(
+        self,
+        rows: Sequence[Row],
+        policy: Sequence[Floats],
+        behaviour: Sequence[Floats],
+        later_passes: Sequence[Mapping[int, Floats]] = (),
+    ) -> dict[str, float]:
+        """What became of the importance weights. policy, behaviour: (T,) of each row
+
+        later_passes: where the batch was gone through again, the log-probs of each row that was measured again. They
+            enter the ratios of fresh rows; everything else is of the first pass.
+        """
+        fresh = [i for i, row in enumerate(rows) if row.replayed is None]
+        replayed = [i for i, row in enumerate(rows) if row.replayed is not None]
+        passes = [dict(enumerate(policy)), *later_passes]
+        ratios = [(rows[i].advantage, part[i], behaviour[i]) for part in passes for i in fresh if i in part]
+        stored = [policy[i].astype(np.float64) - behaviour[i] for i in replayed]
+        return {**self._fresh_metrics(ratios), **self._replayed_metrics(stored)}
+
+    def _fresh_metrics(self, rows: Sequence[tuple[float, Floats, Floats]]) -> dict[str, float]:
+        """approx_kl: mean of w − 1 − log w, w = π_θ/π_old. clip_share: tokens whose gradient the clip takes away.
+
+        rows: advantage, log π_θ (T,), log π_old (T,)
+        """
+        tokens = clipped = 0
+        kl = 0.0
+        for advantage, policy, behaviour in rows:
+            log_w = policy.astype(np.float64) - behaviour
+            w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
+            tokens += len(w)
+            kl += float((w - 1 - log_w).sum())
+            if self.clip_low is not None and self.clip_high is not None:
+                outside = w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low
+                clipped += int(outside.sum()) if advantage else 0
+        return {"policy/approx_kl": kl / max(tokens, 1), "policy/clip_share": clipped / max(tokens, 1)}
+
+    def _replayed_metrics(self, log_weights: Sequence[npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Of all replayed tokens, in log space, w* = π_θ/π_past.
+
+        ess: effective sample size (Σw)²/Σw² as a share of the tokens, 1 when all weigh the same
+        truncated_share: tokens whose weight is above the largest one, where there is one
+        """
+        found = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
+        log_w = np.concatenate([*log_weights, np.zeros(0)])
+        used = log_w
+        if self.max_weight is not None:
+            used = np.minimum(log_w, np.log(self.max_weight))
+            found["replay/truncated_share"] = mean((log_w > used).tolist())
+        if len(log_w):
+            w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
+            found["replay/log_weight_max"] = float(log_w.max())
+            found["replay/ess"] = float(w.sum() ** 2 / (w**2).sum() / len(w))
+        if len(log_w) and self.shaping and self.importance_weights:
+            shaped = 1 / (1 + np.exp(np.clip(np.log(self.beta) - used, -700, 700)))
+            found["replay/saturated_share"] = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
+        return found

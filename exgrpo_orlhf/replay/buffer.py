@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..records import RolloutGroup, Trajectory
-from ..settings import require
+from ..settings import Count, check
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
@@ -61,17 +61,13 @@ class ReplayBuffer:
         self,
         retirement: RetirementPolicy,
         *,
-        per_question: int | None = None,
-        max_age: int | None = None,
-        max_bytes: int | None = None,
+        per_question: Count | None = None,
+        max_age: Count | None = None,
+        max_bytes: Count | None = None,
         replays_unsolved: bool = False,
     ) -> None:
         """Raises ValueError for a limit below 1."""
-        for name, value in (("per_question", per_question), ("max_age", max_age), ("max_bytes", max_bytes)):
-            require(
-                value is None or value >= 1,
-                f"ReplayBuffer.{name} must be at least 1, or None for no limit; got {value!r}",
-            )
+        check(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved = replays_unsolved
@@ -149,8 +145,8 @@ class ReplayBuffer:
         """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
         self.evicted = 0
         if self.max_age is not None:
-            while self._order and self._oldest().trajectory.step < step - self.max_age:
-                self._evict_oldest()
+            while self._order and self._records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
+                self._evict(self._oldest())
         if self.retirement.returns_after is not None:
             due = step - self.retirement.returns_after
             while self._retired and next(iter(self._retired.values())) <= due:
@@ -172,7 +168,7 @@ class ReplayBuffer:
             self.record(question_id, accuracy, step)
             record = self._records[question_id]
             record.streak = record.streak + 1 if self.retirement.mastered(accuracy) else 0
-            if record.streak and self.retirement.retires(record.streak):
+            if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 
     def record(self, question_id: str, accuracy: Fraction, step: int) -> None:
@@ -214,7 +210,7 @@ class ReplayBuffer:
                 self._forget(record, known)
             self.next_sequence += 1
             stored += 1
-            self._cap_question(question_id, record)
+            self._cap_question(question_id)
         self._cap_bytes()
         return stored
 
@@ -250,7 +246,7 @@ class ReplayBuffer:
             self._add(question_id, self._records[question_id], one, enter=False)
         for question_id, record in self._records.items():
             self._enter_bucket(question_id, record)
-            self._cap_question(question_id, record)  # the snapshot may be another run's, with other limits
+            self._cap_question(question_id)  # the snapshot may be another run's, with other limits
         self._cap_bytes()
         self.next_sequence = next_sequence
 
@@ -265,13 +261,13 @@ class ReplayBuffer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _cap_question(self, question_id: str, record: QuestionRecord) -> None:
-        while self.per_question is not None and len(record.stored) > self.per_question:
-            self._evict(question_id, record)
+    def _cap_question(self, question_id: str) -> None:
+        while self.per_question is not None and len(self._records[question_id].stored) > self.per_question:
+            self._evict(question_id)
 
     def _cap_bytes(self) -> None:
         while self.max_bytes is not None and self.n_bytes > self.max_bytes:
-            self._evict_oldest()
+            self._evict(self._oldest())
 
     def _add(self, question_id: str, record: QuestionRecord, stored: Stored, enter: bool = True) -> None:
         record.stored.append(stored)
@@ -289,16 +285,13 @@ class ReplayBuffer:
         if not record.stored:
             self.n_with_trajectories -= 1
 
-    def _oldest(self) -> Stored:
-        """The trajectory that was stored first; it is its question's first too."""
-        return self._records[next(iter(self._order.values()))].stored[0]
+    def _oldest(self) -> str:
+        """The question whose trajectory was stored first of all; it is its own first too."""
+        return next(iter(self._order.values()))
 
-    def _evict_oldest(self) -> None:
-        question_id = next(iter(self._order.values()))
-        self._evict(question_id, self._records[question_id])
-
-    def _evict(self, question_id: str, record: QuestionRecord) -> None:
+    def _evict(self, question_id: str) -> None:
         """Forget a question's oldest trajectory."""
+        record = self._records[question_id]
         self._forget(record, 0)
         if not record.stored:
             self._leave_bucket(question_id, record)
@@ -306,10 +299,7 @@ class ReplayBuffer:
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
         if record.stored and (record.accuracy > 0 or self.replays_unsolved):
-            bucket = self._candidates.get(record.accuracy)
-            if bucket is None:
-                bucket = self._candidates[record.accuracy] = IndexedSet()
-            bucket.add(question_id)
+            self._candidates.setdefault(record.accuracy, IndexedSet()).add(question_id)
 
     def _leave_bucket(self, question_id: str, record: QuestionRecord) -> None:
         bucket = self._candidates.get(record.accuracy)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sized
 from fractions import Fraction
 from typing import Literal
 
+from ..settings import require
+
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")
 
@@ -31,14 +33,10 @@ class DifficultyBuckets:
         self, thresholds: tuple[float, float] = (0.25, 0.75), quantiles: tuple[float, float] | None = None
     ) -> None:
         """Raises ValueError unless 0 < low < high < 1, for thresholds and for quantiles."""
-        if len(thresholds) != 2 or not 0 < thresholds[0] < thresholds[1] < 1:
-            raise ValueError(
-                f"DifficultyBuckets.thresholds must be two accuracies with 0 < low < high < 1, got {thresholds!r}"
-            )
-        if quantiles is not None and (len(quantiles) != 2 or not 0 < quantiles[0] < quantiles[1] < 1):
-            raise ValueError(
-                "DifficultyBuckets.quantiles must be two shares with 0 < low < high < 1, or None for fixed thresholds; "
-                f"got {quantiles!r}"
+        for name, pair, allowed in (("thresholds", thresholds, "accuracies"), ("quantiles", quantiles, "shares")):
+            require(
+                pair is None or (len(pair) == 2 and 0 < pair[0] < pair[1] < 1),
+                f"DifficultyBuckets.{name} must be two {allowed} with 0 < low < high < 1, got {pair!r}",
             )
         self.low, self.high = as_fraction(thresholds[0]), as_fraction(thresholds[1])
         self.quantiles = None if quantiles is None else (as_fraction(quantiles[0]), as_fraction(quantiles[1]))
@@ -66,8 +64,6 @@ class DifficultyBuckets:
         return adapted
 
     def level(self, accuracy: Fraction) -> Level:
-        if not 0 <= accuracy <= 1:
-            raise ValueError(f"an accuracy lies in [0, 1], got {accuracy}")
         if accuracy == 0:
             return "unsolved"
         if accuracy == 1:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from ..records import RolloutGroup, Trajectory
-from ..settings import require
+from ..records import RolloutGroup, Trajectory, mean
+from ..settings import at_least, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
 
@@ -25,7 +26,21 @@ class Sampled:
     rounds: int
 
     def metrics(self) -> dict[str, float]:
+        """Of all fresh rollouts of the step. `lucky_guess_rate`: correct answers whose reasoning does not hold."""
+        rollouts = [rollout for group in self.everything for rollout in group.rollouts]
+        grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
+        gradable = [grade for grade in grades if grade.reward is not None]
+        checked = [grade for grade in gradable if grade.correct and grade.sound is not None]
         return {
+            "reward/mean": mean([grade.reward for grade in gradable if grade.reward is not None]),
+            "reward/pass_at_1": mean([grade.correct for grade in gradable]),
+            "reward/lucky_guess_rate": mean([not grade.sound for grade in checked]),
+            "reward/no_answer_share": mean([grade.verdict == "no_answer" for grade in grades]),
+            "reward/timeout_share": mean([grade.verdict == "timeout" for grade in grades]),
+            "reward/error_share": mean([grade.verdict == "error" for grade in grades]),
+            "reward/ungradable": float(len(grades) - len(gradable)),
+            "rollout/response_tokens": mean([len(rollout.token_ids) for rollout in rollouts]),
+            "rollout/truncated_share": mean([rollout.finish == "length" for rollout in rollouts]),
             "rollout/rounds": float(self.rounds),
             "rollout/filtered_groups": float(len(self.everything) - len(self.groups)),
         }
@@ -45,14 +60,12 @@ class DynamicSampling:
     normaliser counts them all.
     """
 
-    max_rounds: int = 0
+    max_rounds: Annotated[int, at_least(0)] = 0
     min_reward: float | None = None
     max_reward: float | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.max_rounds >= 0, f"DynamicSampling.max_rounds must be at least 0 (0: off), got {self.max_rounds!r}"
-        )
+        check(DynamicSampling, vars(self))
         low, high = self.min_reward, self.max_reward
         require(
             self.max_rounds > 0 or (low is None and high is None),
@@ -101,9 +114,7 @@ class DynamicSampling:
 
     def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory]) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
-        rewards = [
-            rollout.grade.reward for rollout in group.rollouts if rollout.grade and rollout.grade.reward is not None
-        ]
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
         if group.replayed:
             rewards.append(stored[group.question.id].reward)
         if len(set(rewards)) < 2:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..settings import Bound, Count, PositiveShare, Share, check, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
 
 Floats = npt.NDArray[np.float32]
+BELOW_ONE = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 # (rewards (G, K), gradable (G, K)) → advantages (G, K), an array or a tensor
 Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
 
@@ -32,7 +34,7 @@ class FreshSource(Protocol):
 class Plan:
     """The questions of one step.
 
-    candidates: the stored trajectories of each replayed question, by its id
+    candidates: the stored trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
     beside: fresh rollouts beside a stored trajectory; None: K−1
     """
@@ -40,7 +42,7 @@ class Plan:
     step: int
     fresh: list[Question]
     replayed: list[Question]
-    candidates: dict[str, list[Trajectory]]
+    candidates: dict[Question, list[Trajectory]]
     round: int = 0
     beside: int | None = None
 
@@ -96,49 +98,33 @@ class ReplayMixer:
         group_size: int,
         questions_per_step: int,
         rng: np.random.Generator,
-        rho: float = 0.5,
-        rho_end: float | None = None,
-        rho_steps: int | None = None,
-        start_at_accuracy: float | None = 0.35,
+        rho: Share = 0.5,
+        rho_end: Share | None = None,
+        rho_steps: Count | None = None,
+        start_at_accuracy: Annotated[float, BELOW_ONE] | None = 0.35,
         collect_before_start: bool = False,
         fresh_beside: int | None = None,
-        max_pool_share: float | None = None,
+        max_pool_share: PositiveShare | None = None,
         only_sound: bool = False,
         collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside its range, half a schedule of ρ, K < 2, fresh_beside outside
         [1, K−1], or μ above K success counts."""
-        if not 0 <= rho <= 1:
-            raise ValueError(f"ReplayMixer.rho must lie in [0, 1], got {rho!r}")
-        if (rho_end is None) != (rho_steps is None):
-            raise ValueError(
-                "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
-                f"{rho_end!r} and {rho_steps!r}"
-            )
-        if rho_end is not None and not 0 <= rho_end <= 1:
-            raise ValueError(f"ReplayMixer.rho_end must lie in [0, 1], or be None (constant ρ); got {rho_end!r}")
-        if rho_steps is not None and rho_steps < 1:
-            raise ValueError(f"ReplayMixer.rho_steps must be at least 1 step, or None (constant ρ); got {rho_steps!r}")
-        if start_at_accuracy is not None and not 0 <= start_at_accuracy < 1:
-            raise ValueError(
-                f"ReplayMixer.start_at_accuracy must lie in [0, 1), or be None to start at once; got "
-                f"{start_at_accuracy!r}"
-            )
-        if group_size < 2:
-            raise ValueError(f"train.group_size (K) must be at least 2, got {group_size!r}")
-        if fresh_beside is not None and not 1 <= fresh_beside < group_size:
-            raise ValueError(
-                f"ReplayMixer.fresh_beside must lie in [1, train.group_size − 1] = [1, {group_size - 1}], or be None; "
-                f"got {fresh_beside!r}"
-            )
-        if max_pool_share is not None and not 0 < max_pool_share <= 1:
-            raise ValueError(
-                f"ReplayMixer.max_pool_share must lie in (0, 1], or be None (no bound); got {max_pool_share!r}"
-            )
-        if questions_per_step < 1:
-            raise ValueError(f"train.questions_per_step must be at least 1, got {questions_per_step!r}")
-        if sampler.unit == "successes" and sampler.mu > group_size:
-            raise ValueError(f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}")
+        check(ReplayMixer, locals())
+        require(
+            (rho_end is None) == (rho_steps is None),
+            "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
+            f"{rho_end!r} and {rho_steps!r}",
+        )
+        require(
+            fresh_beside is None or 1 <= fresh_beside < group_size,
+            f"ReplayMixer.fresh_beside must lie in [1, train.group_size − 1] = [1, {group_size - 1}], or be None; "
+            f"got {fresh_beside!r}",
+        )
+        require(
+            sampler.unit == "accuracy" or sampler.mu <= group_size,
+            f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}",
+        )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
         self.fresh_beside = group_size - 1 if fresh_beside is None else fresh_beside
@@ -195,7 +181,7 @@ class ReplayMixer:
         )
         if whole and (missing := self.questions_per_step - len(replayed) - len(drawn)):
             drawn += fresh.draw(missing, exclude=ids_replayed | {question.id for question in drawn}, retired=())
-        candidates = {question.id: buffer.trajectories(question.id) for question in replayed}
+        candidates = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
@@ -212,13 +198,12 @@ class ReplayMixer:
         """Complete replayed groups with their stored trajectory and compute advantages over whole groups of K.
 
         A stored success keeps its stored reward: it is never graded again.
-        Raises ValueError if a group has another size than planned, is not graded, or a replayed group has no stored
-        trajectory.
+        Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
+        no stored trajectory.
         """
-        if not groups:
-            raise ValueError("a batch needs at least one group")
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
+        placed: list[list[tuple[int, Rollout | Trajectory]]] = []
         for g, group in enumerate(groups):
             if len(group.rollouts) != (self.fresh_beside if group.replayed else self.group_size):
                 raise ValueError(
@@ -226,22 +211,17 @@ class ReplayMixer:
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
                     f" with {self.fresh_beside} beside a stored one"
                 )
-            for i, rollout in enumerate(group.rollouts):
-                if rollout.grade is None:
-                    raise ValueError(f"question {group.question.id}: a rollout has not been graded yet")
-                if rollout.grade.reward is not None:
-                    rewards[g, i], gradable[g, i] = rollout.grade.reward, True
+            placed.append(list(enumerate(group.rollouts)))
             if group.replayed:
-                if group.question.id not in chosen:
-                    raise ValueError(f"question {group.question.id} is replayed, but no stored trajectory was chosen")
-                rewards[g, -1], gradable[g, -1] = chosen[group.question.id].reward, True
+                placed[g].append((-1, chosen[group.question.id]))
+            for i, one in placed[g]:
+                if one.reward is not None:
+                    rewards[g, i], gradable[g, i] = one.reward, True
         values = advantages(rewards, gradable)
-        rows = []
-        for g, group in enumerate(groups):
-            members: list[tuple[int, Rollout | Trajectory]] = list(enumerate(group.rollouts))
-            if group.replayed:
-                members.append((-1, chosen[group.question.id]))
-            rows.append([Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in members])
+        rows = [
+            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in placed[g]]
+            for g, group in enumerate(groups)
+        ]
         return MixedBatch(list(groups), rows, self.group_size)
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
@@ -250,14 +230,11 @@ class ReplayMixer:
         logprobs: per row of the flattened batch, float32 (T,)
         Raises ValueError for another number of log-probs than rows.
         """
-        rows = batch.flat_rows()
-        if len(logprobs) != len(rows):
-            raise ValueError(f"{len(logprobs)} rows of log-probs for a batch of {len(rows)} rows")
         if not self.collecting:
             return []
         unobserved = {group.question.id for group in batch.groups if group.accuracy is None}
         experience = []
-        for row, behaviour in zip(rows, logprobs, strict=True):
+        for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
             rollout, grade = row.response, None if isinstance(row.response, Trajectory) else row.response.grade
             if row.question.id in unobserved or grade is None or not grade.correct or grade.reward is None:
                 continue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
+from ..settings import Count, Positive, PositiveShare, check, require
 from .difficulty import as_fraction
 
 
+@dataclass(frozen=True)
 class RetirementPolicy:
     """A question retires when its accuracy has reached `at_accuracy` in `times_in_a_row` observations: it leaves the
     buffer with its trajectories, and what is sampled of it is no longer stored.
@@ -20,54 +23,36 @@ class RetirementPolicy:
     returns_below: a retired question returns when a fresh group of it has an accuracy below this; None: never
     """
 
-    def __init__(
-        self,
-        at_accuracy: float | None = 1.0,
-        times_in_a_row: int = 1,
-        leaves_fresh: bool = False,
-        returns_after: int | None = None,
-        returns_below: float | None = None,
-    ) -> None:
+    at_accuracy: PositiveShare | None = 1.0
+    times_in_a_row: Count = 1
+    leaves_fresh: bool = False
+    returns_after: Count | None = None
+    returns_below: Positive | None = None
+
+    def __post_init__(self) -> None:
         """Raises ValueError for a value out of range, or one that needs another setting to have a meaning."""
-        if at_accuracy is not None and not 0 < at_accuracy <= 1:
-            raise ValueError(
-                f"RetirementPolicy.at_accuracy must lie in (0, 1], or be None to switch it off; got {at_accuracy!r}"
+        check(RetirementPolicy, vars(self))
+        for name in ("leaves_fresh", "returns_after", "returns_below"):
+            require(
+                self.at_accuracy is not None or not getattr(self, name),
+                f"RetirementPolicy.{name} = {getattr(self, name)!r} needs retirement, but "
+                "RetirementPolicy.at_accuracy is None",
             )
-        if times_in_a_row < 1:
-            raise ValueError(f"RetirementPolicy.times_in_a_row must be at least 1, got {times_in_a_row!r}")
-        if returns_after is not None and returns_after < 1:
-            raise ValueError(
-                f"RetirementPolicy.returns_after must be at least 1 step, or None for never; got {returns_after!r}"
-            )
-        if returns_below is not None and not 0 < returns_below <= (at_accuracy or 0):
-            raise ValueError(
-                "RetirementPolicy.returns_below must be positive and not above RetirementPolicy.at_accuracy; got "
-                f"{returns_below!r} with {at_accuracy!r}"
-            )
-        for name, value in (("leaves_fresh", leaves_fresh), ("returns_after", returns_after)):
-            if at_accuracy is None and value:
-                raise ValueError(
-                    f"RetirementPolicy.{name} = {value!r} needs retirement, but RetirementPolicy.at_accuracy is None"
-                )
-        if leaves_fresh and returns_below is not None:
-            raise ValueError(
-                "RetirementPolicy.returns_below needs fresh rollouts of retired questions, but "
-                "RetirementPolicy.leaves_fresh is True; use RetirementPolicy.returns_after"
-            )
-        self.at_accuracy = None if at_accuracy is None else as_fraction(at_accuracy)
-        self.times_in_a_row = times_in_a_row
-        self.leaves_fresh = leaves_fresh
-        self.returns_after = returns_after
-        self.returns_below = None if returns_below is None else as_fraction(returns_below)
+        require(
+            self.returns_below is None or self.returns_below <= (self.at_accuracy or 0),
+            "RetirementPolicy.returns_below must be positive and not above RetirementPolicy.at_accuracy; got "
+            f"{self.returns_below!r} with {self.at_accuracy!r}",
+        )
+        require(
+            not self.leaves_fresh or self.returns_below is None,
+            "RetirementPolicy.returns_below needs fresh rollouts of retired questions, but "
+            "RetirementPolicy.leaves_fresh is True; use RetirementPolicy.returns_after",
+        )
 
     def mastered(self, accuracy: Fraction) -> bool:
         """Whether one observation counts towards retirement."""
-        return self.at_accuracy is not None and accuracy >= self.at_accuracy
-
-    def retires(self, streak: int) -> bool:
-        """streak: observations in a row that counted."""
-        return streak >= self.times_in_a_row
+        return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
 
     def is_back(self, accuracy: Fraction) -> bool:
         """Whether a retired question with this accuracy returns."""
-        return self.returns_below is not None and accuracy < self.returns_below
+        return self.returns_below is not None and accuracy < as_fraction(self.returns_below)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from ..settings import Bound, Positive, check, require
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 
+SIGMA = Bound("must be a positive number (at least 1e-6)", lambda value: 1e-6 <= value < math.inf)
 
+
+@dataclass(frozen=True)
 class QuestionSampler:
     """Draws distinct questions from the buffer's candidates.
 
@@ -31,40 +36,20 @@ class QuestionSampler:
     half_life: steps in which a question's weight halves while no new trajectory of it is stored; None: age is ignored
     """
 
-    def __init__(
-        self,
-        method: Literal["gaussian", "uniform"] = "gaussian",
-        mu: float = 0.5,
-        sigma: float = 1.0,
-        unit: Literal["accuracy", "successes"] = "accuracy",
-        weight: Literal["bucket", "question"] = "bucket",
-        partition: Literal["accuracy", "level"] = "accuracy",
-        half_life: float | None = None,
-    ) -> None:
+    method: Literal["gaussian", "uniform"] = "gaussian"
+    mu: float = 0.5
+    sigma: Annotated[float, SIGMA] = 1.0
+    unit: Literal["accuracy", "successes"] = "accuracy"
+    weight: Literal["bucket", "question"] = "bucket"
+    partition: Literal["accuracy", "level"] = "accuracy"
+    half_life: Positive | None = None
+
+    def __post_init__(self) -> None:
         """Raises ValueError for an unknown choice, σ ≤ 0, or a mean outside the unit's range."""
-        for name, value, allowed in (
-            ("method", method, ("gaussian", "uniform")),
-            ("unit", unit, ("accuracy", "successes")),
-            ("weight", weight, ("bucket", "question")),
-            ("partition", partition, ("accuracy", "level")),
-        ):
-            if value not in allowed:
-                raise ValueError(
-                    f"QuestionSampler.{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}"
-                )
-        if not (math.isfinite(sigma) and sigma >= 1e-6):
-            raise ValueError(
-                f"QuestionSampler.sigma must be a positive number (at least 1e-6, in {unit}), got {sigma!r}"
-            )
-        if not math.isfinite(mu) or mu < 0 or (unit == "accuracy" and mu > 1):
-            allowed_mu = "[0, 1] for unit 'accuracy'" if unit == "accuracy" else "[0, K] for unit 'successes'"
-            raise ValueError(f"QuestionSampler.mu must lie in {allowed_mu}, got {mu!r}")
-        if half_life is not None and not (math.isfinite(half_life) and half_life > 0):
-            raise ValueError(
-                f"QuestionSampler.half_life must be a positive number of steps, or None; got {half_life!r}"
-            )
-        self.method, self.mu, self.sigma, self.half_life = method, mu, sigma, half_life
-        self.unit, self.weight, self.partition = unit, weight, partition
+        check(QuestionSampler, vars(self))
+        largest = 1 if self.unit == "accuracy" else math.inf  # of success counts: K, which ReplayMixer knows
+        allowed = "[0, 1] for unit 'accuracy'" if self.unit == "accuracy" else "[0, K] for unit 'successes'"
+        require(0 <= self.mu <= largest, f"QuestionSampler.mu must lie in {allowed}, got {self.mu!r}")
 
     def log_density(self, accuracy: Fraction | float, group_size: int) -> float:
         """log N(x; mu, sigma) up to a constant, for an accuracy in [0, 1]; 0 everywhere for 'uniform'."""

@@ -12,7 +12,6 @@ pandas, DuckDB or Polars open the tables. A snapshot appears under its name only
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -34,18 +32,6 @@ from .retirement import RetirementPolicy
 FORMAT = "exgrpo-replay-buffer"
 VERSION = 2
 _TABLES = ("questions.parquet", "trajectories.parquet")
-
-_MANIFEST = {
-    "format",
-    "version",
-    "fingerprint",
-    "questions",
-    "retired",
-    "trajectories",
-    "next_sequence",
-    "sha256",
-    "checksum",
-}
 
 _QUESTIONS = pa.schema(
     [
@@ -69,8 +55,6 @@ _TRAJECTORIES = pa.schema(
         ("sequence", pa.int64()),  # place in the order of storing
     ]
 )
-
-_LISTS = ("token_ids", "behaviour_logprobs")
 
 
 class SnapshotError(ValueError):
@@ -163,18 +147,13 @@ def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Coll
     rows = [(question_id, stored) for question_id, record in records for stored in record.stored]
     steps = [stored.trajectory.step for _, stored in rows]
     newest = max([*steps, *(record.observed_step for _, record in records)], default=0)
-    buffer.restore(
-        [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records],
-        [(question_id, stored._replace(trajectory=_aged(stored.trajectory, newest))) for question_id, stored in rows],
-        {},
-        source.next_sequence,
-    )
+    aged = [
+        (question_id, one._replace(trajectory=replace(one.trajectory, step=one.trajectory.step - newest)))
+        for question_id, one in rows
+    ]
+    measured = [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records]
+    buffer.restore(measured, aged, {}, source.next_sequence)
     return buffer
-
-
-def _aged(trajectory: Trajectory, newest: int) -> Trajectory:
-    """With its step counted back from `newest`."""
-    return replace(trajectory, step=trajectory.step - newest)
 
 
 def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
@@ -188,48 +167,34 @@ def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
         [record.streak for record in records] + none,
         [None] * len(records) + list(buffer.retired.values()),
     ]
-    return pa.table([pa.array(c, t) for c, t in zip(columns, _QUESTIONS.types, strict=True)], schema=_QUESTIONS)
+    return _table(columns, _QUESTIONS)
 
 
 def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
     rows = [(question_id, stored) for question_id in order for stored in buffer.records[question_id].stored]
-    kept = [stored.trajectory for _, stored in rows]
-    offsets = pa.array(np.cumsum([0, *map(len, kept)], dtype=np.int64))
-    columns = [
-        pa.array([question_id for question_id, _ in rows], pa.string()),
-        _lists(offsets, [trajectory.token_ids for trajectory in kept], np.int32),
-        _lists(offsets, [trajectory.behaviour_logprobs for trajectory in kept], np.float32),
-        pa.array([trajectory.reward for trajectory in kept], pa.float64()),
-        pa.array([trajectory.step for trajectory in kept], pa.int64()),
-        pa.array([trajectory.finish for trajectory in kept], pa.string()),
-        pa.array([trajectory.sound for trajectory in kept], pa.bool_()),
-        pa.array([stored.sequence for _, stored in rows], pa.int64()),
+    fields = [name for name in _TRAJECTORIES.names if name not in ("question_id", "sequence")]
+    columns: list[list[Any]] = [
+        [question_id for question_id, _ in rows],
+        *([getattr(stored.trajectory, name) for _, stored in rows] for name in fields),
+        [stored.sequence for _, stored in rows],
     ]
-    return pa.table(columns, schema=_TRAJECTORIES)
+    return _table(columns, _TRAJECTORIES)
 
 
-def _lists(offsets: pa.Array, arrays: list[Any], dtype: type) -> pa.Array:
-    """Arrays end to end as one column of lists."""
-    values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
-    return pa.LargeListArray.from_arrays(offsets, pa.array(values))
+def _table(columns: list[list[Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
 
 
 def _rows(table: pa.Table) -> list[tuple[str, Stored]]:
-    ids, logprobs = _flat(table, "token_ids"), _flat(table, "behaviour_logprobs")
-    rest = zip(*(table[name].to_pylist() for name in _TRAJECTORIES.names if name not in _LISTS), strict=True)
+    # Lists of tokens become arrays, without a detour over Python's integers.
+    columns = [
+        column.to_numpy() if pa.types.is_large_list(column.type) else column.to_pylist() for column in table.columns
+    ]
     rows = []
-    for token_ids, behaviour, (question_id, *fields, sequence) in zip(ids, logprobs, rest, strict=True):
-        trajectory = Trajectory(token_ids, behaviour, *fields)
+    for question_id, token_ids, behaviour, *fields, sequence in zip(*columns, strict=True):
+        trajectory = Trajectory(token_ids.copy(), behaviour.copy(), *fields)  # a view would keep all of them
         rows.append((question_id, Stored(trajectory, trajectory.key, sequence)))
     return rows
-
-
-def _flat(table: pa.Table, name: str) -> list[Any]:
-    arrays = []
-    for chunk in table[name].chunks:
-        values, offsets = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
-        arrays += [values[a:b].copy() for a, b in itertools.pairwise(offsets)]  # a view would keep all of them
-    return arrays
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -244,7 +209,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path}: this is not an ExGRPO replay buffer (no format {FORMAT!r})")
     if manifest.get("version") != VERSION:
         raise SnapshotError(f"{path}: version {manifest.get('version')!r} cannot be read here, only {VERSION}")
-    if set(manifest) != _MANIFEST or manifest["checksum"] != _checksum(manifest):
+    if manifest.get("checksum") != _checksum(manifest):
         raise SnapshotError(f"{path}: its checksum does not match its entries; the manifest is damaged")
     return manifest
 

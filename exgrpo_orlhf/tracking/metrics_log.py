@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import posixpath
 import re
 import time
@@ -15,7 +14,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ..files import write
+from ..files import sync, write
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
@@ -125,8 +124,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Put the rows on the disk, so that they survive a power failure."""
         if self.path.exists():
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(self.path)
 
     def cut_back(self, step: int) -> int:
         """Drops the rows after `step` and an incomplete last line, atomically.

@@ -65,9 +65,9 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
 
 def stored_responses(
     asked: list[Question], rng: np.random.Generator, each: int, shortest: int = 2, longest: int = 23
-) -> dict[str, list[Trajectory]]:
-    """Random stored trajectories, this many for each question, by its id."""
-    return {q.id: [trajectory(rng, int(n)) for n in rng.integers(shortest, longest + 1, each)] for q in asked}
+) -> dict[Question, list[Trajectory]]:
+    """Random stored trajectories, this many for each question."""
+    return {q: [trajectory(rng, int(n)) for n in rng.integers(shortest, longest + 1, each)] for q in asked}
 
 
 def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:

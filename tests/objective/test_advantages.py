@@ -28,11 +28,6 @@ def test_with_std_it_is_divided_by_the_samples_standard_deviation():
     assert np.allclose(advantages(rewards, scale_by_std=True), plain, rtol=1e-12)
 
 
-def test_the_standard_deviation_is_off_by_default():
-    """Dr. GRPO, what ExGRPO uses."""
-    assert advantages([[1, 0, 0, 0]]) == [[0.75, -0.25, -0.25, -0.25]]
-
-
 @pytest.mark.parametrize("scale_by_std", [False, True])
 def test_an_ungradable_row_gets_nothing_and_is_out_of_the_mean_and_the_std(scale_by_std):
     rewards = [[1.0, 0.0, math.nan, 0.5], [9.0, 0.0, 1.0, 0.0]]

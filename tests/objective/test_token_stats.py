@@ -63,13 +63,6 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
         assert torch.allclose(a, b, rtol=1e-5, atol=3e-5)
 
 
-def test_entropies_are_at_temperature_one_and_logprobs_at_the_given_one():
-    arguments = inputs()
-    cold, warm = chunked(*arguments, 0.5), chunked(*arguments, 1.0)
-    assert torch.allclose(cold[1], warm[1], atol=1e-6)
-    assert not torch.allclose(cold[0], warm[0], atol=0.1)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [1, 5, 23])
 def test_gradients_equal_finite_differences_in_float64(temperature, chunk):
@@ -228,13 +221,6 @@ def test_the_whole_logits_never_exist(temperature, dtype):
     assert largest_kept <= v * h
 
 
-def test_a_chunk_smaller_than_the_vocabulary_works():
-    arguments = inputs()
-    found = token_stats(*arguments[:2], arguments[3], bias=arguments[2], chunk_elements=V - 1)
-    for a, b in zip(found, plain(*arguments), strict=True):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
-
-
 def test_a_block_is_never_narrower_than_the_hidden_states():
     """However many the tokens: no block of a column or two, and nothing larger than the hidden states themselves."""
     hidden, weight, offsets, targets = inputs()
@@ -282,12 +268,6 @@ def test_no_tokens_give_no_values_and_zero_gradients():
     assert none.grad.shape == (0, H)
     assert not weight.grad.any()
     assert not offsets.grad.any()
-
-
-def test_entropy_of_a_uniform_distribution_is_the_log_of_the_vocabulary():
-    logprobs, entropies = token_stats(torch.zeros(3, H), torch.randn(V, H), torch.arange(3))
-    assert torch.allclose(entropies, torch.full((3,), V).float().log())
-    assert torch.allclose(logprobs, -torch.full((3,), V).float().log())
 
 
 def test_shapes_and_temperatures_without_a_meaning_are_refused():

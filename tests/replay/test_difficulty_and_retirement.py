@@ -1,5 +1,6 @@
 """Accuracy → difficulty level, and when a question retires."""
 
+import math
 from collections import Counter
 from fractions import Fraction
 
@@ -10,14 +11,13 @@ from exgrpo_orlhf.replay import DifficultyBuckets, RetirementPolicy
 from exgrpo_orlhf.replay.difficulty import LEVELS, as_fraction
 
 
-def test_levels_of_eight_rollouts():
-    levels = [DifficultyBuckets().level(Fraction(k, 8)) for k in range(9)]
-    assert levels == ["unsolved", "hard", "hard", "medium", "medium", "medium", "medium", "easy", "solved"]
-
-
-def test_levels_of_seven_fresh_rollouts_beside_a_replayed_one():
-    levels = [DifficultyBuckets().level(Fraction(k, 7)) for k in range(8)]
-    assert levels == ["unsolved", "hard", "medium", "medium", "medium", "medium", "easy", "solved"]
+@pytest.mark.parametrize(
+    ("n", "medium"), [(8, range(3, 7)), (7, range(2, 6))], ids=["all fresh", "seven fresh beside a replayed one"]
+)
+def test_levels_of_a_group(n, medium):
+    levels = {k: DifficultyBuckets().level(Fraction(k, n)) for k in range(n + 1)}
+    assert [k for k, level in levels.items() if level == "medium"] == list(medium)
+    assert (levels[0], levels[1], levels[n - 1], levels[n]) == ("unsolved", "hard", "easy", "solved")
 
 
 def test_both_thresholds_belong_to_the_lower_level():
@@ -40,14 +40,6 @@ def test_levels_never_get_easier_as_accuracy_falls():
     assert set(ranks) == set(range(5))
 
 
-@pytest.mark.parametrize(
-    "thresholds", [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.2, 0.5, 0.8), (float("nan"), 0.5)]
-)
-def test_thresholds_out_of_order_are_refused_with_the_binding_named(thresholds):
-    with pytest.raises(ValueError, match=r"DifficultyBuckets\.thresholds .* 0 < low < high < 1"):
-        DifficultyBuckets(thresholds)
-
-
 # -- levels at the buffer's quantiles ---------------------------------------------------------------------------------
 
 THIRDS = DifficultyBuckets(quantiles=(0.333, 0.667))
@@ -55,14 +47,6 @@ THIRDS = DifficultyBuckets(quantiles=(0.333, 0.667))
 
 def candidates(sizes: dict[Fraction, int]) -> dict[Fraction, range]:
     return {accuracy: range(size) for accuracy, size in sizes.items()}
-
-
-def counted(buckets: DifficultyBuckets, sizes: dict[Fraction, int]) -> dict[str, int]:
-    """Candidates of each level."""
-    adapted, found = buckets.adapted(candidates(sizes)), dict.fromkeys(LEVELS, 0)
-    for accuracy, size in sizes.items():
-        found[adapted.level(accuracy)] += size
-    return found
 
 
 def test_fixed_thresholds_do_not_adapt():
@@ -88,24 +72,11 @@ def test_adaptive_levels_are_those_of_every_candidates_mean_rank(quantiles):
             assert adapted.level(accuracy) == expected
 
 
-def test_thirds_of_distinct_accuracies_are_equal_wherever_they_lie():
-    for first, n in ((1, 9), (91, 9), (40, 30)):
-        sizes = {Fraction(first + i, 100 + n): 1 for i in range(n)}
-        assert counted(THIRDS, sizes) == {"unsolved": 0, "hard": n / 3, "medium": n / 3, "easy": n / 3, "solved": 0}
-
-
-def test_equal_accuracies_share_a_level_however_many_they_are():
-    assert counted(THIRDS, {Fraction(1, 8): 1000})["medium"] == 1000
-    assert counted(THIRDS, {Fraction(1, 8): 10, Fraction(7, 8): 10}) == {
-        **dict.fromkeys(LEVELS, 0), "hard": 10, "easy": 10
-    }  # fmt: skip
-    assert counted(THIRDS, {Fraction(1, 8): 50, Fraction(2, 8): 2, Fraction(3, 8): 2})["easy"] == 4
-
-
 def test_unsolved_and_solved_candidates_are_levels_of_their_own_and_do_not_move_the_others():
     few = {Fraction(k, 8): 3 for k in range(1, 7)}
-    found = counted(THIRDS, {**few, Fraction(0): 300, Fraction(1): 500})
-    assert found == {"unsolved": 300, "hard": 6, "medium": 6, "easy": 6, "solved": 500}
+    adapted = THIRDS.adapted(candidates({**few, Fraction(0): 300, Fraction(1): 500}))
+    found = [adapted.level(Fraction(k, 8)) for k in range(9)]
+    assert found == ["unsolved", "hard", "hard", "medium", "medium", "easy", "easy", "easy", "solved"]
 
 
 def test_adaptive_levels_do_not_depend_on_order_or_history():
@@ -117,16 +88,13 @@ def test_adaptive_levels_do_not_depend_on_order_or_history():
     assert THIRDS.adapted({}).level(Fraction(0)) == "unsolved"
 
 
-@pytest.mark.parametrize("quantiles", [(0.7, 0.3), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (0.5,), (float("nan"), 0.5)])
-def test_quantiles_out_of_order_are_refused_with_the_binding_named(quantiles):
-    with pytest.raises(ValueError, match=r"DifficultyBuckets\.quantiles .* 0 < low < high < 1"):
-        DifficultyBuckets(quantiles=quantiles)
-
-
-@pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
-def test_level_of_no_accuracy_is_an_error(accuracy):
-    with pytest.raises(ValueError, match="an accuracy lies in"):
-        DifficultyBuckets().level(accuracy)
+@pytest.mark.parametrize("name", ["thresholds", "quantiles"])
+@pytest.mark.parametrize(
+    "pair", [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5,), (0.2, 0.5, 0.8), (math.nan, 0.5)]
+)
+def test_cuts_out_of_order_are_refused_with_the_binding_named(name, pair):
+    with pytest.raises(ValueError, match=rf"DifficultyBuckets\.{name} .* 0 < low < high < 1"):
+        DifficultyBuckets(**{name: pair})
 
 
 @pytest.mark.parametrize("decimal", ["0.35", "0.1", "0.7", "0.125", "0.333333", "1"])
@@ -134,35 +102,8 @@ def test_as_fraction_is_what_the_decimal_says(decimal):
     assert as_fraction(float(decimal)) == Fraction(decimal)
 
 
-def test_only_full_marks_retire_by_default():
-    policy = RetirementPolicy()
-    assert [policy.mastered(Fraction(k, 8)) for k in range(9)] == [False] * 8 + [True]
-    assert policy.mastered(Fraction(7, 7))
-
-
-def test_reaching_the_bound_retires():
-    policy = RetirementPolicy(at_accuracy=0.7)
-    assert not policy.mastered(Fraction(6, 10))
-    assert policy.mastered(Fraction(7, 10))
-    assert policy.mastered(Fraction(8, 10))
-
-
-def test_retirement_can_be_off():
-    assert not any(RetirementPolicy(at_accuracy=None).mastered(Fraction(k, 8)) for k in range(9))
-
-
-def test_retired_questions_stay_in_fresh_sampling_by_default():
-    """T21: the paper takes them out of the buffer only."""
-    assert not RetirementPolicy().leaves_fresh
-    assert RetirementPolicy(leaves_fresh=True).leaves_fresh
-
-
-@pytest.mark.parametrize("at_accuracy", [0, -0.5, 1.01, float("nan")])
-def test_an_accuracy_nobody_can_retire_at_is_refused(at_accuracy):
-    with pytest.raises(ValueError, match=r"RetirementPolicy\.at_accuracy must lie in \(0, 1\]"):
-        RetirementPolicy(at_accuracy=at_accuracy)
-
-
-def test_leaving_fresh_sampling_without_retirement_is_refused():
-    with pytest.raises(ValueError, match=r"RetirementPolicy\.leaves_fresh .* needs retirement"):
-        RetirementPolicy(at_accuracy=None, leaves_fresh=True)
+@pytest.mark.parametrize(("settings", "mastered"), [({}, [10]), ({"at_accuracy": 0.7}, [7, 8, 9, 10])])
+def test_reaching_the_bound_retires_and_by_default_only_full_marks(settings, mastered):
+    policy = RetirementPolicy(**settings)
+    assert [k for k in range(11) if policy.mastered(Fraction(k, 10))] == mastered
+    assert not any(RetirementPolicy(at_accuracy=None).mastered(Fraction(k, 10)) for k in range(11)), "switched off"

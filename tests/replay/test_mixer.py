@@ -1,62 +1,15 @@
-"""ρ, the delayed start, and groups of K, or of fewer around a stored trajectory."""
+"""ρ, the delayed start, and which questions a step has."""
 
-import itertools
 import json
 import logging
 from collections import Counter
 from fractions import Fraction
 
-import numpy as np
 import pytest
+from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer, source, train, trajectory
 
-from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.questions.fresh import FreshQuestions
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
-from exgrpo_orlhf.replay import (
-    DifficultyBuckets,
-    Plan,
-    QuestionSampler,
-    ReplayBuffer,
-    ReplayMixer,
-    RetirementPolicy,
-    TrajectorySelector,
-)
-
-K = 4
-REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
-QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(40)]
-
-
-def mixer(b=8, seed=0, **settings) -> ReplayMixer:
-    rng = np.random.default_rng(seed)
-    settings = {"start_at_accuracy": None, **settings}
-    return ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=b, rng=rng, **settings)
-
-
-def source(n=40, seed=1) -> FreshQuestions:
-    return FreshQuestions(QUESTIONS[:n], np.random.default_rng(seed))
-
-
-def trajectory(tokens=(1, 2), reward=1.0, step=0) -> Trajectory:
-    tokens = np.array(tokens, np.int32)
-    return Trajectory(tokens, np.linspace(-2, -0.1, len(tokens), dtype=np.float32), reward, step)
-
-
-def filled(n: int, retirement=None) -> ReplayBuffer:
-    buffer = ReplayBuffer(retirement or RetirementPolicy())
-    for i, question in enumerate(QUESTIONS[:n]):
-        buffer.record(question.id, Fraction(1 + i % 3, 4), 0)
-        buffer.store([(question.id, trajectory([i, 1]))])
-    return buffer
-
-
-def rollout(verdict: str, tokens=(5, 6, 7), finish="stop", sound=None) -> Rollout:
-    return Rollout(np.array(tokens, np.int32), finish, Grade(verdict, REWARDS[verdict], sound))
-
-
-def group(verdicts, question=QUESTIONS[0], replayed=False) -> RolloutGroup:
-    rollouts = tuple(rollout(verdict, tokens=(i + 1, 9)) for i, verdict in enumerate(verdicts))
-    return RolloutGroup(question, rollouts, replayed)
+from exgrpo_orlhf.records import Question, RolloutGroup
+from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayBuffer, RetirementPolicy
 
 
 def graded(n_correct: int, n: int) -> list[RolloutGroup]:
@@ -116,9 +69,9 @@ def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
     buffer.store([(QUESTIONS[2].id, trajectory([7, 7, 7], step=3))])
     plan = mixer(8, rho=0.75).plan(source(), buffer, 5)
     assert plan.step == 5
-    assert set(plan.candidates) == {question.id for question in plan.replayed} == {q.id for q in QUESTIONS[:6]}
+    assert set(plan.candidates) == set(plan.replayed) == set(QUESTIONS[:6])
     stored = buffer.trajectories(QUESTIONS[2].id)
-    assert [t.key for t in plan.candidates[QUESTIONS[2].id]] == [t.key for t in stored]
+    assert [t.key for t in plan.candidates[QUESTIONS[2]]] == [t.key for t in stored]
     assert [t.step for t in stored] == [0, 3]
 
 
@@ -138,15 +91,8 @@ def test_adaptive_levels_decide_what_is_replayed():
         buffer.store([(question.id, trajectory())])
     draws, rarest = 3000, {question.id for question in QUESTIONS[16:20]}
     for quantiles, p in ((None, 4 / 20), ((0.333, 0.667), 1 / 3)):
-        levels = ReplayMixer(
-            QuestionSampler(method="uniform", partition="level"),
-            DifficultyBuckets(quantiles=quantiles),
-            group_size=K,
-            questions_per_step=1,
-            rng=np.random.default_rng(2),
-            rho=1.0,
-            start_at_accuracy=None,
-        )
+        settings = {"sampler": QuestionSampler(method="uniform", partition="level")}
+        levels = mixer(1, seed=2, rho=1.0, buckets=DifficultyBuckets(quantiles=quantiles), **settings)
         hits = sum(levels.plan(source(), buffer, step).replayed[0].id in rarest for step in range(1, draws + 1))
         assert abs(hits / draws - p) < 4 * (p * (1 - p) / draws) ** 0.5
 
@@ -181,6 +127,7 @@ def test_experience_is_collected_from_the_start_where_rho_rises_from_zero():
     assert mixer(rho=0.0, rho_end=0.5, rho_steps=10).collecting
     assert mixer(rho=0.5, rho_end=0.0, rho_steps=10).collecting
     assert not mixer(rho=0.0, rho_end=0.0, rho_steps=10).collecting
+    assert not mixer(rho=0.0).collecting
 
 
 def test_a_resumed_schedule_goes_on_where_it_was():
@@ -201,7 +148,6 @@ def test_replay_off_draws_only_fresh_questions_and_no_random_number():
     plan = off.plan(source(), filled(20), 1)
     assert (plan.replayed, plan.candidates) == ([], {})
     assert off.rng.bit_generator.state == before
-    assert not off.collecting
 
 
 def test_fewer_questions_than_a_batch_give_a_smaller_batch():
@@ -218,15 +164,8 @@ def test_a_stored_question_that_is_not_in_the_question_set_stops():
 # -- the delayed start ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("correct", "starts"), [(34, False), (35, False), (36, True)])
-def test_replay_starts_strictly_above_the_bound(correct, starts):
-    delayed = mixer(start_at_accuracy=0.35)
-    delayed.observe(graded(correct, 100), 3)
-    assert delayed.started is starts
-
-
 @pytest.mark.parametrize("percent", range(1, 100))
-def test_the_bound_is_compared_as_an_exact_fraction(percent):
+def test_replay_starts_strictly_above_the_bound_compared_as_an_exact_fraction(percent):
     delayed = mixer(start_at_accuracy=percent / 100)
     delayed.observe(graded(percent, 100), 1)
     assert not delayed.started
@@ -244,10 +183,6 @@ def test_replay_begins_in_the_step_after_and_never_stops_again():
     assert len(delayed.plan(source(), buffer, 3).replayed) == 4
 
 
-def test_without_a_bound_replay_starts_with_the_first_step():
-    assert len(mixer(8, start_at_accuracy=None).plan(source(), filled(20), 1).replayed) == 4
-
-
 def test_ungradable_rollouts_do_not_count_towards_the_start():
     delayed = mixer(start_at_accuracy=0.35)
     delayed.observe([group(["timeout", "error"])], 1)
@@ -256,165 +191,25 @@ def test_ungradable_rollouts_do_not_count_towards_the_start():
     assert delayed.started_at == 2
 
 
-def step_of_training(with_mixer, buffer, groups, step):
-    """What a step does with its graded groups, in its order."""
-    with_mixer.observe(groups, step)
-    if with_mixer.collecting:
-        buffer.observe(groups, step)
-    chosen = {g.question.id: trajectory() for g in groups if g.replayed}
-    batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
-    logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
-    return buffer.store(with_mixer.collect(batch, logprobs, step))
-
-
 @pytest.mark.parametrize("collect_before_start", [False, True])
 def test_what_is_collected_before_the_start(collect_before_start):
     """The batch that triggers the start is collected either way."""
     delayed = mixer(start_at_accuracy=0.35, collect_before_start=collect_before_start)
     buffer = ReplayBuffer(RetirementPolicy())
     low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0])]
-    assert step_of_training(delayed, buffer, low, 1) == collect_before_start
+    assert finish_step(delayed, buffer, low, {}, 1) == collect_before_start
     assert (QUESTIONS[0].id in buffer.records) is collect_before_start
     high = [group(["correct", "correct", "wrong", "wrong"], QUESTIONS[1])]
-    assert step_of_training(delayed, buffer, high, 2) == 2
+    assert finish_step(delayed, buffer, high, {}, 2) == 2
     assert QUESTIONS[1].id in buffer.records
 
 
 def test_nothing_retires_before_the_start_unless_it_collects():
     delayed, buffer = mixer(start_at_accuracy=0.5), ReplayBuffer(RetirementPolicy())
     groups = [group(["correct"] * 4, QUESTIONS[0]), group(["wrong"] * 4, QUESTIONS[1])]
-    step_of_training(delayed, buffer, groups, 1)
+    finish_step(delayed, buffer, groups, {}, 1)
     assert not buffer.retired
     assert not buffer.records
-
-
-# -- assembling -------------------------------------------------------------------------------------------------------
-
-
-def assemble(groups, chosen=None, b=8):
-    return mixer(b).assemble(groups, chosen or {}, GroupAdvantages())
-
-
-def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
-    stored = Trajectory(np.array([3, 1, 4], np.int32), np.array([-1e-30, -0.1, -7.7], np.float32), 1.0, 2)
-    ids, logprobs = stored.token_ids.tobytes(), stored.behaviour_logprobs.tobytes()
-    batch = assemble([group(["wrong"] * 3, QUESTIONS[1], replayed=True)], {QUESTIONS[1].id: stored})
-    *fresh, last = batch.flat_rows()
-    assert last.replayed is stored
-    assert (last.token_ids.tobytes(), last.replayed.behaviour_logprobs.tobytes()) == (ids, logprobs)
-    assert [row.replayed for row in fresh] == [None] * 3
-    assert last.advantage == 0.75
-    assert [row.advantage for row in fresh] == [-0.25] * 3
-
-
-def test_stored_success_is_never_graded_again():
-    """T17: its reward is the stored one, whatever became of the fresh rollouts of its group."""
-    stored = trajectory(reward=0.6)
-    groups = [group(["timeout", "error", "wrong"], QUESTIONS[i], replayed=True) for i in range(2)]
-    batch = assemble(groups, {g.question.id: stored for g in groups})
-    for rows in batch.rows:
-        assert rows[-1].in_loss
-        assert [row.advantage for row in rows] == pytest.approx([0, 0, -0.3, 0.3])
-
-
-def test_advantages_are_over_the_whole_group_of_k():
-    groups = [
-        group(["correct", "wrong", "wrong"], QUESTIONS[0], replayed=True),
-        group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]),
-    ]
-    replayed, fresh = assemble(groups, {QUESTIONS[0].id: trajectory()}).rows
-    assert [row.advantage for row in replayed] == [0.5, -0.5, -0.5, 0.5]
-    assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
-
-
-@pytest.mark.parametrize("verdict", ["timeout", "error"])
-def test_an_ungradable_row_is_out_of_the_mean_and_still_a_row(verdict):
-    rows = assemble([group(["correct", verdict, "wrong", "no_answer"])]).flat_rows()
-    assert [row.in_loss for row in rows] == [True, False, True, True]
-    assert [row.advantage for row in rows] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
-    assert len(rows) == K
-
-
-def test_a_group_with_fewer_than_two_gradable_rows_has_no_gradient():
-    rows = assemble([group(["correct", "timeout", "error", "timeout"])]).flat_rows()
-    assert [row.advantage for row in rows] == [0] * 4
-    assert [row.in_loss for row in rows] == [True, False, False, False]
-    replayed = group(["timeout", "error", "timeout"], replayed=True)
-    rows = assemble([replayed], {QUESTIONS[0].id: trajectory()}).flat_rows()
-    assert [row.advantage for row in rows] == [0] * 4
-
-
-def test_rows_keep_the_order_of_groups_and_rollouts():
-    groups = [group(["wrong"] * 4, QUESTIONS[2]), group(["correct"] * 3, QUESTIONS[0], replayed=True)]
-    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])})
-    assert [row.question for row in batch.flat_rows()] == [QUESTIONS[2]] * 4 + [QUESTIONS[0]] * 4
-    firsts = [int(row.token_ids[0]) for row in batch.flat_rows()]
-    assert firsts == [1, 2, 3, 4, 1, 2, 3, 8]
-    assert batch.groups == groups
-
-
-@pytest.mark.parametrize(("n", "replayed"), [(3, False), (5, False), (4, True), (2, True)])
-def test_groups_of_another_size_are_refused(n, replayed):
-    """T9: a replayed question comes with K−1 fresh rollouts; K would be compute thrown away."""
-    with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {n} rollouts.* do not make a group of K = 4"):
-        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()})
-
-
-def test_groups_that_are_ungraded_missing_or_without_their_trajectory_are_refused():
-    ungraded = RolloutGroup(QUESTIONS[0], tuple(Rollout(np.array([1], np.int32), "stop") for _ in range(4)), False)
-    with pytest.raises(ValueError, match="not been graded"):
-        assemble([ungraded])
-    with pytest.raises(ValueError, match="no stored trajectory was chosen"):
-        assemble([group(["wrong"] * 3, replayed=True)])
-    with pytest.raises(ValueError, match="at least one group"):
-        assemble([])
-
-
-# -- fewer fresh rollouts beside a stored one --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beside", range(1, K))
-def test_advantages_are_over_the_stored_row_and_the_few_beside_it(beside):
-    """Every outcome of the few: A = r − mean over the beside + 1 rows, nothing of the places up to K."""
-    short = mixer(fresh_beside=beside)
-    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=beside):
-        groups = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]), group(verdicts, replayed=True)]
-        batch = short.assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, GroupAdvantages())
-        fresh, replayed = batch.rows
-        assert (len(fresh), len(replayed), batch.width) == (K, beside + 1, K)
-        assert [row.replayed is not None for row in replayed] == [False] * beside + [True]
-        rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
-        known = [r for r in rewards if r is not None]
-        mean = sum(known) / len(known)
-        assert [r.advantage for r in replayed] == pytest.approx([0 if r is None else r - mean for r in rewards])
-        assert [row.in_loss for row in replayed] == [r is not None for r in rewards]
-
-
-def test_one_wrong_rollout_beside_a_stored_success_has_a_signal():
-    short = mixer(fresh_beside=1)
-    batch = short.assemble([group(["wrong"], replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, GroupAdvantages())
-    assert [(row.advantage, row.token_ids.tolist()) for row in batch.flat_rows()] == [(-0.5, [1, 9]), (0.5, [8, 8])]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_another_number_of_rollouts_beside_a_stored_one_is_refused(n):
-    with pytest.raises(ValueError, match=f"{n} rollouts and a stored one do not .* K = 4 with 2 beside a stored one"):
-        mixer(fresh_beside=2).assemble(
-            [group(["wrong"] * n, replayed=True)], {QUESTIONS[0].id: trajectory()}, GroupAdvantages()
-        )
-
-
-def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():
-    short, whole, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
-    plans = [m.plan(source(), buffer, 1) for m in (short, whole)]
-    assert ids_of(plans[0]) == ids_of(plans[1])
-    assert [plan.rollouts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
-    groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
-    batch = short.assemble(groups, {q.id: trajectory() for q in plans[0].replayed}, GroupAdvantages())
-    logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
-    collected = short.collect(batch, logprobs, 1)
-    assert [question_id for question_id, _ in collected] == [g.question.id for g in groups for _ in g.rollouts]
-    assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 2, 4, 6, 8, 9, 10, 11]
 
 
 # -- a bound on the share of the pool ---------------------------------------------------------------------------------
@@ -451,92 +246,7 @@ def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
     assert replayed > 20
 
 
-# -- collecting -------------------------------------------------------------------------------------------------------
-
-
-def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_bit_for_bit():
-    rollouts = (
-        rollout("correct", (1, 2, 3), sound=False),
-        rollout("wrong", (4, 5)),
-        rollout("correct", (6,), finish="length"),
-        rollout("correct", (7, 8)),
-    )
-    groups = [
-        group(["wrong", "correct", "timeout"], QUESTIONS[1], replayed=True),
-        RolloutGroup(QUESTIONS[0], rollouts, replayed=False),
-    ]
-    batch = assemble(groups, {QUESTIONS[1].id: trajectory([9, 9, 9, 9])})
-    draw = np.random.default_rng(0)
-    logprobs = [-draw.exponential(size=len(row.token_ids)).astype(np.float32) for row in batch.flat_rows()]
-    logprobs[4][0] = np.float32(-1e-42)  # a denormal survives too
-    collected = mixer().collect(batch, logprobs, 12)
-    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [
-        (QUESTIONS[1].id, [2, 9]),
-        (QUESTIONS[0].id, [1, 2, 3]),
-        (QUESTIONS[0].id, [7, 8]),
-    ]
-    measured = [logprobs[1], logprobs[4], logprobs[7]]
-    for (_, kept), behaviour in zip(collected, measured, strict=True):
-        assert kept.behaviour_logprobs.tobytes() == behaviour.tobytes()
-        assert (kept.step, kept.reward, kept.finish) == (12, 1.0, "stop")
-    assert [kept.sound for _, kept in collected] == [None, False, None]
-
-
-def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
-    rollouts = (
-        rollout("correct", (1, 2), sound=False),
-        rollout("correct", (3,), sound=True),
-        rollout("correct", (4,), sound=None),
-        rollout("wrong", (5,)),
-    )
-    lucky = RolloutGroup(QUESTIONS[0], rollouts, replayed=False)
-    batch = assemble([lucky], {})
-    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
-    collected = mixer(only_sound=True).collect(batch, logprobs, 3)
-    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [(QUESTIONS[0].id, [3])]
-    assert lucky.accuracy == Fraction(3, 4)
-    assert len(mixer().collect(batch, logprobs, 3)) == 3
-
-
-def test_a_group_without_an_accuracy_gives_no_experience():
-    """Its question may have no record yet, so the buffer could not take it."""
-    batch = assemble([group(["correct", "timeout", "error", "error"])])
-    assert mixer().collect(batch, [np.zeros(2, np.float32)] * 4, 1) == []
-
-
-def test_logprobs_of_another_length_are_refused():
-    """T6."""
-    batch = assemble([group(["correct", "wrong", "wrong", "wrong"])])
-    with pytest.raises(ValueError, match="as many behaviour log-probs as tokens"):
-        mixer().collect(batch, [np.zeros(3, np.float32)] * 4, 1)
-
-
 # -- many steps -------------------------------------------------------------------------------------------------------
-
-
-def train(with_mixer, fresh, buffer, steps, skill=0.5, seed=3, first=1):
-    """Steps of training on coin flips: every part but the model is the real one. Yields each step's plan."""
-    selector, draw = TrajectorySelector(by="random"), np.random.default_rng(seed)
-    for step in range(first, first + steps):
-        plan = with_mixer.plan(fresh, buffer, step)
-        chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
-        groups = []
-        for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
-            flips = draw.random(plan.rollouts(K)[len(groups)]) < skill
-            tokens = draw.integers(1, 100, (K, 3))
-            rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
-            groups.append(RolloutGroup(question, tuple(rollouts), replayed))
-        with_mixer.observe(groups, step)
-        if with_mixer.collecting:
-            buffer.observe(groups, step)
-        batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
-        logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
-        buffer.store(with_mixer.collect(batch, logprobs, step))
-        yield plan
-
-
-def ids_of(plan) -> tuple[list[str], list[str]]:
-    return [question.id for question in plan.fresh], [question.id for question in plan.replayed]
 
 
 @pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
@@ -586,9 +296,9 @@ def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():
 
 
 def test_a_retired_question_leaves_fresh_sampling_only_where_asked():
-    """T21."""
-    for leaves_fresh in (False, True):
-        buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
+    """T21: the paper takes them out of the buffer only."""
+    for leaves_fresh, policy in ((False, RetirementPolicy()), (True, RetirementPolicy(leaves_fresh=True))):
+        buffer = ReplayBuffer(policy)
         buffer.record(QUESTIONS[0].id, Fraction(1), 0)
         buffer.retire(QUESTIONS[0].id, 0)
         fresh, seen = source(8), set()
@@ -636,7 +346,7 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"rho_end": 0.5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
         ({"rho_steps": 5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
         ({"rho_end": 1.5, "rho_steps": 5}, r"ReplayMixer\.rho_end must lie in \[0, 1\].* got 1\.5"),
-        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1 step.* got 0"),
+        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1.* got 0"),
         ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         ({"fresh_beside": 0}, r"ReplayMixer\.fresh_beside must lie in \[1, train\.group_size − 1\] = \[1, 3\].* got 0"),
@@ -644,8 +354,6 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"max_pool_share": 0.0}, r"ReplayMixer\.max_pool_share must lie in \(0, 1\].* got 0\.0"),
         ({"max_pool_share": 1.5}, r"ReplayMixer\.max_pool_share .* got 1\.5"),
         ({"max_pool_share": float("nan")}, r"ReplayMixer\.max_pool_share"),
-        ({"group_size": 1}, r"train\.group_size \(K\) must be at least 2, got 1"),
-        ({"questions_per_step": 0}, r"train\.questions_per_step must be at least 1"),
         (
             {"sampler": QuestionSampler(mu=4.5, unit="successes")},
             r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]",
@@ -653,12 +361,5 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):
-    good = {
-        "sampler": QuestionSampler(),
-        "buckets": DifficultyBuckets(),
-        "group_size": 4,
-        "questions_per_step": 8,
-        "rng": np.random.default_rng(0),
-    }
     with pytest.raises(ValueError, match=message):
-        ReplayMixer(**{**good, **settings})
+        mixer(**settings)

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from ...checkpoints import name_end_tokens
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
-from ...records import MixedBatch, Rollout, RolloutGroup
+from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..model import too_few_positions
-from ..rows import ForwardRow, Measured
+from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
 from .update import PolicyUpdate

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...records import Measured
 from ..model import changed_logits, response_stats
-from ..rows import ForwardRow, Measured, micro_batches, padded
+from ..rows import ForwardRow, micro_batches, padded
 
 
 class PolicyForward:

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective import MixedPolicyLoss, TokenBatch
-from ...records import MixedBatch, Row
+from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
-from ..rows import ForwardRow, Measured, behaviour_logprobs, micro_batches
+from ..rows import ForwardRow, behaviour_logprobs, micro_batches
 from .forward import PolicyForward, measure, per_row
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from ...objective import MixedPolicyLoss
+from ...records import Measured
 from ..model import response_stats
-from ..rows import ForwardRow, Measured, padded
+from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss, RolloutCorrection, update_metrics
 

@@ -23,10 +23,10 @@ from ...checkpoints import CheckpointError, name_end_tokens
 from ...experiment import Experiment
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
-from ...records import MixedBatch, Rollout, RolloutGroup
+from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ..engine import Engine, Going, Loop, NonFiniteUpdate, UpdateStats, dumped
-from ..rows import ForwardRow, Measured, behaviour_logprobs
+from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps

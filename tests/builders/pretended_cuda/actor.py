@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
-import pytest
 import torch
-from device import Pretended, install
+from device import Pretended, install, said_of
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf_ranks import K, arguments, assembled_actor, experiences_of, mixed_batch
@@ -96,17 +95,13 @@ def planted(model: Path) -> dict[str, str]:
     def other_loss(self: Any, log_probs: Any, old: Any, *rest: Any, **more: Any) -> Any:
         return loss(self, log_probs, old.cpu(), *rest, **more)
 
-    faults = {"forward": (shared, "token_stats", other_stats), "loss": (actor.MixedLoss, "forward", other_loss)}
-    said = {}
-    for name, (owner, function, wrong) in faults.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, function, wrong)
-            try:
-                work(model, "cuda", packed=False)
-                said[name] = "nothing"
-            except RuntimeError as error:
-                said[name] = str(error)
-    return said
+    on_cuda = lambda: work(model, "cuda", packed=False)
+    return said_of(
+        {
+            "forward": (shared, "token_stats", other_stats, on_cuda),
+            "loss": (actor.MixedLoss, "forward", other_loss, on_cuda),
+        }
+    )
 
 
 def main(model: Path) -> None:

@@ -11,8 +11,10 @@ requirements such as alignment, memory, streams. 0-dimensional CPU tensors are a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -162,3 +164,20 @@ def install() -> None:
         return made if device is None else made.to(device)
 
     torch.tensor = tensor
+
+
+def said_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]]) -> dict[str, str]:
+    """The error message of each work while a function of a module is replaced by a wrong one.
+
+    faults: by name (module, function, wrong, work)
+    """
+    said = {}
+    for name, (module, function, wrong, work) in faults.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, function, wrong)
+            try:
+                work()
+                said[name] = "nothing"
+            except RuntimeError as error:
+                said[name] = str(error)
+    return said

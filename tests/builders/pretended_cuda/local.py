@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device import Pretended, install, waits
+from device import Pretended, install, said_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
-from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 LOSS = MixedPolicyLoss(response_length=24, kl_coef=0.01, entropy_coef=0.001)
@@ -50,8 +50,9 @@ class Work:
         rng, asked = np.random.default_rng(1), questions(6)
         stored = stored_responses(asked, rng, 3)
         with self.here():
-            scores = self.engine.score(Plan(1, [], asked, stored), stored, TrajectorySelector("perplexity").score)
-        return [score for question in asked for score in scores[question.id]]
+            scores = self.engine.score(stored)
+        measured = [one for question in asked for one in scores[question]]
+        return [value for one in measured for value in (one.entropy, float(one.logprobs.mean()))]
 
     def responses(self) -> list[list[int]]:
         """Rollouts, answers with a seed each, and greedy ones."""
@@ -179,26 +180,18 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
-    faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
-        "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
-        "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
-        "update": (
-            update,
-            "TokenBatch",
-            lambda **x: tokens(**{**x, "advantages": x["advantages"].cpu()}),
-            lambda: cuda.update(batch),
-        ),
-    }
-    said = {}
-    for name, (module, function, wrong, work) in faults.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, function, wrong)
-            try:
-                work()
-                said[name] = "nothing"
-            except RuntimeError as error:
-                said[name] = str(error)
-    return said
+    return said_of(
+        {
+            "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
+            "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
+            "update": (
+                update,
+                "TokenBatch",
+                lambda **x: tokens(**{**x, "advantages": x["advantages"].cpu()}),
+                lambda: cuda.update(batch),
+            ),
+        }
+    )
 
 
 def main(model: Path, folder: Path) -> None:

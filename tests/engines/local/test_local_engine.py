@@ -21,6 +21,7 @@ from engine_builders import (
     stored_responses,
     weights,
 )
+from replay_builders import assemble
 from run_builders import ends_by_its_template
 from transformers import (
     AutoModelForCausalLM,
@@ -33,77 +34,53 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
-from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
+from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
-from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayMixer, TrajectorySelector
+from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.warm_up import END, PAD
 
-ENTROPY = TrajectorySelector().score
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 
 
 # -- entropy selection ------------------------------------------------------------------------------------------------
 
 
-def test_selection_takes_the_argmin_of_the_mean_entropy_over_exactly_the_response(warm_model):
-    """T1. Mixed lengths in one padded batch; the reference is computed row by row, unpadded, from the whole logits."""
-    engine = make_engine(warm_model)
+@pytest.mark.parametrize(
+    ("by", "prefer", "temperature"),
+    [("entropy", "lowest", 1.0), ("perplexity", "highest", 1.0), ("perplexity", "lowest", 0.7)],
+)
+def test_selection_takes_the_extreme_of_the_score_over_exactly_the_response(warm_model, by, prefer, temperature):
+    """T1. Mixed lengths in one padded batch; the reference is computed row by row, unpadded, from the whole logits:
+    the entropy at temperature 1, the perplexity at the sampling temperature."""
+    engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
     rng = np.random.default_rng(1)
     asked = questions(12)
     candidates = stored_responses(asked, rng, 5)
-    selector = TrajectorySelector()
-    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
+    selector = TrajectorySelector(by, prefer)
+    scores = engine.score(selector.to_score(candidates))
     chosen = selector.choose(candidates, scores, rng)
     for question in asked:
-        prompt = engine.prompts.encode(question)
-        stored = candidates[question.id]
-        expected = [float(plain_stats(engine.model, prompt, t.token_ids)[1].mean()) for t in stored]
-        assert scores[question.id] == pytest.approx(expected, abs=1e-5)
-        assert chosen[question.id] is stored[int(np.argmin(expected))]
-    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q.id])) for q in asked)
+        stored, prompt = candidates[question], engine.prompts.encode(question)
+        plain = [plain_stats(engine.model, prompt, t.token_ids, temperature) for t in stored]
+        entropies = [float(entropy.mean()) for _, entropy in plain]
+        perplexities = [float(torch.exp(-logprobs.mean())) for logprobs, _ in plain]
+        assert [one.entropy for one in scores[question]] == pytest.approx(entropies, abs=1e-5)
+        assert [np.exp(-one.logprobs.mean()) for one in scores[question]] == pytest.approx(perplexities, rel=1e-5)
+        extreme = np.argmin if prefer == "lowest" else np.argmax
+        assert chosen[question.id] is stored[int(extreme(entropies if by == "entropy" else perplexities))]
+    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q])) for q in asked)
     assert shortest < len(asked), "a length bias would take the shortest every time"
 
 
 def test_scores_do_not_depend_on_the_token_budget(warm_model):
-    rng = np.random.default_rng(2)
-    asked = questions(6)
-    candidates = stored_responses(asked, rng, 3)
-    plan = Plan(1, [], asked, candidates)
-    wide = make_engine(warm_model).score(plan, candidates, ENTROPY)
-    narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(plan, candidates, ENTROPY)
-    for question_id, values in wide.items():
-        assert values == pytest.approx(narrow[question_id], abs=1e-6)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_perplexity_is_that_of_the_response_tokens_at_the_sampling_temperature(warm_model, temperature):
-    engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
-    rng = np.random.default_rng(3)
-    asked = questions(6)
-    candidates = stored_responses(asked, rng, 4)
-    selector = TrajectorySelector(by="perplexity", prefer="highest")
-    scores = engine.score(Plan(1, [], asked, candidates), selector.to_score(candidates), selector.score)
-    chosen = selector.choose(candidates, scores, rng)
-    for question in asked:
-        stored, prompt = candidates[question.id], engine.prompts.encode(question)
-        logprobs = [plain_stats(engine.model, prompt, t.token_ids, temperature)[0] for t in stored]
-        expected = [float(torch.exp(-lp.sum() / len(lp))) for lp in logprobs]
-        assert scores[question.id] == pytest.approx(expected, rel=1e-5)
-        assert chosen[question.id] is stored[int(np.argmax(expected))]
-
-
-def test_length_and_recency_are_never_scored_by_the_policy(warm_model, monkeypatch):
-    engine, asked = make_engine(warm_model), questions(1)
-    candidates = stored_responses(asked, np.random.default_rng(0), 2)
-    plan = Plan(1, [], asked, candidates)
-    monkeypatch.setattr(engine, "forward", None)
-    for by in ("length", "recency", "random"):
-        selector = TrajectorySelector(by)
-        assert not selector.needs_policy
-        assert engine.score(plan, selector.to_score(candidates), selector.score) == {}
+    candidates = stored_responses(questions(6), np.random.default_rng(2), 3)
+    wide = make_engine(warm_model).score(candidates)
+    narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(candidates)
+    for question, ones in wide.items():
+        assert [one.entropy for one in ones] == pytest.approx([one.entropy for one in narrow[question]], abs=1e-6)
 
 
 @pytest.mark.parametrize("budget", [1, 500, 4000])
@@ -132,18 +109,6 @@ def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(war
     assert [group.question for group in groups] == asked
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
     assert [group.replayed for group in groups] == [False] * 3 + [True] * 2
-
-
-def test_a_response_ends_with_its_end_token_or_is_truncated(warm_model):
-    engine = make_engine(warm_model, sampling=Sampling(max_response_tokens=8))
-    groups = engine.rollout(Plan(1, questions(12), [], {}), K)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert {rollout.finish for rollout in rollouts} == {"stop", "length"}
-    for rollout in rollouts:
-        ends = np.isin(rollout.token_ids, engine.end)
-        assert ends[-1] == (rollout.finish == "stop")
-        assert not ends[:-1].any()
-        assert rollout.finish == "stop" or len(rollout.token_ids) == 8
 
 
 def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):
@@ -305,15 +270,11 @@ def test_an_ungradable_rollout_is_a_row_without_loss(warm_model):
         tuple(Rollout(r.token_ids, r.finish, g) for r, g in zip(group.rollouts, grades, strict=True)),
         False,
     )
-    rng = np.random.default_rng(0)
-    mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=1, rng=rng)
-    batch = mixer.assemble([graded], {}, GroupAdvantages())
+    batch = assemble([graded])
     assert [row.advantage for row in batch.rows[0]] == pytest.approx([2 / 3, -1 / 3, 0, -1 / 3])
-    three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]])
-    with_it = gradient(engine, batch, MixedPolicyLoss(response_length=24))
-    without = gradient(
-        make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9)), three, MixedPolicyLoss(response_length=24)
-    )
+    three = MixedBatch(batch.groups, [[row for row in batch.rows[0] if row.in_loss]], K - 1)
+    loss, other = MixedPolicyLoss(response_length=24), make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
+    with_it, without = gradient(engine, batch, loss), gradient(other, three, loss)
     bound = float32_error(weights(engine), batch, with_it, steps=1)
     torch.testing.assert_close(with_it * 4, without * 3, atol=4 * bound, rtol=0)
 

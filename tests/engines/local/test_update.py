@@ -31,6 +31,7 @@ from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
+LOSS = MixedPolicyLoss(response_length=24)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -41,7 +42,7 @@ def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(war
     expected = [
         plain_stats(engine.model, engine.prompts.encode(row.question), row.token_ids, temperature) for row in rows
     ]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
+    stats = engine.update(batch, LOSS)
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         assert stats.entropies[i] == pytest.approx(float(expected[i][1].mean()), abs=1e-5)
@@ -49,20 +50,6 @@ def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(war
             assert stats.behaviour_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         else:
             assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
-
-
-def test_with_two_optimiser_steps_all_behaviour_log_probs_are_the_sampling_policys(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=0.05, steps_per_batch=2))
-    batch = mixed_batch(engine)
-    rows = batch.flat_rows()
-    before = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0].numpy() for r in rows]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    moved = 0
-    for i, row in enumerate(rows):
-        if row.replayed is None:
-            assert stats.behaviour_logprobs[i] == pytest.approx(before[i], abs=1e-5)
-            moved += not np.allclose(stats.policy_logprobs[i], before[i], atol=1e-3)
-    assert moved > 0, "the second half is measured again under the policy after the first step"
 
 
 def plain_update(
@@ -104,13 +91,27 @@ def plain_update(
     return measured
 
 
+def descend(model, rate: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= rate * parameter.grad
+
+
+def assert_moved(engine: TorchEngine, start: torch.Tensor, batch: MixedBatch, like, *, steps: int) -> None:
+    """The engine's weights are where those of another model are, as far as float32 can tell."""
+    moved = torch.cat([parameter.detach().flatten() for parameter in like.parameters()]).float() - start
+    assert moved.abs().max() > 1e-3
+    bound = float32_error(start, batch, moved, steps=steps)
+    torch.testing.assert_close(weights(engine) - start, moved, atol=bound, rtol=0)
+
+
 def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(warm_model):
     rate = 1.0
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=rate, max_grad_norm=1e9, passes_per_batch=2))
     batch = mixed_batch(engine)
     rows = batch.flat_rows()
     rows[0] = replace(rows[0], advantage=0.0)  # a row without a gradient
-    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)])
+    batch = MixedBatch(batch.groups, [rows[i : i + K] for i in range(0, len(rows), K)], K)
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     entropies = [plain_stats(model, engine.prompts.encode(r.question), r.token_ids)[1] for r in rows]
     behaviour = behaviour_of(model, engine, batch)
@@ -118,15 +119,10 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     for _ in range(2):
         model.zero_grad()
         passes.append(plain_update(model, engine, batch, behaviour))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= rate * parameter.grad
+        descend(model, rate)
     use_sgd(engine, rate)
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
-    assert moved.abs().max() > 1e-3
-    bound = float32_error(start, batch, moved, steps=2)
-    torch.testing.assert_close(weights(engine) - start, moved, atol=bound, rtol=0)
+    stats = engine.update(batch, LOSS)
+    assert_moved(engine, start, batch, model, steps=2)
     w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.replayed is None])
     assert ((w < 0.8) | (w > 1.2)).any(), "the second pass meets the clip"
     # What is stored and reported is of the first pass; the second is kept apart.
@@ -161,42 +157,28 @@ def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model,
         model.zero_grad()
         share = MixedBatch(batch.groups[part], batch.rows[part], K)
         plain_update(model, engine, share, [old for group in behaviour[part] for old in group], normalizer)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= rate * parameter.grad
+        descend(model, rate)
     use_sgd(engine, rate)
     stats = engine.update(batch, MixedPolicyLoss(normalizer=normalizer, response_length=24))
-    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).float() - start
-    assert moved.abs().max() > 1e-3
-    bound = float32_error(start, batch, moved, steps=2 * steps)
-    torch.testing.assert_close(weights(engine) - start, moved, atol=bound, rtol=0)
+    assert_moved(engine, start, batch, model, steps=2 * steps)
     for found, old in zip(stats.behaviour_logprobs, of_rows, strict=True):
         assert found == pytest.approx(old.numpy(), abs=LOGPROB_ERROR)
 
 
-def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(warm_model):
-    optimizer = Optimizer(learning_rate=1e-3, warmup_steps=100, steps_per_batch=2, passes_per_batch=3)
+@pytest.mark.parametrize(("groups", "steps", "passes", "last"), [(6, 2, 3, 5), (1, 4, 2, 1)])
+def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(warm_model, groups, steps, passes, last):
+    """A single group takes one step a pass, however many are asked for. last: the last optimiser step, from 0"""
+    optimizer = Optimizer(learning_rate=1e-3, warmup_steps=100, steps_per_batch=steps, passes_per_batch=passes)
     engine = make_engine(warm_model, optimizer=optimizer)
-    batch = mixed_batch(engine)
-    before = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
-    assert stats.metrics["policy/learning_rate"] == pytest.approx(5 / 100 * 1e-3), "the sixth optimiser step's"
-    assert [sorted(part) for part in stats.later_passes] == [list(range(len(batch.flat_rows())))] * 2
-    for row, old, behaviour in zip(batch.flat_rows(), before, stats.behaviour_logprobs, strict=True):
-        if row.replayed is None:
-            assert behaviour == pytest.approx(old.numpy(), abs=1e-5)
-
-
-def test_one_group_takes_one_step_a_pass_however_many_are_asked_for(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(steps_per_batch=4, passes_per_batch=2, warmup_steps=100))
-    batch = mixed_batch(engine, n=2)
-    one = MixedBatch(batch.groups[:1], batch.rows[:1])
-    stats = engine.update(one, MixedPolicyLoss(response_length=24))
-    assert stats.metrics["policy/learning_rate"] == pytest.approx(1 / 100 * 1e-6)
+    whole = mixed_batch(engine)
+    batch = MixedBatch(whole.groups[:groups], whole.rows[:groups], K)
+    stats = engine.update(batch, LOSS)
+    assert stats.metrics["policy/learning_rate"] == pytest.approx(last / 100 * 1e-3)
+    assert [sorted(part) for part in stats.later_passes] == [list(range(len(batch.flat_rows())))] * (passes - 1)
 
 
 LOSSES = [
-    MixedPolicyLoss(response_length=24),
+    LOSS,
     MixedPolicyLoss(normalizer="tokens", entropy_coef=0.01, shaping=False),
     MixedPolicyLoss(normalizer="sequences", clip_low=None, clip_high=None, importance_weights=False),
 ]
@@ -215,21 +197,6 @@ def test_gradient_does_not_depend_on_micro_batching_and_padding(warm_model, loss
     torch.testing.assert_close(gradient(narrow, batch, loss), expected, atol=bound, rtol=0)
 
 
-def test_gradient_is_that_of_the_loss_computed_from_the_whole_logits(warm_model):
-    engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9))
-    batch = mixed_batch(engine)
-    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
-    plain_update(model, engine, batch, behaviour_of(model, engine, batch))
-    assert_gradient(engine, batch, MixedPolicyLoss(response_length=24), model)
-
-
-def assert_gradient(engine: TorchEngine, batch: MixedBatch, loss: MixedPolicyLoss, expected_in) -> None:
-    """The engine's gradient is the one that the parameters of another model have."""
-    expected = torch.cat([parameter.grad.flatten() for parameter in expected_in.parameters()]).float()
-    bound = float32_error(weights(engine), batch, expected, steps=1)
-    torch.testing.assert_close(gradient(engine, batch, loss), expected, atol=bound, rtol=0)
-
-
 @pytest.mark.parametrize("normalizer", ["constant", "tokens", "sequences"])
 def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_neither(warm_model, normalizer):
     """Against the whole logits in float64. The KL term is a mean by sequence where the policy term is one."""
@@ -245,7 +212,10 @@ def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_n
     behaviour = behaviour_of(policy, engine, batch)
     terms = {"normalizer": normalizer, "entropy_coef": 0.2, "kl_coef": 2.0}
     plain_update(policy, engine, batch, behaviour, reference=reference, **terms)
-    assert_gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms), policy)
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).float()
+    bound = float32_error(weights(engine), batch, expected, steps=1)
+    found = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
+    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
@@ -255,7 +225,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
     batch, again = mixed_batch(plain), mixed_batch(frugal)
     for row, other in zip(batch.flat_rows(), again.flat_rows(), strict=True):
         assert row.token_ids.tolist() == other.token_ids.tolist()
-    loss = MixedPolicyLoss(response_length=24)
+    loss = LOSS
     assert torch.allclose(gradient(frugal, batch, loss), gradient(plain, batch, loss), atol=1e-8)
 
 
@@ -264,7 +234,7 @@ def test_bfloat16_computes_over_float32_master_weights(warm_model):
     batch = mixed_batch(engine)
     before = weights(engine)
     expected = [plain_stats(engine.model, engine.prompts.encode(r.question), r.token_ids)[0] for r in batch.flat_rows()]
-    stats = engine.update(batch, MixedPolicyLoss(response_length=24))
+    stats = engine.update(batch, LOSS)
     assert all(parameter.dtype == torch.float32 for parameter in engine.model.parameters())
     assert stats.policy_logprobs[0].dtype == np.float32
     differences = np.concatenate([o - e.numpy() for o, e in zip(stats.policy_logprobs, expected, strict=True)])
@@ -275,9 +245,9 @@ def test_bfloat16_computes_over_float32_master_weights(warm_model):
 def test_rows_without_advantage_are_measured_but_change_no_weight(warm_model):
     engine = make_engine(warm_model)
     batch = mixed_batch(engine)
-    flat = MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows])
+    flat = MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows], K)
     before = weights(engine)
-    stats = engine.update(flat, MixedPolicyLoss(response_length=24))
+    stats = engine.update(flat, LOSS)
     assert torch.equal(weights(engine), before)
     assert all(len(lp) == len(r.token_ids) for lp, r in zip(stats.policy_logprobs, flat.flat_rows(), strict=True))
 
@@ -288,7 +258,7 @@ def test_kl_to_the_initial_policy_holds_the_weights_back(warm_model):
     batch = mixed_batch(free)
     start = weights(free)
     for _ in range(8):
-        free.update(batch, MixedPolicyLoss(response_length=24))
+        free.update(batch, LOSS)
         held.update(batch, loss)
     assert (weights(held) - start).norm() < 0.9 * (weights(free) - start).norm()
     with pytest.raises(ValueError, match="kl_coef"):
@@ -298,7 +268,7 @@ def test_kl_to_the_initial_policy_holds_the_weights_back(warm_model):
 def test_an_update_above_the_norm_limit_is_skipped_and_counted(warm_model, caplog):
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1.0, skip_above_grad_norm=1e-9))
     before = weights(engine)
-    stats = engine.update(mixed_batch(engine), MixedPolicyLoss(response_length=24))
+    stats = engine.update(mixed_batch(engine), LOSS)
     assert stats.metrics["policy/skipped_updates"] == 1
     assert torch.equal(weights(engine), before)
     assert "skip_above_grad_norm" in caplog.text
@@ -316,9 +286,7 @@ def test_schedule_warms_up_and_falls_to_zero(warm_model):
         warm_model, optimizer=Optimizer(learning_rate=1.0, warmup_steps=2, schedule="linear", decay_steps=6)
     )
     batch = mixed_batch(engine, n=2)
-    rates = [
-        engine.update(batch, MixedPolicyLoss(response_length=24)).metrics["policy/learning_rate"] for _ in range(7)
-    ]
+    rates = [engine.update(batch, LOSS).metrics["policy/learning_rate"] for _ in range(7)]
     assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])
 
 
@@ -329,7 +297,7 @@ def test_a_non_finite_update_raises_dumps_its_rows_and_changes_no_weight(warm_mo
         engine.model.lm_head.weight[3, 0] = float("inf")
     before = weights(engine)
     with pytest.raises(NonFiniteUpdate, match="not finite") as caught:
-        engine.update(batch, MixedPolicyLoss(response_length=24))
+        engine.update(batch, LOSS)
     assert torch.equal(weights(engine), before)
     assert len(caught.value.dump) == len(batch.flat_rows())
     assert {"question_id", "token_ids", "advantage", "policy_logprobs"} <= set(caught.value.dump[0])

@@ -331,6 +331,7 @@ def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
     harmless = MixedBatch(
         batch.groups,
         [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in batch.rows],
+        batch.width,
     )
     now, behaviour, _ = log_probs(batch, forward)
     ungraded = torch.tensor([not row.in_loss for row in batch.flat_rows()])
@@ -435,6 +436,6 @@ def test_a_rollout_without_a_grade_is_an_error():
     _, behaviour, _ = log_probs(batch, forward)
     first, *others = batch.groups
     ungraded = tuple(replace(rollout, grade=None) for rollout in first.rollouts)
-    batch = MixedBatch([RolloutGroup(first.question, ungraded, first.replayed), *others], batch.rows)
+    batch = MixedBatch([RolloutGroup(first.question, ungraded, first.replayed), *others], batch.rows, batch.width)
     with pytest.raises(ValueError, match=first.question.id):
         as_experience(batch, forward, behaviour)

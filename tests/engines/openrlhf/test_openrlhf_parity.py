@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
-from exgrpo_orlhf.replay import Plan, TrajectorySelector
+from exgrpo_orlhf.replay import TrajectorySelector
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
 
 pytestmark = pytest.mark.openrlhf
@@ -73,18 +73,17 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
     asked = questions(12)
     candidates = stored_responses(asked, rng, 4, shortest=4, longest=19)
     engine, selector = local(warm_model, "float32"), TrajectorySelector()
-    exact = engine.score(Plan(1, [], asked, candidates), candidates, selector.score)
+    exact = engine.score(candidates)
     actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
-    rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q.id]]
-    entropies = [measured.entropy for measured in actor.measure(rows)]
-    found = {q.id: entropies[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
-    clear = [q for q in asked if np.diff(sorted(exact[q.id])[:2])[0] > 2 * ENTROPY_ERROR]
+    rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q]]
+    measured = actor.measure(rows)
+    found = {q: measured[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
+    entropies = [{q: [one.entropy for one in ones] for q, ones in scores.items()} for scores in (found, exact)]
+    clear = [q for q in asked if np.diff(sorted(entropies[1][q])[:2])[0] > 2 * ENTROPY_ERROR]
     assert len(clear) >= 6, "of most questions one response is chosen, whatever the rounding"
     for question in asked:
-        np.testing.assert_allclose(found[question.id], exact[question.id], atol=ENTROPY_ERROR, rtol=0)
-        chosen, expected = (
-            selector.choose({question.id: candidates[question.id]}, scores, rng) for scores in (found, exact)
-        )
+        np.testing.assert_allclose(entropies[0][question], entropies[1][question], atol=ENTROPY_ERROR, rtol=0)
+        chosen, expected = (selector.choose({question: candidates[question]}, scores, rng) for scores in (found, exact))
         if question in clear:
             assert chosen[question.id] is expected[question.id]
 
@@ -171,7 +170,7 @@ def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_
     """The same samples through our actor, and through one with OpenRLHF's own forward pass and loss."""
     batch = mixed_batch(make_engine(warm_model), n=6)
     groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.replayed]
-    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups])
+    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups], K)
     moved, norms, losses = [], [], []
     for theirs in (False, True):
         loss = MixedPolicyLoss(normalizer="tokens")

@@ -1,4 +1,4 @@
-"""Replay metrics against plain computations; a mean of nothing is 0."""
+"""The metrics of a step against plain computations; a mean of nothing is 0."""
 
 import math
 import warnings
@@ -6,48 +6,34 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from replay_builders import QUESTIONS, assemble, group, rollout, trajectory
 
-from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
-from exgrpo_orlhf.replay import (
-    DifficultyBuckets,
-    Plan,
-    QuestionSampler,
-    ReplayBuffer,
-    ReplayMixer,
-    RetirementPolicy,
-)
-from exgrpo_orlhf.replay.health import reward_metrics, row_metrics
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay.dynamic_sampling import Sampled
 
-REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
-QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(20)]
 BETA = 0.1
-
-
-def rollout(verdict, length=3, finish="stop", sound=None) -> Rollout:
-    return Rollout(np.arange(length, dtype=np.int32), finish, Grade(verdict, REWARDS[verdict], sound))
-
-
-def group(verdicts, replayed=False) -> RolloutGroup:
-    return RolloutGroup(QUESTIONS[0], tuple(map(rollout, verdicts)), replayed)
 
 
 def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Row:
     ids = np.arange(length, dtype=np.int32)
-    stored = None
-    if stored_at is not None:
-        stored = Trajectory(ids, np.full(length, -0.5, np.float32), 1.0, stored_at, "stop", sound)
+    stored = None if stored_at is None else trajectory(ids, stored_at, sound=sound)
     return Row(QUESTIONS[0], stored or Rollout(ids, "stop"), advantage, in_loss)
 
 
-def measured(rows, policy, behaviour, entropies=None, *, step=10, beta=BETA, clip=(0.2, 0.2), **more):
+def sampled(*groups) -> dict[str, float]:
+    return Sampled(Plan(1, [], [], {}), [], list(groups), 1).metrics()
+
+
+def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), max_weight=None, later=()):
     """Any overflow or division by zero is an error."""
-    batch = MixedBatch([], [rows])
+    loss = MixedPolicyLoss(beta=BETA, clip_low=clip[0], clip_high=clip[1], max_weight=max_weight)
     entropies = [0.0] * len(rows) if entropies is None else entropies
     as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
-        return row_metrics(batch, *as_floats, entropies, step=step, beta=beta, clip=clip, **more)
+        return {**MixedBatch([], [rows], len(rows)).metrics(step, entropies), **loss.metrics(rows, *as_floats, later)}
 
 
 def random_logprobs(rows, scale, seed=0):
@@ -96,7 +82,7 @@ def test_fresh_ratios_equal_a_plain_computation():
     clipped = sum(x > 1.3 for x in w[:30]) + sum(x < 0.9 for x in w[30:60])
     assert 0 < clipped < 60
     assert found["policy/clip_share"] == pytest.approx(clipped / 90)
-    assert measured(rows, policy, behaviour, clip=None)["policy/clip_share"] == 0
+    assert measured(rows, policy, behaviour, clip=(None, None))["policy/clip_share"] == 0
 
 
 def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
@@ -107,7 +93,7 @@ def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
         {i: np.array(again[i], np.float32) for i in (0, 2, 3)}
     ]  # the row without an advantage is not measured again
     once = measured(rows, policy, behaviour, clip=(0.1, 0.3))
-    twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later_passes=later)
+    twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later=later)
     w = [ratios(policy, behaviour, (0, 1, 3)), ratios(again, behaviour, (0, 3))]
     assert twice["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w[0] + w[1]) / 140)
     above, below = w[0][:30] + w[1][:30], w[0][50:] + w[1][30:]
@@ -125,6 +111,8 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
     assert found["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
     assert found["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
     assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
+    unshaped = MixedPolicyLoss(shaping=False).metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
+    assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
     assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
     assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0
 
@@ -183,20 +171,20 @@ def test_extreme_ratios_of_fresh_tokens_do_not_overflow(log_ratio):
 
 def test_reward_metrics_equal_a_plain_count():
     rollouts = (
-        rollout("correct", 2, sound=True),
-        rollout("correct", 4, finish="length", sound=False),
-        rollout("correct", 6),
-        rollout("wrong", 8),
-        rollout("no_answer", 10, finish="length"),
-        rollout("timeout", 12),
+        rollout("correct", range(2), sound=True),
+        rollout("correct", range(4), finish="length", sound=False),
+        rollout("correct", range(6)),
+        rollout("wrong", range(8)),
+        rollout("no_answer", range(10), finish="length"),
+        rollout("timeout", range(12)),
     )
-    found = reward_metrics([RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"])])
+    found = sampled(RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"]))
     assert found["reward/mean"] == pytest.approx(3 / 6)
     assert found["reward/pass_at_1"] == pytest.approx(3 / 6)
     assert found["reward/lucky_guess_rate"] == pytest.approx(1 / 2)
     assert found["reward/no_answer_share"] == pytest.approx(1 / 8)
     assert found["reward/ungradable"] == 2
-    assert found["rollout/response_tokens"] == pytest.approx(48 / 8)
+    assert found["rollout/response_tokens"] == pytest.approx(46 / 8)
     assert found["rollout/truncated_share"] == pytest.approx(2 / 8)
 
 
@@ -215,21 +203,17 @@ def test_reward_metrics_equal_a_plain_count():
     ],
 )
 def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(verdicts, replayed, signal):
-    one, k = group(verdicts, replayed), len(verdicts) + replayed
-    rng = np.random.default_rng(0)
-    mixer = ReplayMixer(QuestionSampler(), DifficultyBuckets(), group_size=k, questions_per_step=1, rng=rng)
-    stored = Trajectory(np.array([1], np.int32), np.zeros(1, np.float32), 1.0, 0)
-    batch = mixer.assemble([one], {one.question.id: stored}, GroupAdvantages())
-    logprobs = [np.zeros(len(r.token_ids), np.float32) for r in batch.flat_rows()]
-    found = row_metrics(batch, logprobs, logprobs, [0.0] * k, step=1, beta=None, clip=None)
-    assert found["reward/groups_with_signal"] == signal
-    assert found["replay/saturated_share"] == 0
+    one = group(verdicts, replayed=replayed)
+    chosen = {one.question.id: trajectory()}
+    k = len(verdicts) + replayed
+    batch = assemble([one], chosen, group_size=k)
+    assert batch.metrics(1, [0.0] * k)["reward/groups_with_signal"] == signal
 
 
 def test_rewards_of_nothing_are_zero():
     """T10."""
-    assert set(reward_metrics([]).values()) == {0.0}
-    none = reward_metrics([group(["timeout", "error"])])
+    assert {value for name, value in sampled().items() if name != "rollout/rounds"} == {0.0}
+    none = sampled(group(["timeout", "error"]))
     assert (none["reward/mean"], none["reward/pass_at_1"], none["reward/lucky_guess_rate"]) == (0, 0, 0)
 
 
@@ -241,10 +225,9 @@ def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
     """Unsolved are all with something stored, whether they can be replayed or not."""
     buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), replays_unsolved=replays_unsolved)
     for i, correct in enumerate([0, 0, 1, 2, 3, 4, 6, 7, 8, 5]):
-        ids = np.arange(i + 1, dtype=np.int32)
         buffer.record(QUESTIONS[i].id, Fraction(correct, 8), 0)
         if i != 9:  # observed, nothing stored
-            buffer.store([(QUESTIONS[i].id, Trajectory(ids, np.zeros(i + 1, np.float32), 1.0, 0))])
+            buffer.store([(QUESTIONS[i].id, trajectory(range(i + 1)))])
     buffer.record(QUESTIONS[10].id, Fraction(1, 8), 0)
     buffer.retire(QUESTIONS[10].id, 1)
     found = buffer.metrics(DifficultyBuckets())
@@ -259,7 +242,7 @@ def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
     buffer = ReplayBuffer(RetirementPolicy())
     for i, sixteenths in enumerate([12, 12, 13, 14, 15, 15]):
         buffer.record(QUESTIONS[i].id, Fraction(sixteenths, 16), 0)
-        buffer.store([(QUESTIONS[i].id, Trajectory(np.ones(1, np.int32), np.zeros(1, np.float32), 1.0, 0))])
+        buffer.store([(QUESTIONS[i].id, trajectory([1]))])
     found = buffer.metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
     assert [found[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
     assert (found["replay/cut_low"], found["replay/cut_high"]) == (12 / 16, 14 / 16)
@@ -272,9 +255,3 @@ def test_an_empty_buffer_and_an_empty_plan_give_zero():
     """T10."""
     assert set(ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets()).values()) == {0.0}
     assert set(Plan(1, [], [], {}).metrics().values()) == {0.0}
-
-
-def test_replay_share_is_of_the_batch_as_it_was():
-    """T19."""
-    found = Plan(1, QUESTIONS[:6], QUESTIONS[6:8], {}).metrics()
-    assert found == {"replay/actual_share": 0.25, "train/questions": 8.0}

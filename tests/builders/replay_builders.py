@@ -1,0 +1,96 @@
+"""Builders for tests of the replay: rollouts, groups, trajectories, mixers, and a training loop without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay import (
+    DifficultyBuckets,
+    Plan,
+    QuestionSampler,
+    ReplayBuffer,
+    ReplayMixer,
+    RetirementPolicy,
+    TrajectorySelector,
+)
+
+K = 4
+REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
+QUESTIONS = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(40)]
+
+
+def rollout(verdict: str, tokens=(5, 6, 7), finish="stop", sound=None) -> Rollout:
+    return Rollout(np.array(tokens, np.int32), finish, Grade(verdict, REWARDS[verdict], sound))
+
+
+def group(verdicts, question: Question | str = QUESTIONS[0], replayed=False) -> RolloutGroup:
+    """question: one, or its id"""
+    if isinstance(question, str):
+        question = Question(question, f"{question}?", "1", "test")
+    rollouts = tuple(rollout(verdict, tokens=(i + 1, 9)) for i, verdict in enumerate(verdicts))
+    return RolloutGroup(question, rollouts, replayed)
+
+
+def trajectory(tokens=(1, 2), step=0, logprob=-0.5, reward=1.0, finish="stop", sound=None) -> Trajectory:
+    ids = np.array(tokens, np.int32)
+    return Trajectory(ids, np.full(len(ids), logprob, np.float32), reward, step, finish, sound)
+
+
+def mixer(b=8, seed=0, group_size=K, **settings) -> ReplayMixer:
+    rng = np.random.default_rng(seed)
+    settings = {"sampler": QuestionSampler(), "buckets": DifficultyBuckets(), "start_at_accuracy": None, **settings}
+    return ReplayMixer(group_size=group_size, questions_per_step=b, rng=rng, **settings)
+
+
+def source(n=40, seed=1) -> FreshQuestions:
+    return FreshQuestions(QUESTIONS[:n], np.random.default_rng(seed))
+
+
+def filled(n: int) -> ReplayBuffer:
+    buffer = ReplayBuffer(RetirementPolicy())
+    for i, question in enumerate(QUESTIONS[:n]):
+        buffer.record(question.id, Fraction(1 + i % 3, 4), 0)
+        buffer.store([(question.id, trajectory([i, 1]))])
+    return buffer
+
+
+def assemble(groups, chosen=None, **settings) -> MixedBatch:
+    return mixer(**settings).assemble(groups, chosen or {}, GroupAdvantages())
+
+
+def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, step: int) -> int:
+    """What a step does with its graded groups, in its order. Returns how many trajectories were stored."""
+    with_mixer.observe(groups, step)
+    if with_mixer.collecting:
+        buffer.observe(groups, step)
+    batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
+    logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
+    return buffer.store(with_mixer.collect(batch, logprobs, step))
+
+
+def train(
+    with_mixer: ReplayMixer, fresh: FreshQuestions, buffer: ReplayBuffer, steps: int, skill=0.5, seed=3, first=1
+) -> Iterator[Plan]:
+    """Steps of training on coin flips: every part but the model is the real one. Yields each step's plan."""
+    selector, draw = TrajectorySelector(by="random"), np.random.default_rng(seed)
+    for step in range(first, first + steps):
+        plan = with_mixer.plan(fresh, buffer, step)
+        chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
+        groups = []
+        for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
+            flips = draw.random(plan.rollouts(K)[len(groups)]) < skill
+            tokens = draw.integers(1, 100, (K, 3))
+            rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
+            groups.append(RolloutGroup(question, tuple(rollouts), replayed))
+        finish_step(with_mixer, buffer, groups, chosen, step)
+        yield plan
+
+
+def ids_of(plan: Plan) -> tuple[list[str], list[str]]:
+    return [question.id for question in plan.fresh], [question.id for question in plan.replayed]

@@ -1,0 +1,163 @@
+"""How rows enter the loss: sharding changes nothing, ungradable rows count and do no harm. And its settings."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from plain_loss import NORMALIZERS, evaluated, plain_loss, random_rows, tensors
+
+from exgrpo_orlhf.objective import MixedPolicyLoss
+
+# -- invariance -------------------------------------------------------------------------------------------------------
+
+FULL = {"response_length": 20, "entropy_coef": 0.01, "kl_coef": 0.05}
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_micro_batching_does_not_change_loss_or_gradient(normalizer):
+    """T11: nothing grows with the number of micro-batches, the entropy bonus included."""
+    loss, rows = MixedPolicyLoss(normalizer=normalizer, **FULL), random_rows()
+    value, grad, grad_entropies = evaluated(loss, rows)
+    for size in (1, 2, 5, 7, 11):
+        parts = [evaluated(loss, rows, range(i, min(i + size, 12))) for i in range(0, 12, size)]
+        assert sum(part[0] for part in parts) == pytest.approx(value, rel=1e-12)
+        assert torch.allclose(torch.cat([part[1] for part in parts]), grad, rtol=1e-12, atol=0)
+        assert torch.allclose(torch.cat([part[2] for part in parts]), grad_entropies, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_row_order_does_not_change_loss_or_gradient(normalizer):
+    loss, rows = MixedPolicyLoss(normalizer=normalizer, **FULL), random_rows()
+    value, grad, _ = evaluated(loss, rows)
+    starts = np.cumsum([0, *(len(row.logprobs) for row in rows)])
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(12)
+        shuffled, shuffled_grad, _ = evaluated(loss, [rows[i] for i in order])
+        assert shuffled == pytest.approx(value, rel=1e-12)
+        back = torch.cat([grad[starts[i] : starts[i + 1]] for i in order])
+        assert torch.allclose(shuffled_grad, back, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_the_same_rows_twice_give_the_same_loss(normalizer):
+    """T11: divided by rows too, so the batch size does not scale the step."""
+    loss, rows = MixedPolicyLoss(normalizer=normalizer, **FULL), random_rows()
+    assert evaluated(loss, rows * 2)[0] == pytest.approx(evaluated(loss, rows)[0], rel=1e-12)
+
+
+def test_token_weights_of_each_normalizer():
+    lengths = torch.tensor([2, 3, 5])
+    assert MixedPolicyLoss(response_length=7).row_weights(lengths).tolist() == pytest.approx([1 / 21] * 3)
+    assert MixedPolicyLoss(normalizer="tokens").row_weights(lengths).tolist() == pytest.approx([1 / 10] * 3)
+    by_row = MixedPolicyLoss(normalizer="sequences").row_weights(lengths)
+    assert by_row.tolist() == pytest.approx([1 / 6, 1 / 9, 1 / 15])
+
+
+# -- rows that do not count -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_an_ungradable_row_counts_in_the_normaliser_and_nowhere_else(normalizer):
+    loss, rows = MixedPolicyLoss(normalizer=normalizer, **FULL), random_rows()
+    other = replace(rows[5], logprobs=[-9.0] * len(rows[5].logprobs), entropies=[7.0] * len(rows[5].logprobs))
+    changed = [*rows[:5], other, *rows[6:]]
+    assert evaluated(loss, changed)[0] == evaluated(loss, rows)[0]
+    without = [*rows[:5], *rows[6:]]
+    assert evaluated(loss, without)[0] != pytest.approx(evaluated(loss, rows)[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "behaviour", "entropies", "reference"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e4])
+@pytest.mark.parametrize("coefs", [(0.0, 0.0), (0.01, 0.05)])
+def test_an_ungradable_row_cannot_poison_loss_or_gradient(field, bad, coefs):
+    """Its own tokens get a gradient of exactly 0: a NaN there would reach every weight of the model."""
+    loss, rows = MixedPolicyLoss(entropy_coef=coefs[0], kl_coef=coefs[1]), random_rows()
+    poisoned = [*rows[:5], replace(rows[5], **{field: [bad] * len(rows[5].logprobs)}), *rows[6:]]
+    for dtype in (torch.float64, torch.float32):
+        expected, found = (evaluated(loss, part, dtype=dtype) for part in (rows, poisoned))
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[2], expected[2])
+
+
+@pytest.mark.parametrize("coefs", [(0.0, 0.0), (0.01, 0.05)])
+def test_no_replayed_rows_no_fresh_rows_and_no_rows_at_all_give_no_nan(coefs):
+    """T10."""
+    loss = MixedPolicyLoss(entropy_coef=coefs[0], kl_coef=coefs[1])
+    rows = random_rows()
+    for part in ([r for r in rows if not r.replayed], [r for r in rows if r.replayed]):
+        value, grad, _ = evaluated(loss, part)
+        assert value == pytest.approx(plain_loss(loss, part)[0], rel=1e-12)
+        assert torch.isfinite(grad).all()
+    value, grad, _ = evaluated(loss, rows, members=[])
+    assert value == 0
+    assert grad.shape == (0,)
+
+
+def test_rows_with_no_advantage_need_a_gradient_only_with_entropy_or_kl():
+    advantages = torch.tensor([0.5, 0.0, -0.25, 0.0])
+    assert MixedPolicyLoss().needs_gradient(advantages).tolist() == [True, False, True, False]
+    assert MixedPolicyLoss(entropy_coef=0.01).needs_gradient(advantages).all()
+    assert MixedPolicyLoss(kl_coef=0.01).needs_gradient(advantages).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"shaping": False}, {"importance_weights": False}, {"clip_low": None}])
+def test_rows_said_to_need_no_gradient_have_none(settings):
+    if "clip_low" in settings:
+        settings = {"clip_low": None, "clip_high": None}
+    loss, rows = MixedPolicyLoss(**settings), random_rows()
+    _, grad, _ = evaluated(loss, rows)
+    batch = tensors(loss, rows)
+    needed = loss.needs_gradient(batch.advantages)
+    assert 0 < needed.sum() < len(needed)
+    assert not grad[~needed].any()
+
+
+def test_the_kl_term_of_a_token_that_the_policy_all_but_rules_out_is_bounded_and_has_no_gradient():
+    """exp(x) of 12 nats would outweigh every other token of the step, of 1,000 it would be infinite."""
+    loss, rows = MixedPolicyLoss(kl_coef=0.5, entropy_coef=0.0), random_rows()
+    batch = tensors(loss, rows)
+    batch = replace(batch, advantages=torch.zeros_like(batch.advantages), in_loss=torch.ones_like(batch.in_loss))
+    logprobs = batch.logprobs.detach().clone().requires_grad_()
+    for x in (12.0, 1000.0):
+        value = loss(replace(batch, logprobs=logprobs, reference_logprobs=logprobs.detach() + x))
+        [grad] = torch.autograd.grad(value, logprobs)
+        assert float(value) == pytest.approx(0.5 * 10.0 * batch.token_weight * len(logprobs))
+        assert not grad.any()
+
+
+def test_kl_without_a_reference_is_refused():
+    loss = MixedPolicyLoss(kl_coef=0.1)
+    with pytest.raises(ValueError, match=r"MixedPolicyLoss\.kl_coef > 0 needs the reference"):
+        loss(replace(tensors(loss, random_rows()), reference_logprobs=None))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0}, r"MixedPolicyLoss\.beta must be positive, got 0"),
+        ({"beta": math.inf}, r"MixedPolicyLoss\.beta"),
+        ({"beta": math.nan}, r"MixedPolicyLoss\.beta"),
+        ({"max_weight": 0.0}, r"MixedPolicyLoss\.max_weight must be positive, or None; got 0\.0"),
+        ({"max_weight": math.inf}, r"MixedPolicyLoss\.max_weight"),
+        ({"max_weight": math.nan}, r"MixedPolicyLoss\.max_weight"),
+        (
+            {"max_weight": 2.0, "importance_weights": False},
+            r"MixedPolicyLoss\.max_weight must be None where MixedPolicyLoss\.importance_weights = False.* got 2\.0",
+        ),
+        ({"clip_low": None}, r"MixedPolicyLoss\.clip_low and MixedPolicyLoss\.clip_high are both"),
+        ({"clip_high": None}, r"are both numbers, or both None"),
+        ({"clip_low": 1.5}, r"MixedPolicyLoss\.clip_low must lie in \[0, 1\]"),
+        ({"clip_high": -0.1}, r"MixedPolicyLoss\.clip_high"),
+        ({"clip_high": math.nan}, r"MixedPolicyLoss\.clip_high"),
+        ({"normalizer": "mean"}, r"MixedPolicyLoss\.normalizer must be .* got 'mean'"),
+        ({"response_length": 0}, r"MixedPolicyLoss\.response_length"),
+        ({"entropy_coef": -0.1}, r"MixedPolicyLoss\.entropy_coef"),
+        ({"kl_coef": math.nan}, r"MixedPolicyLoss\.kl_coef"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MixedPolicyLoss(**settings)

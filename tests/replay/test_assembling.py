@@ -1,0 +1,187 @@
+"""Groups of K, or of fewer around a stored trajectory, and what is collected of them."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from replay_builders import QUESTIONS, REWARDS, K, assemble, filled, group, ids_of, mixer, rollout, source, trajectory
+
+from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.records import Rollout, RolloutGroup, Trajectory
+
+
+def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
+    stored = Trajectory(np.array([3, 1, 4], np.int32), np.array([-1e-30, -0.1, -7.7], np.float32), 1.0, 2)
+    ids, logprobs = stored.token_ids.tobytes(), stored.behaviour_logprobs.tobytes()
+    batch = assemble([group(["wrong"] * 3, QUESTIONS[1], replayed=True)], {QUESTIONS[1].id: stored})
+    *fresh, last = batch.flat_rows()
+    assert last.replayed is stored
+    assert (last.token_ids.tobytes(), last.replayed.behaviour_logprobs.tobytes()) == (ids, logprobs)
+    assert [row.replayed for row in fresh] == [None] * 3
+    assert last.advantage == 0.75
+    assert [row.advantage for row in fresh] == [-0.25] * 3
+
+
+def test_stored_success_is_never_graded_again():
+    """T17: its reward is the stored one, whatever became of the fresh rollouts of its group."""
+    stored = trajectory(reward=0.6)
+    groups = [group(["timeout", "error", "wrong"], QUESTIONS[i], replayed=True) for i in range(2)]
+    batch = assemble(groups, {g.question.id: stored for g in groups})
+    for rows in batch.rows:
+        assert rows[-1].in_loss
+        assert [row.advantage for row in rows] == pytest.approx([0, 0, -0.3, 0.3])
+
+
+def test_advantages_are_over_the_whole_group_of_k():
+    groups = [
+        group(["correct", "wrong", "wrong"], QUESTIONS[0], replayed=True),
+        group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]),
+    ]
+    replayed, fresh = assemble(groups, {QUESTIONS[0].id: trajectory()}).rows
+    assert [row.advantage for row in replayed] == [0.5, -0.5, -0.5, 0.5]
+    assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
+
+
+@pytest.mark.parametrize("verdict", ["timeout", "error"])
+def test_an_ungradable_row_is_out_of_the_mean_and_still_a_row(verdict):
+    rows = assemble([group(["correct", verdict, "wrong", "no_answer"])]).flat_rows()
+    assert [row.in_loss for row in rows] == [True, False, True, True]
+    assert [row.advantage for row in rows] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
+    assert len(rows) == K
+
+
+def test_a_group_with_fewer_than_two_gradable_rows_has_no_gradient():
+    rows = assemble([group(["correct", "timeout", "error", "timeout"])]).flat_rows()
+    assert [row.advantage for row in rows] == [0] * 4
+    assert [row.in_loss for row in rows] == [True, False, False, False]
+    replayed = group(["timeout", "error", "timeout"], replayed=True)
+    rows = assemble([replayed], {QUESTIONS[0].id: trajectory()}).flat_rows()
+    assert [row.advantage for row in rows] == [0] * 4
+
+
+def test_rows_keep_the_order_of_groups_and_rollouts():
+    groups = [group(["wrong"] * 4, QUESTIONS[2]), group(["correct"] * 3, QUESTIONS[0], replayed=True)]
+    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])})
+    assert [row.question for row in batch.flat_rows()] == [QUESTIONS[2]] * 4 + [QUESTIONS[0]] * 4
+    firsts = [int(row.token_ids[0]) for row in batch.flat_rows()]
+    assert firsts == [1, 2, 3, 4, 1, 2, 3, 8]
+    assert batch.groups == groups
+
+
+@pytest.mark.parametrize(("n", "replayed"), [(3, False), (5, False), (4, True), (2, True)])
+def test_groups_of_another_size_are_refused(n, replayed):
+    """T9: a replayed question comes with K−1 fresh rollouts; K would be compute thrown away."""
+    with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {n} rollouts.* do not make a group of K = 4"):
+        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()})
+
+
+def test_groups_that_are_ungraded_or_without_their_trajectory_are_refused():
+    ungraded = RolloutGroup(QUESTIONS[0], tuple(Rollout(np.array([1], np.int32), "stop") for _ in range(4)), False)
+    with pytest.raises(ValueError, match="not been graded"):
+        assemble([ungraded])
+    with pytest.raises(KeyError, match=QUESTIONS[0].id):
+        assemble([group(["wrong"] * 3, replayed=True)])
+
+
+# -- fewer fresh rollouts beside a stored one --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside", range(1, K))
+def test_advantages_are_over_the_stored_row_and_the_few_beside_it(beside):
+    """Every outcome of the few: A = r − mean over the beside + 1 rows, nothing of the places up to K."""
+    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=beside):
+        groups = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]), group(verdicts, replayed=True)]
+        batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=beside)
+        fresh, replayed = batch.rows
+        assert (len(fresh), len(replayed), batch.width) == (K, beside + 1, K)
+        assert [row.replayed is not None for row in replayed] == [False] * beside + [True]
+        rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
+        known = [r for r in rewards if r is not None]
+        mean = sum(known) / len(known)
+        assert [r.advantage for r in replayed] == pytest.approx([0 if r is None else r - mean for r in rewards])
+        assert [row.in_loss for row in replayed] == [r is not None for r in rewards]
+
+
+def test_one_wrong_rollout_beside_a_stored_success_has_a_signal():
+    batch = assemble([group(["wrong"], replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=1)
+    assert [(row.advantage, row.token_ids.tolist()) for row in batch.flat_rows()] == [(-0.5, [1, 9]), (0.5, [8, 8])]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_another_number_of_rollouts_beside_a_stored_one_is_refused(n):
+    with pytest.raises(ValueError, match=f"{n} rollouts and a stored one do not .* K = 4 with 2 beside a stored one"):
+        assemble([group(["wrong"] * n, replayed=True)], {QUESTIONS[0].id: trajectory()}, fresh_beside=2)
+
+
+def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():
+    short, whole, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
+    plans = [m.plan(source(), buffer, 1) for m in (short, whole)]
+    assert ids_of(plans[0]) == ids_of(plans[1])
+    assert [plan.rollouts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
+    groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
+    batch = short.assemble(groups, {q.id: trajectory() for q in plans[0].replayed}, GroupAdvantages())
+    logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
+    collected = short.collect(batch, logprobs, 1)
+    assert [question_id for question_id, _ in collected] == [g.question.id for g in groups for _ in g.rollouts]
+    assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 2, 4, 6, 8, 9, 10, 11]
+
+
+# -- collecting -------------------------------------------------------------------------------------------------------
+
+
+def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_bit_for_bit():
+    rollouts = (
+        rollout("correct", (1, 2, 3), sound=False),
+        rollout("wrong", (4, 5)),
+        rollout("correct", (6,), finish="length"),
+        rollout("correct", (7, 8)),
+    )
+    groups = [
+        group(["wrong", "correct", "timeout"], QUESTIONS[1], replayed=True),
+        RolloutGroup(QUESTIONS[0], rollouts, replayed=False),
+    ]
+    batch = assemble(groups, {QUESTIONS[1].id: trajectory([9, 9, 9, 9])})
+    draw = np.random.default_rng(0)
+    logprobs = [-draw.exponential(size=len(row.token_ids)).astype(np.float32) for row in batch.flat_rows()]
+    logprobs[4][0] = np.float32(-1e-42)  # a denormal survives too
+    collected = mixer().collect(batch, logprobs, 12)
+    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [
+        (QUESTIONS[1].id, [2, 9]),
+        (QUESTIONS[0].id, [1, 2, 3]),
+        (QUESTIONS[0].id, [7, 8]),
+    ]
+    measured = [logprobs[1], logprobs[4], logprobs[7]]
+    for (_, kept), behaviour in zip(collected, measured, strict=True):
+        assert kept.behaviour_logprobs.tobytes() == behaviour.tobytes()
+        assert (kept.step, kept.reward, kept.finish) == (12, 1.0, "stop")
+    assert [kept.sound for _, kept in collected] == [None, False, None]
+
+
+def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
+    rollouts = (
+        rollout("correct", (1, 2), sound=False),
+        rollout("correct", (3,), sound=True),
+        rollout("correct", (4,), sound=None),
+        rollout("wrong", (5,)),
+    )
+    lucky = RolloutGroup(QUESTIONS[0], rollouts, replayed=False)
+    batch = assemble([lucky], {})
+    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
+    collected = mixer(only_sound=True).collect(batch, logprobs, 3)
+    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [(QUESTIONS[0].id, [3])]
+    assert lucky.accuracy == Fraction(3, 4)
+    assert len(mixer().collect(batch, logprobs, 3)) == 3
+
+
+def test_a_group_without_an_accuracy_gives_no_experience():
+    """Its question may have no record yet, so the buffer could not take it."""
+    batch = assemble([group(["correct", "timeout", "error", "error"])])
+    assert mixer().collect(batch, [np.zeros(2, np.float32)] * 4, 1) == []
+
+
+def test_logprobs_of_another_length_are_refused():
+    """T6."""
+    batch = assemble([group(["correct", "wrong", "wrong", "wrong"])])
+    with pytest.raises(ValueError, match="as many behaviour log-probs as tokens"):
+        mixer().collect(batch, [np.zeros(3, np.float32)] * 4, 1)

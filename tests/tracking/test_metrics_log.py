@@ -1,0 +1,112 @@
+"""The metrics log: whole rows, in order, whatever was cut short."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
+
+
+def fill(log, steps):
+    for step in steps:
+        log.append(step, {"reward/mean": float(step)})
+
+
+def test_rows_are_on_disk_when_append_returns(tmp_path):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    for step in (0, 1, 5):
+        log.append(step, {"reward/mean": 0.5, "cost/generated_tokens": np.int64(7), "time/step": np.float32(0.25)})
+        rows = [json.loads(line) for line in log.path.read_text().split("\n")[:-1]]
+        assert rows[-1].pop("time") == pytest.approx(time.time(), abs=5)
+        assert rows[-1] == {"step": step, "reward/mean": 0.5, "cost/generated_tokens": 7, "time/step": 0.25}
+    assert [row["step"] for row in log.rows()] == [0, 1, 5]
+    assert [row["step"] for row in log.rows(after=0)] == [1, 5]
+    assert [row["step"] for row in MetricsLog(log.path).rows(after=3)] == [5]
+    assert list(log.rows(after=5)) == []
+
+
+def test_steps_must_increase(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, [3])
+    for step in (3, 2, -1, 4.0):
+        with pytest.raises(ValueError, match="after step 3; steps are increasing integers"):
+            log.append(step, {})
+    with pytest.raises(ValueError, match="step 3 after step 3"):
+        MetricsLog(log.path).append(3, {})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        *(
+            ({"reward/mean": 1.0, "policy/loss": value}, r"metric 'policy/loss' of step 0 is .*finite")
+            for value in (float("nan"), float("inf"), -float("inf"), None, "3", [1.0])
+        ),
+        *(
+            ({name: 1.0}, f"cannot name a metric.*write '{better}'")
+            for name, better in [
+                *(("pass@1", "pass_at_1"), ("eval/a:b", "eval/a_b"), ("/a", "a")),
+                *(("a//b", "a/b"), ("../a", "a"), ("", "a name")),
+            ]
+        ),
+        *(({name: 1.0}, "is reserved") for name in ("step", "time", "train/step")),
+        ({f"m{i}": 0.0 for i in range(METRICS_PER_CALL)}, "1000 metrics in step 0; MLflow takes 999"),
+    ],
+)
+def test_metrics_that_mlflow_would_refuse_are_refused_and_not_written(tmp_path, metrics, message):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=message):
+        log.append(0, metrics)
+    fill(log, [0])
+    assert len(list(log.rows())) == 1
+
+
+def test_cut_back_drops_later_rows_and_the_torn_line(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(5))
+    kept = b"".join(line + b"\n" for line in log.path.read_bytes().split(b"\n")[:3])
+    with log.path.open("ab") as file:
+        file.write(b'{"step": 5, "tim')
+    log = MetricsLog(log.path)
+    assert len(list(log.rows())) == 5
+    with pytest.raises(ValueError, match="incomplete line; call cut_back"):
+        fill(log, [5])
+    assert log.cut_back(2) == 2
+    assert log.path.read_bytes() == kept
+    assert log.cut_back(2) == 0
+    fill(log, [3, 4])
+    assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2, 3, 4]
+    assert MetricsLog(log.path).cut_back(-1) == 5
+    assert list(tmp_path.iterdir()) == [log.path]
+    assert log.path.read_bytes() == b""
+
+
+def test_a_log_killed_at_any_byte_goes_on_after_cut_back(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(3))
+    whole = log.path.read_bytes()
+    for size in range(0, len(whole), 3):
+        log.path.write_bytes(whole[:size])
+        log = MetricsLog(log.path)
+        complete = whole[:size].count(b"\n")
+        assert log.cut_back(1) == max(complete - 2, 0)
+        fill(log, range(min(complete, 2), 3))
+        assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("line", [b"\0\0\0", b'{"step": 1', b"[1]", b'{"step": 0, "time": 1.0}', b'{"time": 1.0}', b""])
+def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, [0])
+    log.path.write_bytes(log.path.read_bytes() + line + b'\n{"step": 2, "time": 1.0}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a row of metrics"):
+        MetricsLog(log.path)
+
+
+def test_two_programs_on_one_log_are_noticed(tmp_path):
+    one, two = MetricsLog(tmp_path / "metrics.jsonl"), MetricsLog(tmp_path / "metrics.jsonl")
+    fill(one, [0])
+    with pytest.raises(ValueError, match="changed by another program"):
+        fill(two, [0])
