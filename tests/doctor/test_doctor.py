@@ -18,7 +18,7 @@ from run_builders import ROOT
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor import machine, memory, parity, tiny
+from exgrpo_orlhf.doctor import finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -124,9 +124,9 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
 
     assert "has not been examined on this host" in said()
     flags = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []).openrlhf.all_flags()
-    memory.remember(flags, [Finding("versions", "ok", "")])
+    finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
-    assert not memory.remembered({**flags, "ds.zero_stage": 3})
+    assert not finding.remembered({**flags, "ds.zero_stage": 3})
 
 
 # -- of one machine ---------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
 
 
 def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
-    version = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: "0.18.0" if name == "deepspeed" else version(name))
+    installed = lambda name: "0.18.0" if name == "deepspeed" else finding.version(name)
+    monkeypatch.setattr(machine, "version", installed)
     found = machine.versions()
     assert found.outcome == "failed"
     assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", found.measured)

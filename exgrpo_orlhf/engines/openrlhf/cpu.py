@@ -20,7 +20,6 @@ import importlib.util
 import os
 import sys
 import types
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -53,11 +52,6 @@ def environment() -> dict[str, str]:
         "TORCH_COMPILE_DISABLE": "1",  # vLLM's sampler and OpenRLHF's entropy: 15 s of compilation each
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM's worker lives in its engine's process, not in one more
     }
-
-
-def settle(args: Namespace) -> None:
-    """Undoes a change of OpenRLHF's checks of its flags: with packing they switch flash attention on."""
-    args.ds.attn_implementation = FLAGS["ds.attn_implementation"]
 
 
 def install() -> None:

@@ -44,31 +44,17 @@ _FORWARDED = (
     "WANDB_*",
 )
 
-_INTERFACE = "network devices may have other names on other nodes: set it before `ray start` on every node"
-_PATH = "a path of this machine: set it before `ray start` on every node"
-_START = "Ray reads it when a node starts: set it before `ray start` on every node"
-
 # Not passed on, even if they match the list above: what is right on one machine may be wrong on another, and a
-# submitted job's driver has the variables of the head node.
-_OF_A_NODE = {
-    "CUDA_VISIBLE_DEVICES": "Ray sets it for every actor: to use some of a node's GPUs only, set it before `ray start`",
-    "*_IFNAME": _INTERFACE,  # of NCCL and Gloo
-    "NCCL_IB_HCA": _INTERFACE,
-    "UCX_NET_DEVICES": _INTERFACE,
-    "NCCL_HOSTID": "names this machine: set it before `ray start` on every node",
-    "VLLM_HOST_*": "names this machine: set it before `ray start` on every node",
-    "CUDA_HOME": _PATH,
-    "CUDA_PATH": _PATH,
-    "CUDA_MPS_*": _PATH,
-    "CC": _PATH,
-    "CXX": _PATH,
-    "LD_LIBRARY_PATH": _PATH,
-    "LD_PRELOAD": _PATH,
-    "PYTHONPATH": _PATH,
-    "RAY_[a-z]*": _START,  # Ray's settings: RAY_memory_usage_threshold …
-    "RAY_EXPERIMENTAL_*": _START,
-    "RAY_TMPDIR": _START,
-}
+# submitted job's driver has the variables of the head node. Each must be set before `ray start` on every node.
+_OF_A_NODE = (
+    "CUDA_VISIBLE_DEVICES",  # Ray sets it for every actor
+    # Network devices and names of this machine; *_IFNAME of NCCL and Gloo
+    *("*_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_HOSTID", "VLLM_HOST_*"),
+    # Paths of this machine
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_MPS_*", "CC", "CXX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+    # What Ray reads when a node starts: RAY_memory_usage_threshold …
+    *("RAY_[a-z]*", "RAY_EXPERIMENTAL_*", "RAY_TMPDIR"),
+)
 
 _DEFAULTS = {
     "NCCL_DEBUG": "WARN",
@@ -109,20 +95,18 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {**_DEFAULTS, **passed_on}
 
 
-def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The variables that are set, matter to Ray, NCCL, DeepSpeed, vLLM or torch, and are not passed on, as (name, what
-    to do), sorted by name.
+def not_forwarded(environ: Mapping[str, str]) -> list[str]:
+    """The variables that are set, matter to Ray, NCCL, DeepSpeed, vLLM or torch, and are not passed on, sorted.
 
     Where the run starts Ray itself, its workers have them anyway. In the driver of a submitted job, Ray's own settings
     are left out, because Ray or the head node has set them, and so are those of the job's runtime environment.
     """
     in_job = JOB_CONFIG in environ
-    found = []
-    for name in sorted(environ.keys() - _of_the_job(environ.get(JOB_CONFIG, "{}"))):
-        reasons = [reason for pattern, reason in _OF_A_NODE.items() if fnmatchcase(name, pattern)]
-        if reasons and not (in_job and name.startswith("RAY_")):
-            found.append((name, reasons[0]))
-    return found
+    return [
+        name
+        for name in sorted(environ.keys() - _of_the_job(environ.get(JOB_CONFIG, "{}")))
+        if _matches(name, _OF_A_NODE) and not (in_job and name.startswith("RAY_"))
+    ]
 
 
 def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""OpenRLHF's flags under this engine: which of them a gin binding decides, which are honoured, which are refused.
+"""OpenRLHF's flags under this engine: which of them a gin binding decides, and which are refused. All others are passed
+on as they are.
 
-docs/cluster.md shows these tables. Tests compare both with OpenRLHF's own parser.
+docs/cluster.md shows these tables, and says of the other flags which are tested. Tests compare it with these tables and
+with OpenRLHF's own parser.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from ...experiment import Experiment
 from ...settings import OpenRLHF
 
-# A binding decides these. Patterns are shell patterns.
+# A binding decides these.
 BOUND = {
     "actor.model_name_or_path": "Work.model",
     "data.max_len": "Prompts.max_tokens + Sampling.max_response_tokens",
@@ -69,63 +70,6 @@ BOUND = {
     "logger.logging_steps": "every step is logged",
 }
 
-HONOURED = {
-    "actor.num_nodes": "tested with 1",
-    "actor.num_gpus_per_node": "",
-    "ref.num_nodes": "with a KL term",
-    "ref.num_gpus_per_node": "with a KL term",
-    "train.colocate_actor_ref": "",
-    "train.colocate_all": "",
-    "train.micro_batch_size": "the loss does not depend on it",
-    "train.dynamic_batch_enable": "the loss does not depend on it",
-    "train.max_tokens_per_gpu": "",
-    "train.enable_ema": "with ds.zero_stage 2; checkpoints then hold the average, validation is of the policy",
-    "train.ema_beta": "",
-    "rollout.micro_batch_size": "of the reference model, which makes logits; for the policy: OpenRLHF.score_tokens",
-    "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size, with dynamic batches",
-    "vllm.num_engines": "at least 1",
-    "vllm.sync_backend": "tested with gloo",
-    "vllm.enable_prefix_caching": "",
-    "vllm.enforce_eager": "",
-    "ds.zero_stage": "1, 2 and 3",
-    "ds.adam_offload": "needs nvcc of torch's own CUDA version; tested with torch's Adam",
-    "ds.overlap_comm": "",
-    "ds.param_dtype": "bf16",
-    "ds.attn_implementation": "",
-    "ds.packing_samples": "",
-    "algo.advantage.is_correction_level": "on fresh rows; a replayed row's weight is its own",
-    "algo.advantage.is_correction_mode": "on fresh rows",
-    "algo.advantage.is_correction_gating": "on fresh rows",
-    "algo.advantage.is_correction_threshold": "on fresh rows",
-    "actor.adam.eps": "",
-    "actor.gradient_checkpointing_enable": "",
-    "logger.tensorboard_dir": "OpenRLHF's own metrics of a step, beside MLflow",
-    "logger.wandb.*": "OpenRLHF's own metrics of a step, beside MLflow",
-}
-
-UNTESTED = {
-    "ref.offload": "with a KL term; OpenRLHF offloads with ds.zero_stage 3 only",
-    "actor.gradient_checkpointing_reentrant": "",
-    "vllm.tensor_parallel_size": "",
-    "vllm.sync_with_ray": "",
-    "vllm.enable_sleep": "needs a GPU",
-    "vllm.gpu_memory_utilization": "needs a GPU",
-    "ds.enable_sleep": "needs a GPU",
-    "ds.zpg": "",
-    "ds.grad_accum_dtype": "",
-    "ds.use_liger_kernel": "",
-    "ds.experts_implementation": "",
-    "ds.load_in_4bit": "",
-    "ds.use_universal_ckpt": "",
-    "local_rank": "",
-    "actor.aux_loss_coef": "of mixture-of-experts models",
-    "actor.optim": "'muon'",
-    "actor.muon.*": "",
-    "data.disable_fast_tokenizer": "",
-    "train.full_determinism_enable": "",
-    "use_ms": "",
-}
-
 # How a run is executed, not what it computes. These may change when a run is resumed, such as after running out of
 # memory.
 EXECUTION = (
@@ -140,6 +84,7 @@ EXECUTION = (
     "logger.*",
 )
 
+# Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
     "train.async_enable": "replayed trajectories are chosen under the policy that is about to be updated, and the next "
     "batch would be planned before this one is observed and stored",
@@ -178,29 +123,14 @@ def identity(settings: OpenRLHF) -> dict[str, Any]:
     return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
 
 
-def rule(flag: str) -> tuple[str, str] | None:
-    """('bound', binding), ('honoured', note), ('untested', note) or ('refused', reason); None for an unknown flag."""
-    for name, table in (("bound", BOUND), ("honoured", HONOURED), ("untested", UNTESTED), ("refused", REFUSED)):
-        for pattern, text in table.items():
-            if fnmatch(flag, pattern):
-                return name, text
-    return None
-
-
 def check(flags: Mapping[str, Any]) -> None:
-    """Raises ValueError for a flag that is unknown, refused, or decided by a binding."""
+    """Raises ValueError for a flag that is refused, or decided by a binding."""
     for flag in flags:
-        found = rule(flag)
-        if found is None:
-            near = difflib.get_close_matches(flag, [*BOUND, *HONOURED, *UNTESTED, *REFUSED], n=3, cutoff=0.5)
-            raise ValueError(
-                f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}"
-                + (f"; nearest: {', '.join(near)}" if near else "; docs/cluster.md lists them all")
-            )
-        if found[0] == "refused":
-            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {found[1]}")
-        if found[0] == "bound":
-            raise ValueError(f"OpenRLHF.flags: {flag} is decided by {found[1]}; bind that, and leave the flag out")
+        if flag in BOUND:
+            raise ValueError(f"OpenRLHF.flags: {flag} is decided by {BOUND[flag]}; bind that, and leave the flag out")
+        for pattern, reason in REFUSED.items():
+            if fnmatch(flag, pattern):
+                raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {reason}")
 
 
 def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool) -> dict[str, Any]:
@@ -234,8 +164,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "actor.adam.betas": x.optimizer.betas,
         "actor.adam.weight_decay": x.optimizer.weight_decay,
         "actor.max_norm": x.optimizer.max_grad_norm,
-        "actor.lr_scheduler": ("constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule),
-        "actor.lr_warmup_ratio": _warmup_ratio(x),
+        "actor.lr_scheduler": "constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule,
+        # A share, which OpenRLHF rounds up to whole steps: half a step less, so that float errors do not matter.
+        "actor.lr_warmup_ratio": max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x),
         **({"actor.entropy_coef": x.loss.entropy_coef} if x.loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
         "algo.kl.init_coef": x.loss.kl_coef,
@@ -251,12 +182,6 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
 def scheduler_steps(x: Experiment) -> int:
     """OpenRLHF's number of optimiser steps, at which the decay ends and of which the warm-up is a share."""
     return x.optimizer.decay_steps or max(x.optimizer.warmup_steps, 1)
-
-
-def _warmup_ratio(x: Experiment) -> float:
-    """The share that OpenRLHF rounds up to Optimizer.warmup_steps. Half a step less, so that float errors do not
-    matter."""
-    return max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

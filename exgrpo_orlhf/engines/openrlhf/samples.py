@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from ...records import Rollout
 from ..engine import EngineLost
-from .waiting import answer
 
 
 @dataclass(frozen=True)
@@ -109,3 +109,23 @@ class Sampler:
             of_tokens = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = np.array([known[token].logprob for token, known in of_tokens], np.float32)
         return Rollout(ids, output.finish_reason, sampler_logprobs=logprobs)
+
+
+def answer(references: Any, who: str, timeout: float) -> Any:
+    """The results of these references.
+
+    Args:
+        who: names the actor in error messages
+        timeout: seconds
+
+    Raises EngineLost if the actor does not answer in time, died or failed.
+    """
+    try:
+        return ray.get(references, timeout=timeout)
+    except GetTimeoutError:
+        raise EngineLost(f"{who}: no answer for {timeout:.0f} s (OpenRLHF.timeout)") from None
+    except RayActorError as error:
+        raise EngineLost(f"{who} died: {str(error).strip()}") from error
+    except RayTaskError as error:
+        # str(error), because Ray may give the error its cause's class too, and then it has no `traceback_str`.
+        raise EngineLost(f"{who} failed: {error.cause}\n{str(error).strip()[-2000:]}") from error

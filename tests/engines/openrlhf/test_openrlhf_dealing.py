@@ -15,9 +15,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf_actor import actor_weights, experience_of, fit, make_actor
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.openrlhf import flags
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
-from exgrpo_orlhf.engines.openrlhf.driver import without_the_jobs
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
@@ -184,13 +182,3 @@ def test_flags_of_execution_may_differ_when_a_run_is_resumed():
 
     assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == of()
     assert of(**{"ds.zero_stage": 3}) != of()
-    known = {*flags.BOUND, *flags.HONOURED, *flags.UNTESTED, *flags.REFUSED}
-    for pattern in flags.EXECUTION:
-        assert any(flag.startswith(pattern.rstrip("*")) for flag in known), pattern
-
-
-def test_variables_of_a_submitted_job_are_not_passed_on_again():
-    job = '{"runtime_env": {"env_vars": {"HF_TOKEN": "secret"}}}'
-    assert without_the_jobs({"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}, job) == {"NCCL_DEBUG": "WARN"}
-    for none in ("{}", '{"runtime_env": {}}', '{"runtime_env": null}'):
-        assert without_the_jobs({"HF_TOKEN": "x"}, none) == {"HF_TOKEN": "x"}

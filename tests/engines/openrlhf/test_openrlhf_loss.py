@@ -19,7 +19,7 @@ from openrlhf_ranks import K, arguments, entropy_of, experiences_of, fit, log_pr
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch, RolloutGroup
+from exgrpo_orlhf.records import MixedBatch
 
 pytestmark = pytest.mark.openrlhf
 
@@ -428,13 +428,3 @@ def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the
         assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
         assert e.info["in_loss"].item() == float(row.in_loss)
     assert not all(row.in_loss for row in batch.flat_rows())
-
-
-def test_a_rollout_without_a_grade_is_an_error():
-    batch, forward = mixed_batch()
-    _, behaviour, _ = log_probs(batch, forward)
-    first, *others = batch.groups
-    ungraded = tuple(replace(rollout, grade=None) for rollout in first.rollouts)
-    batch = MixedBatch([RolloutGroup(first.question, ungraded, first.replayed), *others], batch.rows)
-    with pytest.raises(ValueError, match=first.question.id):
-        as_experience(batch, forward, behaviour)
