@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_builders import K
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor.actors import whole_weights
@@ -22,15 +23,15 @@ from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import MixedBatch
 
+LOSS = MixedPolicyLoss(response_length=24)
 FLAGS = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "train.micro_batch_size": 4}
 
 
 def make_actor(
     model: Path,
-    loss: MixedPolicyLoss,
     *bindings: str,
-    questions_per_step: int,
-    group_size: int,
+    loss: MixedPolicyLoss = LOSS,
+    questions_per_step: int = 8,
     resume: Path | None = None,
     rank: tuple[int, int, int | None] = (0, 1, None),
     dtype: str | None = None,
@@ -56,7 +57,7 @@ def make_actor(
             "Work.model = @PretrainedModel()",
             f"PretrainedModel.path = {str(model)!r}",
             f"train.questions_per_step = {questions_per_step}",
-            f"train.group_size = {group_size}",
+            f"train.group_size = {K}",
             "MAX_RESPONSE_TOKENS = 24",
             f"OpenRLHF.{'more_flags' if layout else 'flags'} = {flags!r}",
             *bindings,

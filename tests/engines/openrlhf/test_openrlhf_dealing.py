@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,16 +13,15 @@ import pytest
 import torch
 from engine_builders import K, make_engine, mixed_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf_actor import actor_weights, experience_of, fit, make_actor
+from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.settings import LocalEngine, Optimizer
+from exgrpo_orlhf.settings import Optimizer
 
 pytestmark = pytest.mark.openrlhf
 
@@ -96,7 +96,7 @@ def test_padded_passes_cost_the_ranks_much_the_same():
 def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, dynamic):
     """After OpenRLHF's own splitting, which sorts by length with dynamic batches."""
     batch = mixed_batch(make_engine(warm_model), n=8)
-    actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
+    actor = make_actor(warm_model)
     rows = experience_of(actor, batch)
     args = actor.strategy.args
     args.train.dynamic_batch_enable, args.rollout.max_tokens_per_gpu = dynamic, 128
@@ -121,22 +121,11 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
 def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model, beside, flags):
     """The mean over both steps; a step with other rows would have another norm. Rows that fill up short groups go
     through the model and change nothing, even alone in a micro-batch."""
-    loss = MixedPolicyLoss(response_length=24)
     batch = mixed_batch(make_engine(warm_model), n=8, beside=beside)
-    engine = make_engine(
-        warm_model, settings=LocalEngine(device="cpu"), optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2)
-    )
-    expected = engine.update(batch, loss).metrics
-    actor = make_actor(
-        warm_model,
-        loss,
-        "Optimizer.learning_rate = 1e-9",
-        "Optimizer.steps_per_batch = 2",
-        questions_per_step=8,
-        group_size=K,
-        **flags,
-    )
-    found = fit(actor, batch)
+    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2))
+    expected = engine.update(batch, LOSS).metrics
+    bindings = ("Optimizer.learning_rate = 1e-9", "Optimizer.steps_per_batch = 2")
+    found = fit(make_actor(warm_model, *bindings, **flags), batch)
     for name in ("policy/loss", "policy/grad_norm"):
         assert found[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
 
@@ -155,17 +144,16 @@ def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_
 
 def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):
     """OpenRLHF's own would restart from the initial model."""
-    more = {"train.enable_ema": True, "train.ema_beta": 0.5}
+    flags = {"train.enable_ema": True, "train.ema_beta": 0.5}
+    make = partial(make_actor, warm_model, "Optimizer.learning_rate = 1e-2", **flags)
     batch = mixed_batch(make_engine(warm_model), n=8)
-    loss = MixedPolicyLoss(response_length=24)
-    bindings = ("Optimizer.learning_rate = 1e-2",)
-    first = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K, **more)
+    first = make()
     start = average(first)
     fit(first, batch)
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     first.save_state(str(folder), 1)
-    second = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K, resume=folder, **more)
+    second = make(resume=folder)
     assert second.get_checkpoint_states()["global_step"] == 1
     assert torch.equal(actor_weights(second), actor_weights(first))
     assert not torch.equal(average(first), start)

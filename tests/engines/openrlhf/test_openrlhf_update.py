@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
-from engine_builders import K, make_engine, mixed_batch
-from openrlhf_actor import make_actor, rows_of
+from engine_builders import make_engine, mixed_batch
+from openrlhf_actor import LOSS, make_actor, rows_of
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
-from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.settings import OpenRLHF, Optimizer
 
 pytestmark = pytest.mark.openrlhf
-
-LOSS = MixedPolicyLoss(response_length=24)
 
 
 class WithoutRay(MixedTrainer):
@@ -55,7 +52,7 @@ def made(model: Any, optimizer: Optimizer) -> tuple[WithoutRay, Any]:
     for group, row in ((0, 1), (5, 0)):
         batch.rows[group][row] = replace(batch.rows[group][row], in_loss=False, advantage=0.0)
     bindings = (f"Optimizer.{name} = {getattr(optimizer, name)}" for name in ("steps_per_batch", "passes_per_batch"))
-    actor = make_actor(model, LOSS, "Optimizer.learning_rate = 1e-2", *bindings, questions_per_step=8, group_size=K)
+    actor = make_actor(model, "Optimizer.learning_rate = 1e-2", *bindings)
     return WithoutRay(actor, optimizer), batch
 
 
