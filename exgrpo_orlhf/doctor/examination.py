@@ -23,8 +23,7 @@ from ..training import TrainingRun
 from . import machine, tiny
 from .finding import BOARD, CLUSTER, Finding, judged, remember
 
-NODES = ("nodes",)
-CHECKS = (*machine.NAMES, "model", *NODES, "start", *CLUSTER)
+CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
 Report = Callable[[Finding], None]
 
@@ -75,9 +74,9 @@ def examine(
             found(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
-        if wanted & {"model", "start", *NODES, *CLUSTER} and not failed():
+        if wanted & {"model", "start", "nodes", *CLUSTER} and not failed():
             found(_make_model(named, trouble, model, flags))
-            if wanted & set(NODES):
+            if "nodes" in wanted:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
                 found(_on_the_nodes(settings, paths, flags) if elsewhere else skipped)
         if wanted & {"start", *CLUSTER}:

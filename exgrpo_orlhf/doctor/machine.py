@@ -123,7 +123,8 @@ def driver(compute: bool = True) -> Finding:
         return Finding("driver", "skipped", "torch is a build for the CPU")
     said = _output("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
     if not said:
-        return Finding("driver", "failed", f"torch is built for CUDA {built}, nvidia-smi does not answer", _NO_DRIVER)
+        remedy = "install NVIDIA's driver, or in a container start it with --gpus all"
+        return Finding("driver", "failed", f"torch is built for CUDA {built}, nvidia-smi does not answer", remedy)
     gpus = [line.strip() for line in said.splitlines()]
     found, needed = int(gpus[0].split(".")[0]), OLDEST_DRIVER.get(int(built.split(".")[0]), 0)
     measured = (
@@ -142,9 +143,6 @@ def driver(compute: bool = True) -> Finding:
     old = "" if found >= needed else f"; older than {needed}: a compatibility package is in use"
     right = summed.split()[-1:] == ["1024.0"]
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
-
-
-_NO_DRIVER = "install NVIDIA's driver, or in a container start it with --gpus all"
 
 
 def disk(folder: Path, parameters: int | None, keep: int) -> Finding:

@@ -61,9 +61,8 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
     """
     tokenizer = chain_tokenizer()
     shape = _shape(AutoConfig.from_pretrained(bound).get_text_config() if bound else Qwen2Config(), tensor_parallel)
-    for name, value in (("vocab_size", len(tokenizer)), ("pad_token_id", tokenizer.pad_token_id)):
-        setattr(shape, name, value)
-    shape.bos_token_id, shape.eos_token_id = None, tokenizer.eos_token_id
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    shape.update({"vocab_size": len(tokenizer), **tokens})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
@@ -94,9 +93,7 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "num_experts_per_tok": 2,
         "max_window_layers": LAYERS,
     }
-    for name, value in small.items():
-        if getattr(shape, name, None) is not None:
-            setattr(shape, name, value)
+    shape.update({name: value for name, value in small.items() if getattr(shape, name, None) is not None})
     if getattr(shape, "layer_types", None) is not None:
         shape.layer_types = shape.layer_types[:LAYERS]
     return shape

@@ -99,12 +99,6 @@ def test_a_disk_without_room_is_named_before_anything_is_built(tmp_path):
     assert not list((tmp_path / "runs").glob("doctor-*"))
 
 
-def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
-    found = machine.disk(tmp_path, 10**15, 2)
-    assert found.outcome == "failed"
-    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
-
-
 def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path):
     assert doctor(tmp_path, *CPU_LAYOUT, "--only", "gradients")[0] == 2
     assert doctor(tmp_path, "--gin", "gin/base.gin", "--only", "versions")[0] == 2
@@ -130,6 +124,12 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
 
 
 # -- of one machine ---------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
+    found = machine.disk(tmp_path, 10**15, 2)
+    assert found.outcome == "failed"
+    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
 
 
 def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(tmp_path, monkeypatch):

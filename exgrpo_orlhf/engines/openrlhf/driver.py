@@ -25,7 +25,7 @@ from ...stopping import StopRequest
 from ..engine import EngineLost, Job
 from . import cpu
 from .actor import ActorSettings, MixedPolicyActor
-from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
+from .environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
 from .trainer import MixedTrainer, StopFile
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,11 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if address == "local" else settings.timeout)
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(classes[0])
+                threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
+                if threads:
+                    log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
+                own = {"env_vars": threads} if threads else None  # Ray merges it over the run's
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=own)(classes[0])
                 ppo_trainer.PPOTrainer = ray.remote(classes[1])
                 train_ppo_ray.train(args)
         except RayTaskError as error:
@@ -83,7 +87,7 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
     if settings.cpu_bench:
         environment |= cpu.environment()
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
-    runtime["env_vars"] = without_the_jobs(environment, os.environ.get(JOB_CONFIG, "{}"))
+    runtime["env_vars"] = without_the_jobs(environment, os.environ)
     address = ray_address(settings.ray_address, os.environ)
     started: dict[str, Any] = {"address": address}
     if address == "local":
@@ -115,14 +119,6 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         raise
     finally:
         _shut_down()
-
-
-def _of_policy_actors(args: Any) -> dict[str, Any] | None:
-    """Their own runtime environment, which Ray merges over the run's."""
-    threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
-    if threads:
-        log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
-    return {"env_vars": threads} if threads else None
 
 
 def _await_gpus(gpus: int, patience: float) -> None:

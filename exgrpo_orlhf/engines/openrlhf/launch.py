@@ -45,6 +45,11 @@ class LaunchError(ValueError):
     """OpenRLHF's parser or its checks refuse the flags, or something that it needs is missing."""
 
 
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LaunchError(f"OpenRLHF.flags: {message}")
+
+
 def launch(
     x: Experiment,
     model_path: str,
@@ -122,10 +127,10 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     if settings.cpu_bench:
         given |= cpu.FLAGS
     engines = given.get("vllm.num_engines")
-    if engines is None or (isinstance(engines, int) and engines < 1):
-        raise LaunchError(
-            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines"
-        )
+    _require(
+        engines is not None and not (isinstance(engines, int) and engines < 1),
+        f"vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
+    )
     wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
     said = io.StringIO()
     try:
@@ -189,18 +194,18 @@ def needed_gpus(args: Any) -> int:
     engines: int = args.vllm.num_engines * args.vllm.tensor_parallel_size
     shared = args.train.colocate_all or args.train.colocate_actor_ref
     layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]
-    if args.algo.kl.init_coef > 0 and shared and layouts[0] != layouts[1]:
-        raise LaunchError(
-            "OpenRLHF.flags: train.colocate_all and train.colocate_actor_ref put the reference model on the actors' "
-            f"GPUs, but ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, "
-            f"actor.num_gpus_per_node = {layouts[0]}"
-        )
+    _require(
+        args.algo.kl.init_coef <= 0 or not shared or layouts[0] == layouts[1],
+        "train.colocate_all and train.colocate_actor_ref put the reference model on the actors' GPUs, but "
+        f"ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, actor.num_gpus_per_node = "
+        f"{layouts[0]}",
+    )
     if args.train.colocate_all:
-        if actor != engines:
-            raise LaunchError(
-                f"OpenRLHF.flags: train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
-                f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}"
-            )
+        _require(
+            actor == engines,
+            "train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
+            f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}",
+        )
         return actor
     if args.algo.kl.init_coef <= 0:
         return actor + engines
@@ -215,36 +220,35 @@ def _check_shapes(x: Experiment, args: Any) -> None:
     """
     given = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
-        if given.get(flag) and not args.train.colocate_all:
-            raise LaunchError(
-                f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise"
-            )
+        _require(
+            not given.get(flag) or args.train.colocate_all,
+            f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
+        )
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
     rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
     for what, count, flag, size in (
         ("rows of a batch", rows, "rollout.micro_batch_size", args.rollout.micro_batch_size),
         ("rows of an optimiser step", step, "train.micro_batch_size", args.train.micro_batch_size),
     ):
-        if count % (ranks * size):
-            raise LaunchError(
-                f"OpenRLHF.flags: the {count} {what} (train.questions_per_step · train.group_size, divided by "
-                f"Optimizer.steps_per_batch) do not divide into {ranks} ranks × {flag} = {size}"
-            )
-    if args.ds.zero_stage not in (1, 2, 3):
-        raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {args.ds.zero_stage}")
-    if given.get("ds.param_dtype", "bf16") != "bf16":
-        raise LaunchError(f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {given['ds.param_dtype']!r}")
+        _require(
+            count % (ranks * size) == 0,
+            f"the {count} {what} (train.questions_per_step · train.group_size, divided by Optimizer.steps_per_batch) "
+            f"do not divide into {ranks} ranks × {flag} = {size}",
+        )
+    stage, dtype = args.ds.zero_stage, given.get("ds.param_dtype", "bf16")
+    _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
+    _require(dtype == "bf16", f"ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
+    _require(
+        not args.train.enable_ema or stage != 3,
+        "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
+        "what is written into gathered parameters; use ds.zero_stage = 2",
+    )
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     try:
-        PolicyLoss(**{name: given for name, given in vars(args.algo.advantage).items() if name.startswith("is_corr")})
+        PolicyLoss(**{name: value for name, value in vars(args.algo.advantage).items() if name.startswith("is_corr")})
     except ValueError as error:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
-    if args.train.enable_ema and args.ds.zero_stage == 3:
-        raise LaunchError(
-            "OpenRLHF.flags: train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because "
-            "DeepSpeed throws away what is written into gathered parameters; use ds.zero_stage = 2"
-        )
 
 
 def _check_node(args: Any, model_path: str) -> None:

@@ -34,26 +34,23 @@ class Request:
     top_p: float = 1.0
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Sends each request to the engine with the fewest responses to generate, and yields what is complete.
 
     Prompts are sent as token ids, so that generation and training see the same tokens. The engine stops at the model's
     own end tokens; `stop` adds the one that closes the assistant's turn. Rollouts are not filtered (top-p, top-k), and
     vLLM does not detokenise them: the trainer decodes the text for the verifier, once.
+
+    with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
+    timeout: seconds without any response after which an engine counts as lost; stop: more end tokens
     """
 
-    def __init__(
-        self,
-        engines: Sequence[Any],
-        max_response_tokens: int,
-        with_logprobs: bool,
-        timeout: float,
-        stop: Sequence[int],
-    ) -> None:
-        """with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
-        timeout: seconds without any response after which an engine counts as lost; stop: more end tokens"""
-        self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
-        self.with_logprobs, self.timeout = with_logprobs, timeout
+    engines: Sequence[Any]
+    max_response_tokens: int
+    with_logprobs: bool
+    timeout: float
+    stop: Sequence[int]
 
     def __call__(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
         """Yields position and ungraded rollouts of each request when it is complete. Closing the generator cancels the
@@ -94,7 +91,7 @@ class Sampler:
             seed=request.seed if request.temperature else None,  # greedy decoding draws no numbers
             top_p=request.top_p,
             max_tokens=self.max_response_tokens,
-            stop_token_ids=self.stop,  # they stay in the response, as the model's own do
+            stop_token_ids=list(self.stop),  # they stay in the response, as the model's own do
             logprobs=1 if self.with_logprobs else None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,  # other kinds return n > 1 responses in pieces

@@ -62,33 +62,18 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
     whole_batches = True
 
-    def __init__(
-        self,
-        pretrain: str,
-        strategy: Any,
-        actor_model_group: Any,
-        critic_model_group: Any,
-        reward_model_group: Any,
-        reference_model_group: Any,
-        vllm_engines: Any,
-        **generate_kwargs: Any,
-    ) -> None:
-        """OpenRLHF's program calls this with the arguments of its PPOTrainer."""
+    def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
+        """OpenRLHF's program calls this with the arguments of its PPOTrainer.
+
+        groups: of the policy actors, of a critic and a reward model (None here), of the reference model; vLLM engines
+        """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         args = strategy.args
         tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
-        super().__init__(
-            strategy,
-            actor_model_group,
-            critic_model_group,
-            reward_model_group,
-            reference_model_group,
-            vllm_engines,
-            tokenizer,
-        )
+        super().__init__(strategy, *groups, tokenizer)
         ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(
-            actor_model_group, None, None, reference_model_group, self.kl_ctl, strategy, tokenizer
+            self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )
         self.job: Job = args.exgrpo_job
         self.x = x = self.job.experiment
@@ -96,7 +81,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.prompts = PromptEncoder(x.prompts, tokenizer)
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         self.sampler = Sampler(
-            vllm_engines,
+            self.vllm_engines,
             x.sampling.max_response_tokens,
             args.algo.advantage.is_correction_level != "off",
             self.settings.timeout,

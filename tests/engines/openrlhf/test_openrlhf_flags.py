@@ -133,6 +133,8 @@ def test_the_work_arrives_as_bound(raw_model):
     assert args.algo.kl.target is None
     assert args.actor.entropy_coef is None
     assert (args.ckpt.path, args.ckpt.load_enable) == ("state", False)
+    resumed = launch.parse(x, "some/model", Path("runs/a b/checkpoint-3"), resume=True)
+    assert (resumed.ckpt.path, resumed.ckpt.load_enable) == ("runs/a b/checkpoint-3", True)
     assert args.critic.model_name_or_path is None
     assert args.critic.freezing_steps == -1  # else the actor would not be trained
     assert args.reward.remote_url  # else OpenRLHF would start a reward model
@@ -148,11 +150,6 @@ def test_no_term_and_no_flag_is_none_for_openrlhf_too(raw_model):
 def test_packing_does_not_switch_flash_attention_on_without_cuda(raw_model):
     args = parsed(experiment(raw_model, **{"ds.packing_samples": True}))
     assert (args.ds.packing_samples, args.ds.attn_implementation) == (True, "sdpa")
-
-
-def test_a_resumed_run_tells_openrlhf_where_its_state_is(raw_model):
-    args = launch.parse(experiment(raw_model), "model", Path("runs/a b/checkpoint-3"), resume=True)
-    assert (args.ckpt.path, args.ckpt.load_enable) == ("runs/a b/checkpoint-3", True)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -216,6 +213,12 @@ def test_parsing_leaves_no_trace(raw_model):
 
 # -- layouts and settings that cannot be run --------------------------------------------------------------------------
 
+KL, COLOCATED, BESIDE = (
+    ["MixedPolicyLoss.kl_coef = 0.1"],
+    {"train.colocate_all": True},
+    {"train.colocate_actor_ref": True},
+)
+DIVERGENCE = {f"{CORRECTION}level": "token", f"{CORRECTION}gating": "tv"}
 REFUSALS = {
     "one rollout a question": (["train.group_size = 1"], {}, r"train\.group_size"),
     "no engines": ([], {"vllm.num_engines": 0}, r"vllm\.num_engines"),
@@ -224,31 +227,18 @@ REFUSALS = {
     "a word for a number": ([], {"vllm.num_engines": "two"}, r"vllm\.num_engines"),
     "a value for a switch": ([], {"train.colocate_all": 1}, "unrecognized"),
     "a switch for a value": ([], {"vllm.num_engines": True}, r"vllm\.num_engines"),
-    "colocated on unlike numbers": (
-        [],
-        {"train.colocate_all": True, "vllm.num_engines": 2},
-        r"train\.colocate_all.* = 1 .* = 2",
-    ),
+    "colocated on unlike numbers": ([], COLOCATED | {"vllm.num_engines": 2}, r"train\.colocate_all.* = 1 .* = 2"),
     "a reference model on unlike numbers, all colocated": (
-        ["MixedPolicyLoss.kl_coef = 0.1"],
-        {"train.colocate_all": True, "ref.num_gpus_per_node": 2},
+        KL,
+        COLOCATED | {"ref.num_gpus_per_node": 2},
         r"ref\.num_gpus_per_node",
     ),
     "as many reference GPUs on other nodes": (
-        ["MixedPolicyLoss.kl_coef = 0.1"],
-        {
-            "train.colocate_actor_ref": True,
-            "ref.num_gpus_per_node": 1,
-            "ref.num_nodes": 2,
-            "actor.num_gpus_per_node": 2,
-        },
+        KL,
+        BESIDE | {"ref.num_gpus_per_node": 1, "ref.num_nodes": 2, "actor.num_gpus_per_node": 2},
         r"ref\.num_nodes",
     ),
-    "a reference model on unlike numbers": (
-        ["MixedPolicyLoss.kl_coef = 0.1"],
-        {"train.colocate_actor_ref": True, "ref.num_gpus_per_node": 2},
-        r"train\.colocate_actor_ref",
-    ),
+    "a reference model on unlike numbers": (KL, BESIDE | {"ref.num_gpus_per_node": 2}, r"train\.colocate_actor_ref"),
     "engines asleep without colocation": ([], {"vllm.enable_sleep": True}, r"vllm\.enable_sleep"),
     "actors asleep without colocation": ([], {"ds.enable_sleep": True}, r"ds\.enable_sleep"),
     "rows that do not divide in training": ([], {"train.micro_batch_size": 5}, r"train\.micro_batch_size = 5"),
@@ -264,16 +254,8 @@ REFUSALS = {
     "prompts that do not fit": (["Prompts.max_tokens = 2"], {}, r"Prompts\.max_tokens"),
     "a correction of three bounds": ([], {f"{CORRECTION}threshold": (1, 2, 3)}, "is_correction_threshold"),
     "sequences clipped": ([], {f"{CORRECTION}level": "seq", f"{CORRECTION}mode": "clip"}, "is_correction"),
-    "a divergence clipped": (
-        [],
-        {f"{CORRECTION}level": "token", f"{CORRECTION}mode": "clip", f"{CORRECTION}gating": "tv"},
-        "is_correction",
-    ),
-    "a divergence with a lower bound": (
-        [],
-        {f"{CORRECTION}level": "token", f"{CORRECTION}gating": "tv"},
-        "is_correction",
-    ),
+    "a divergence clipped": ([], DIVERGENCE | {f"{CORRECTION}mode": "clip"}, "is_correction"),
+    "a divergence with a lower bound": ([], DIVERGENCE, "is_correction"),
 }
 
 

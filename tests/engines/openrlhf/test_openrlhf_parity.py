@@ -12,9 +12,10 @@ import pytest
 import torch
 from engine_builders import make_engine, mixed_batch, questions, stored_responses, weights
 from openrlhf.models import Actor, PolicyLoss
-from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor, rows_of, update
+from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
@@ -59,7 +60,7 @@ def test_loss_and_gradient_norm_are_the_local_engines_within_bfloat16s_rounding(
     for seed in range(16):
         batch = mixed_batch(local(bfloat16_model, "float32", seed), n=8, seed=seed)
         exact, rounded = (local(bfloat16_model, dtype).update(batch, loss).metrics for dtype in ("float32", "bfloat16"))
-        found = update(make_actor(bfloat16_model, loss=loss), batch).metrics
+        found = update(make_actor(bfloat16_model, loss=loss), batch)
         rounding.append([rounded[m] - exact[m] for m in metrics])
         ours.append([found[m] - exact[m] for m in metrics])
     rms = [np.sqrt(np.mean(np.square(differences), 0)) for differences in (ours, rounding)]
@@ -191,7 +192,7 @@ def test_an_update_above_the_bound_is_skipped_and_counted(warm_model, stage, lim
     bindings = [f"Optimizer.skip_above_grad_norm = {limit}", "Optimizer.steps_per_batch = 2"]
     actor = make_actor(warm_model, *bindings, **{"ds.zero_stage": stage})
     before = actor_weights(actor)
-    metrics = update(actor, batch).metrics
+    metrics = update(actor, batch)
     assert metrics["policy/skipped_updates"] == (0 if limit is None else 2)
     assert torch.equal(before, actor_weights(actor)) == (limit is not None)
     assert metrics["policy/grad_norm"] > 1e-3
@@ -218,7 +219,7 @@ def test_the_learning_rate_follows_the_schedule_of_the_local_engine(warm_model):
     rates = [[], []]
     for _ in range(4):
         rates[0].append(engine.update(batch, LOSS).metrics["policy/learning_rate"])
-        rates[1].append(update(actor, batch).metrics["policy/learning_rate"])
+        rates[1].append(update(actor, batch)["policy/learning_rate"])
     assert rates[0] == pytest.approx(rates[1])
 
 
@@ -232,3 +233,45 @@ def test_a_step_moves_the_weights_where_the_local_engine_moves_them(warm_model):
     update(actor, batch)
     ours, theirs = weights(engine) - begin[0], actor_weights(actor) - begin[1]
     assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.9
+
+
+# -- MixedTrainer.update, with this actor and without Ray -------------------------------------------------------------
+
+
+def without_ray(model: Path, *bindings: str):
+    """A trainer, and a batch with short groups, two rows of which could not be graded."""
+    batch = mixed_batch(make_engine(model), n=8, beside=1)
+    for group, row in ((0, 1), (5, 0)):
+        batch.rows[group][row] = replace(batch.rows[group][row], in_loss=False, advantage=0.0)
+    more = ("Optimizer.learning_rate = 1e-2", "OpenRLHF.score_tokens = 200")
+    return TrainerWithoutRay(make_actor(model, *more, *bindings)), batch
+
+
+@pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
+def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_before_it(warm_model, bindings):
+    """With one optimiser step only the rows that could not be graded are measured for that."""
+    trainer, batch = without_ray(warm_model, *bindings)
+    rows, flat = rows_of(trainer.actor, batch), batch.flat_rows()
+    before = [trainer.actor.measure([row]) for row in rows]
+    stats = trainer.update(batch, LOSS)
+    assert len(trainer.measured) == (len(flat) if bindings else 2)
+    expected = [row.token_ids.tolist() for row in flat if bindings or not row.in_loss]
+    assert sorted(row.response.tolist() for row in trainer.measured) == sorted(expected)
+    for i, (measured,) in enumerate(before):
+        assert stats.policy_logprobs[i].dtype == np.float32
+        np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
+        assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
+        stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
+        assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
+
+
+def test_the_rows_of_an_update_that_is_not_finite_come_with_their_log_probs(warm_model):
+    trainer, batch = without_ray(warm_model)
+    batch.rows[1][0] = replace(batch.rows[1][0], advantage=float("inf"))
+    with pytest.raises(NonFiniteUpdate) as raised:
+        trainer.update(batch, LOSS)
+    assert len(raised.value.dump) == len(batch.flat_rows())
+    for row, dumped in zip(batch.flat_rows(), raised.value.dump, strict=True):
+        assert dumped["token_ids"] == row.token_ids.tolist()
+        assert len(dumped["policy_logprobs"]) == len(row.token_ids)
+        assert np.isfinite(dumped["policy_logprobs"]).all()
