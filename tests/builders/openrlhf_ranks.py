@@ -97,22 +97,20 @@ def mixed_batch(
     for g in range(groups):
         question = Question.make("test", f"question {g}", "1")
         replayed = replay and g >= groups // 2
-        rollouts, rows = [], []
+        rows = []
         for k in (*range(beside), K - 1) if replayed else range(K):
             length = 0 if empty and (g, k) == (0, 1) else int(rng.integers(1, 10))
             ids = rng.integers(2, 18, length).astype(np.int32)
-            stored = None
-            if replayed and k == K - 1:
-                stored = Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, 0)
-            missing = ungraded and stored is None and (g == 1 or (g + k) % 7 == 3)
-            if stored is None:
-                grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
-                sampler = rng.normal(-1.5, 0.5, length).astype(np.float32)
-                rollouts.append(Rollout(ids, "stop", grade, sampler))
+            logprobs = rng.normal(-1.5, 0.5, length).astype(np.float32)
+            stored = replayed and k == K - 1
+            missing = ungraded and not stored and (g == 1 or (g + k) % 7 == 3)
+            grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
+            member = Trajectory(ids, logprobs, 1.0, 0) if stored else Rollout(ids, "stop", grade, logprobs)
             # Ungradable rows have an advantage too, so that the loss would show if one of their tokens entered it.
-            rows.append(Row(question, stored or rollouts[-1], float(rng.normal()), not missing))
+            rows.append(Row(question, member, float(rng.normal()), not missing))
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
-        all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
+        rollouts = tuple(row.response for row in rows if row.replayed is None)
+        all_groups.append(RolloutGroup(question, rollouts, replayed))
         all_rows.append(rows)
     return MixedBatch(all_groups, all_rows, K), forward
 

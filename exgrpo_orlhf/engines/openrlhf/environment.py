@@ -15,33 +15,11 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # a submitted job's runtime environm
 
 # Passed on when set. Patterns are shell patterns.
 _FORWARDED = (
-    "CUBLAS_*",
-    "CUDA_*",
-    "CUDNN_*",
-    "DEEPSPEED_*",
-    "DS_*",
-    "EXGRPO_*",
-    "FI_*",  # libfabric, which NCCL uses on AWS
-    "FLASHINFER_*",
-    "FLASH_ATTENTION_*",
-    "GLOO_*",
-    "HF_*",
-    "KMP_*",
-    "MAX_JOBS",  # compilers that build DeepSpeed's kernels at once
-    "MKL_*",
-    "MLFLOW_*",
-    "NCCL_*",
-    "OMP_*",
-    "OPENRLHF_*",
-    "PYTORCH_*",
-    "TOKENIZERS_*",
-    "TORCHINDUCTOR_*",
-    "TORCH_*",
-    "TRANSFORMERS_*",
-    "TRITON_*",
-    "UCX_*",
-    "VLLM_*",
-    "WANDB_*",
+    *("CUDA_*", "CUBLAS_*", "CUDNN_*", "PYTORCH_*", "TORCH_*", "TORCHINDUCTOR_*", "TRITON_*"),
+    *("NCCL_*", "GLOO_*", "UCX_*", "FI_*"),  # FI: libfabric, which NCCL uses on AWS
+    *("DEEPSPEED_*", "DS_*", "VLLM_*", "FLASHINFER_*", "FLASH_ATTENTION_*", "OPENRLHF_*"),
+    *("OMP_*", "KMP_*", "MKL_*", "MAX_JOBS"),  # MAX_JOBS: compilers that build DeepSpeed's kernels at once
+    *("HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "EXGRPO_*", "MLFLOW_*", "WANDB_*"),
 )
 
 # Not passed on, even if they match the list above: what is right on one machine may be wrong on another, and a
