@@ -109,18 +109,6 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
         assert measured.entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
 
 
-def test_advantages_and_stored_log_probs_reach_the_actor_to_the_bit(warm_model):
-    batch = mixed_batch(make_engine(warm_model), n=6)
-    actor = make_actor(warm_model, questions_per_step=6)
-    for experience, row in zip(experience_of(actor, batch), batch.flat_rows(), strict=True):
-        mask = experience.action_mask[0].bool()
-        assert mask.sum() == len(row.token_ids)
-        assert (experience.sequences[0, -len(row.token_ids) :].numpy() == row.token_ids).all()
-        assert (experience.advantages[0][mask] == np.float32(row.advantage)).all()
-        if row.replayed is not None:
-            assert (experience.action_log_probs[0][mask].numpy() == row.replayed.behaviour_logprobs).all()
-
-
 ONE_BY_ONE = {"train.micro_batch_size": 1}
 
 
