@@ -104,7 +104,7 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
             raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
-    except (ConnectionError, RayError, RuntimeError, TimeoutError, ValueError) as error:
+    except Exception as error:  # also a plain one, when a node does not start in time
         raise EngineLost(
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
