@@ -182,7 +182,7 @@ def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("more", [[], ["recipes/official.gin"], ["recipes/ours.gin"], ["baselines/remix.gin"]])
 def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
-    bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model", tmp_path, steps=2)
+    bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model")
     flags = x.openrlhf.all_flags()
     ranks = flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
     rows = x.settings.questions_per_step * x.settings.group_size
@@ -197,7 +197,7 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     """And bfloat16 alone makes an error far below the limit."""
     model = tmp_path / "model"
     tiny.make_model(None, model, 1)
-    _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model, tmp_path, steps=2)
+    _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model)
     questions = ModularChains(count=x.settings.questions_per_step, operands=(3, 4)).load()
     batch = parity.random_batch(questions, x.settings.group_size, 18, tiny.RESPONSE)
     right, rounded = (parity.plain(x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
