@@ -35,7 +35,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError
-    from exgrpo_orlhf.doctor import memory
+    from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.run import train
 
@@ -49,7 +49,7 @@ def main() -> int:
     run = arguments.out or ROOT / "runs" / name
     if arguments.resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
-    if experiment.openrlhf is not None and not memory.remembered(experiment.openrlhf.all_flags()):
+    if experiment.openrlhf is not None and not finding.remembered(experiment.openrlhf.all_flags()):
         given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in arguments.set]
         layout = " ".join(f"{option} {value}" for option, value in given)
         print(

@@ -5,5 +5,5 @@ tiny.py         a small model of the bound architecture, and the bound experimen
 examination.py  from gin files to findings, in order
 cluster.py      checks that need the running layout; actors.py, worker.py: OpenRLHF's actors with methods for them
 parity.py       compares the layout's gradient with the plain computation
-memory.py       remembers successful examinations; train.py prints a line where there is none
+finding.py      the result of a check; remembers successful examinations: train.py prints a line where there is none
 """

@@ -29,7 +29,7 @@ from ..replay import snapshot
 from ..training import TrainingRun
 from . import parity
 from .actors import different
-from .finding import BOARD, CLUSTER, Finding, judged
+from .finding import BOARD, Finding, judged
 from .tiny import RESPONSE
 
 # Mean absolute difference of log-probs, nats. On the CPU test layout bfloat16 makes 0.01, another temperature 0.3.
@@ -42,7 +42,7 @@ GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
 class Orders:
     """What the doctor's driver asks of its trainer. It reaches the trainer as `args.exgrpo_doctor`.
 
-    checks: names of the checks to make
+    checks: names of the checks to make, in order
     same: variables that must have these values in every actor
     present: variables that must be set in every actor, to whatever is right on its node
     paths: what every rank must see
@@ -57,7 +57,7 @@ class Orders:
 def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, str], cpu_bench: bool) -> Orders:
     """environ: what the user has set; cpu_bench: whether the CPU test layout sets some of these variables itself"""
     same = forwarded(environ).keys() & environ.keys() - (cpu.environment().keys() if cpu_bench else set())
-    of_nodes = [name for name, _ in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray sets it in actors
+    of_nodes = [name for name in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray sets it in actors
     return Orders(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
 
 
@@ -86,33 +86,24 @@ class DoctorTrainer(MixedTrainer):
     def fit(self) -> None:
         self.orders: Orders = self.args.exgrpo_doctor
         self.board = ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
-        if self.args.ckpt.load_enable:
-            self._make("resume")
-        else:
-            for name in CLUSTER[:-1]:
+        try:
+            for name in self.orders.checks:
                 self._make(name)
-        self._wait_for_the_reader()
-
-    def _wait_for_the_reader(self) -> None:
-        """The board ends with this run, so the driver must have received all findings before."""
-        end = time.monotonic() + 30
-        while not ray.get(self.board.all_received.remote()) and time.monotonic() < end:
-            time.sleep(0.1)
+        finally:  # the board ends with this run, so the driver must have received all findings before
+            end = time.monotonic() + 30
+            while not ray.get(self.board.all_received.remote()) and time.monotonic() < end:
+                time.sleep(0.1)
 
     def _make(self, name: str) -> None:
-        if name not in self.orders.checks:
-            return
         try:
-            finding = getattr(self, f"check_{name}")()
+            ray.get(self.board.put.remote(getattr(self, f"check_{name}")()))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(where.filename).name}:{where.lineno})"
             finding = Finding(name, "failed", said, "see the logs of Ray's actors (ray logs) and doctor.log")
+            ray.get(self.board.put.remote(finding))
             if isinstance(error, EngineLost):  # the actor would not answer the next check either
-                ray.get(self.board.put.remote(finding))
-                self._wait_for_the_reader()
                 raise
-        ray.get(self.board.put.remote(finding))
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._answer(self.actor_model_group.async_run_method(method, *args)))

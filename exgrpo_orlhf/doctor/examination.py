@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -19,38 +18,14 @@ from ..engines.engine import EngineLost
 from ..engines.openrlhf import launch, node
 from ..engines.openrlhf.environment import ray_address
 from ..experiment import Experiment
+from ..settings import OpenRLHF
 from ..training import TrainingRun
-from . import machine, memory, tiny
-from .finding import BOARD, CLUSTER, Finding, judged
+from . import machine, tiny
+from .finding import BOARD, CLUSTER, Finding, judged, remember
 
-NODES = ("nodes",)
-CHECKS = (*machine.NAMES, "model", *NODES, "start", *CLUSTER)
+CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
 Report = Callable[[Finding], None]
-
-
-class Case(NamedTuple):
-    """What is examined.
-
-    files, overrides: of the command line, --gin and --set
-    bound: path or hub id of the bound model
-    work: a folder where the run would go, with the small model in it
-    environ: the user's variables
-    """
-
-    files: Sequence[str]
-    overrides: Sequence[str]
-    bound: str | None
-    work: Path
-    model: Path
-    environ: Mapping[str, str]
-
-    def paths(self) -> list[str]:
-        """What every node must see: the folder, the small model, and the bound model if it is a path."""
-        return [*map(str, (self.work, self.model)), *([self.bound] if self.bound and Path(self.bound).exists() else [])]
-
-    def experiments(self, steps: int) -> tuple[Experiment, Experiment]:
-        return tiny.examined(self.files, self.overrides, self.model, self.work, steps)
 
 
 def examine(
@@ -83,27 +58,34 @@ def examine(
         return any(finding.outcome == "failed" for finding in findings)
 
     wanted = set(only or CHECKS)
-    with _work_folder(folder) as work:
-        bound, trouble = tiny.bound_model(files, overrides)
-        case = Case(files, overrides, None if trouble else bound, work, work / "model", environ)
-        as_bound, x = case.experiments(steps=2)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
+        work, model = Path(made).absolute(), Path(made).absolute() / "model"
+        named, trouble = tiny.bound_model(files, overrides)
+        bound = None if trouble else named
+        as_bound, x = tiny.examined(files, overrides, model)
+        settings = x.openrlhf
         assert as_bound.openrlhf is not None
+        assert settings is not None
         flags = as_bound.openrlhf.all_flags()
-        parameters = node.parameters_of(AutoConfig.from_pretrained(case.bound)) if case.bound else None
-        elsewhere = ray_address(as_bound.openrlhf.ray_address, environ) != "local"
+        parameters = node.parameters_of(AutoConfig.from_pretrained(bound)) if bound else None
+        elsewhere = ray_address(settings.ray_address, environ) != "local"
         for finding in machine.examine(wanted, work, flags, parameters, as_bound.settings.keep, elsewhere=elsewhere):
             found(finding)
-        if wanted & {"model", "start", *NODES, *CLUSTER} and not failed():
-            found(_make_model(bound, trouble, case.model, flags))
-            if wanted & set(NODES):
-                found(_on_the_nodes(case, x, flags))
+        # What every node must see: the folder, the small model, and the bound model if it is a path.
+        paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
+        if wanted & {"model", "start", "nodes", *CLUSTER} and not failed():
+            found(_make_model(named, trouble, model, flags))
+            if "nodes" in wanted:
+                skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
+                found(_on_the_nodes(settings, paths, flags) if elsewhere else skipped)
         if wanted & {"start", *CLUSTER}:
             if failed():
                 found(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(case, x, wanted, found)
+                _on_the_layout(x, settings, paths, environ, wanted, found)
     if not failed() and not only:
-        memory.remember(flags, findings)
+        remember(flags, findings)
     return not failed()
 
 
@@ -123,99 +105,87 @@ def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
     return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in found if f.outcome == "failed"]
 
 
-def _on_the_nodes(case: Case, x: Experiment, flags: dict[str, Any]) -> Finding:
+def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str], flags: dict[str, Any]) -> Finding:
     """Checks every node of the cluster by itself, before actors are started there: an actor that does not see the
     model's folder could not report it."""
-    assert x.openrlhf is not None
-    if ray_address(x.openrlhf.ray_address, case.environ) == "local":
-        return Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
-    launch.prepare(x.openrlhf)
+    launch.prepare(settings)
     from ..engines.openrlhf import driver  # after launch.prepare, which makes OpenRLHF importable
 
     bad, names = [], []
     try:
-        with driver.connected(x.openrlhf, 0):
+        with driver.connected(settings, 0):
             for one in (one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")):
                 where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
                 task = ray.remote(num_cpus=0)(_examine_node).options(scheduling_strategy=where)
                 names.append(one["NodeManagerHostname"])
-                bad += [f"{names[-1]} {said}" for said in ray.get(task.remote(case.paths(), flags), timeout=300)]
+                bad += [f"{names[-1]} {said}" for said in ray.get(task.remote(paths, flags), timeout=300)]
     except (EngineLost, ray.exceptions.RayError) as error:
         bad.append(str(error))
     remedy = "one shared file system under the same path, and the same environment, on all nodes: docs/cluster.md"
     return judged("nodes", not bad, "; ".join(bad) or f"all well: {', '.join(names)}", remedy)
 
 
-def _on_the_layout(case: Case, x: Experiment, wanted: set[str], found: Report) -> None:
+def _on_the_layout(
+    x: Experiment,
+    settings: OpenRLHF,
+    paths: Sequence[str],
+    environ: Mapping[str, str],
+    wanted: set[str],
+    found: Report,
+) -> None:
     """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
+
+    def classes(args: Any) -> tuple[type, type]:
+        """The doctor's policy actor and trainer. Called when OpenRLHF can be imported."""
+        from openrlhf.trainer.ray import vllm_engine
+
+        from . import actors, cluster
+
+        args.exgrpo_doctor = cluster.orders(part, paths, environ, settings.cpu_bench)
+        vllm_engine.RolloutRayActor = actors.rollout_actor(settings.cpu_bench)
+        return actors.DoctorActor, cluster.DoctorTrainer
+
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
     asked = wanted | {needed[name] for name in wanted & needed.keys()}
-    checks = [name for name in CLUSTER[:-1] if name in asked]
-    runs = [(x, checks)]
+    runs = [(x, [name for name in CLUSTER[:-1] if name in asked])]
     if "resume" in wanted:
-        runs.append((case.experiments(steps=3)[1], ["resume"]))
+        runs.append((replace(x, settings=replace(x.settings, steps=3)), ["resume"]))
     for experiment, part in runs:
-        with _Reader(found) as reader:
-            try:
+        try:
+            with _board_read(found) as seen:
                 launch.launch(
                     experiment,
-                    str(case.model),
-                    case.work / "run",
+                    paths[1],
+                    Path(paths[0]) / "run",
                     loop=TrainingRun,
                     resume=experiment is not x,
                     tracking_uri="unused",
                     tags={},
-                    classes=partial(_classes, experiment, part, case),
+                    classes=classes,
                 )
-            except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
-                reader.stop()
-                remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
-                found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
-                return
-        if reader.seen.get("step") == "failed" and "resume" in wanted:
+        except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
+            remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
+            found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
+            return
+        if seen.get("step") == "failed" and "resume" in wanted:
             found(Finding("resume", "skipped", "there is nothing to resume"))
             return
-        if missing := [name for name in part if name not in reader.seen]:
+        if missing := [name for name in part if name not in seen]:
             found(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
             return
     found(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
 
 
-def _classes(x: Experiment, checks: Sequence[str], case: Case, args: Any) -> tuple[type, type]:
-    """The doctor's policy actor and trainer for OpenRLHF's program. Called when OpenRLHF can be imported (`launch`)."""
-    from openrlhf.trainer.ray import vllm_engine
+@contextmanager
+def _board_read(found: Report) -> Iterator[dict[str, str]]:
+    """Receives findings from the trainer's board in a thread, while this process waits for OpenRLHF's program. Yields
+    their outcomes by check."""
+    seen: dict[str, str] = {}
+    done = threading.Event()
 
-    from . import actors, cluster
-
-    assert x.openrlhf is not None
-    args.exgrpo_doctor = cluster.orders(checks, case.paths(), case.environ, x.openrlhf.cpu_bench)
-    vllm_engine.RolloutRayActor = actors.rollout_actor(x.openrlhf.cpu_bench)
-    return actors.DoctorActor, cluster.DoctorTrainer
-
-
-class _Reader:
-    """A thread that receives findings from the trainer's board while this process waits for OpenRLHF's program."""
-
-    def __init__(self, found: Report) -> None:
-        self.found = found
-        self.seen: dict[str, str] = {}
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="doctor-board", daemon=True)
-
-    def __enter__(self) -> _Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._done.set()
-        self._thread.join(10)
-
-    def _read(self) -> None:
+    def read() -> None:
         received = 0
-        while not self._done.wait(0.2):
+        while not done.wait(0.2):
             if not ray.is_initialized():
                 continue
             try:
@@ -224,16 +194,13 @@ class _Reader:
                 continue
             received += len(new)
             for finding in new:
-                self.seen[finding.check] = finding.outcome
-                self.found(finding)
+                seen[finding.check] = finding.outcome
+                found(finding)
 
-
-@contextmanager
-def _work_folder(folder: Path) -> Iterator[Path]:
-    """A new folder in `folder`, removed at the end with what the runs wrote."""
-    folder.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="doctor-", dir=folder)).absolute()
+    thread = threading.Thread(target=read, name="doctor-board", daemon=True)
+    thread.start()
     try:
-        yield work
+        yield seen
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        done.set()
+        thread.join(10)

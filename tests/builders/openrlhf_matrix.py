@@ -99,13 +99,12 @@ def update(
     model, reference = models
     actor = make_actor(
         Path(model),
-        MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
         f"Optimizer.learning_rate = {RATE}",
         "Optimizer.max_grad_norm = 1e9",
         f"Optimizer.steps_per_batch = {cell['steps']}",
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
+        loss=MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
         questions_per_step=GROUPS,
-        group_size=K,
         rank=(number, ranks, port),
         dtype="fp32",
         layout=cell.get("layout"),

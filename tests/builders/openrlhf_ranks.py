@@ -97,40 +97,22 @@ def mixed_batch(
     for g in range(groups):
         question = Question.make("test", f"question {g}", "1")
         replayed = replay and g >= groups // 2
-        rollouts, rows = [], []
+        rows = []
         for k in (*range(beside), K - 1) if replayed else range(K):
             length = 0 if empty and (g, k) == (0, 1) else int(rng.integers(1, 10))
             ids = rng.integers(2, 18, length).astype(np.int32)
-            stored = None
-            if replayed and k == K - 1:
-                stored = Trajectory(ids, rng.normal(-1.5, 0.5, length).astype(np.float32), 1.0, 0)
-            missing = ungraded and stored is None and (g == 1 or (g + k) % 7 == 3)
-            if stored is None:
-                grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
-                sampler = rng.normal(-1.5, 0.5, length).astype(np.float32)
-                rollouts.append(Rollout(ids, "stop", grade, sampler))
+            logprobs = rng.normal(-1.5, 0.5, length).astype(np.float32)
+            stored = replayed and k == K - 1
+            missing = ungraded and not stored and (g == 1 or (g + k) % 7 == 3)
+            grade = Grade("timeout", None) if missing else Grade("wrong", 0.0)
+            member = Trajectory(ids, logprobs, 1.0, 0) if stored else Rollout(ids, "stop", grade, logprobs)
             # Ungradable rows have an advantage too, so that the loss would show if one of their tokens entered it.
-            rows.append(Row(question, stored or rollouts[-1], float(rng.normal()), not missing))
+            rows.append(Row(question, member, float(rng.normal()), not missing))
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
-        all_groups.append(RolloutGroup(question, tuple(rollouts), replayed))
+        rollouts = tuple(row.response for row in rows if row.replayed is None)
+        all_groups.append(RolloutGroup(question, rollouts, replayed))
         all_rows.append(rows)
     return MixedBatch(all_groups, all_rows, K), forward
-
-
-def log_probs(batch: MixedBatch, forward: list[ForwardRow], seed: int = 1):
-    """Log-probs under the current policy (R, W), under the behaviour policy per row (float32; stored ones of stored
-    rows), and under the reference (R, W): close to each other, but far enough apart for the clip."""
-    rng = np.random.default_rng(seed)
-    shape = len(forward), max(map(len, forward)) - 1
-    now = rng.normal(-1.5, 0.5, shape)
-    old = now + rng.normal(0, 0.3, shape)
-    behaviour = [
-        row.replayed.behaviour_logprobs
-        if row.replayed is not None
-        else old[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1].astype(np.float32)
-        for i, row in enumerate(batch.flat_rows())
-    ]
-    return now, behaviour, now + rng.normal(0, 0.3, shape)
 
 
 def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: Any) -> Any:
@@ -155,41 +137,103 @@ def experiences_of(
     return keep_order(experiences, args) if args.train.dynamic_batch_enable else experiences
 
 
-def fit(
-    args: Any,
-    experiences: list[Any],
-    now: np.ndarray,
-    reference: np.ndarray | None = None,
-    loss: Callable[..., Any] | None = None,
-    recorded: list[tuple[int, Any]] | None = None,
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Runs MixedPolicyActor.fit on every rank. Returns the status of rank 0, and for each optimiser step the gradient
-    (R, W) with respect to the log-probs `now`, averaged over the ranks as DeepSpeed does.
+class Case:
+    """A batch (see `mixed_batch`) with log-probs close to each other, but far enough apart for the clip.
 
-    loss: called instead of MixedLoss.forward
-    recorded: gets what all ranks have recorded, by row
+    forward: prompt and response of each row; places: where its log-probs are in a table (R, W)
+    now, reference: (R, W), under the current policy and under the reference model's
+    behaviour: of each row float32 (T,), stored ones of stored rows
     """
-    ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
-    assert each * ranks == len(experiences)
 
-    def rank_fit(rank: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        table, norms = Table(now), []
-        actor = assembled_actor(table, Strategy(args, ranks, table, norms), norms)
-        if loss is not None:
-            actor.trainer.actor_loss_fn.forward = loss
-        for experience in experiences[rank * each : (rank + 1) * each]:
-            if reference is not None:
-                width = experience.sequences.shape[1] - 1
-                experience.base_action_log_probs = torch.from_numpy(reference)[experience.sequences[:, 0], :width]
-            actor.append(experience)
-        status = actor.fit(args.algo.kl.init_coef)
-        if recorded is not None:
-            recorded.extend(actor.recorded().items())
-        return status, actor.strategy.gradients
+    def __init__(self, **options: Any) -> None:
+        self.batch, self.forward = mixed_batch(**options)
+        self.rows = self.batch.flat_rows()
+        self.places = [slice(len(f.prompt) - 1, len(f) - 1) for f in self.forward]
+        rng = np.random.default_rng(1)
+        shape = len(self.forward), max(map(len, self.forward)) - 1
+        self.now = rng.normal(-1.5, 0.5, shape)
+        old = self.now + rng.normal(0, 0.3, shape)
+        self.behaviour = [
+            old[i, place].astype(np.float32) if row.replayed is None else row.replayed.behaviour_logprobs
+            for i, (row, place) in enumerate(zip(self.rows, self.places, strict=True))
+        ]
+        self.reference = self.now + rng.normal(0, 0.3, shape)
 
-    results = on_ranks(ranks, rank_fit)
-    steps = zip(*(gradients for _, gradients in results), strict=True)
-    return results[0][0], [torch.stack(parts).mean(0).cpu() for parts in steps]
+    def of_policy(self, i: int) -> np.ndarray:
+        """Log-probs of row i under the current policy, (T,)."""
+        return self.now[i, self.places[i]]
+
+    def experiences(self, args: Any, behaviour: list[np.ndarray | None] | None = None) -> list[Any]:
+        """Those that OpenRLHF's train_step gives to its ranks."""
+        return experiences_of(args, self.batch, self.forward, behaviour or self.behaviour)
+
+    def plain(self, loss: MixedPolicyLoss, behaviour: list[np.ndarray] | None = None) -> tuple[float, torch.Tensor]:
+        """Loss and gradient (R, W) of the same rows, computed as one optimiser step of the local engine without
+        micro-batches."""
+        values = torch.tensor(self.now, requires_grad=True)
+        lengths = torch.tensor([len(row.token_ids) for row in self.rows])
+
+        def tokens(table: torch.Tensor) -> torch.Tensor:  # (R, W) → (T,)
+            return torch.cat([table[i, place] for i, place in enumerate(self.places)])
+
+        def spread(per_row: list[Any]) -> torch.Tensor:
+            return torch.tensor(per_row).repeat_interleave(lengths)
+
+        mine = tokens(values)
+        value = loss(
+            TokenBatch(
+                logprobs=mine,
+                entropies=entropy_of(mine),
+                behaviour_logprobs=torch.from_numpy(np.concatenate(behaviour or self.behaviour)),
+                advantages=spread([np.float32(row.advantage) for row in self.rows]),
+                replayed=spread([row.replayed is not None for row in self.rows]),
+                in_loss=spread([row.in_loss for row in self.rows]),
+                row_weights=loss.row_weights(lengths, rows=K * len(self.batch.rows)).repeat_interleave(lengths),
+                token_weight=1 / int(lengths.sum()),
+                reference_logprobs=tokens(torch.from_numpy(self.reference)) if loss.kl_coef else None,
+            )
+        )
+        value.backward()
+        return float(value.detach()), values.grad
+
+    def fit(
+        self,
+        loss: MixedPolicyLoss,
+        *bindings: str,
+        behaviour: list[np.ndarray | None] | None = None,
+        forward: Callable[..., Any] | None = None,
+        recorded: list[tuple[int, Any]] | None = None,
+        **flags: Any,
+    ) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Runs MixedPolicyActor.fit on every rank. Returns the status of rank 0, and for each optimiser step the
+        gradient (R, W) with respect to the log-probs `now`, averaged over the ranks as DeepSpeed does.
+
+        forward: called instead of MixedLoss.forward; recorded: gets what all ranks have recorded, by row
+        """
+        args = arguments(loss, *bindings, **flags)
+        experiences = self.experiences(args, behaviour)
+        ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
+        assert each * ranks == len(experiences)
+
+        def rank_fit(rank: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
+            table, norms = Table(self.now), []
+            actor = assembled_actor(table, Strategy(args, ranks, table, norms), norms)
+            if forward is not None:
+                actor.trainer.actor_loss_fn.forward = forward
+            for experience in experiences[rank * each : (rank + 1) * each]:
+                if loss.kl_coef:
+                    width = experience.sequences.shape[1] - 1
+                    reference = torch.from_numpy(self.reference)
+                    experience.base_action_log_probs = reference[experience.sequences[:, 0], :width]
+                actor.append(experience)
+            status = actor.fit(args.algo.kl.init_coef)
+            if recorded is not None:
+                recorded.extend(actor.recorded().items())
+            return status, actor.strategy.gradients
+
+        results = on_ranks(ranks, rank_fit)
+        steps = zip(*(gradients for _, gradients in results), strict=True)
+        return results[0][0], [torch.stack(parts).mean(0).cpu() for parts in steps]
 
 
 def assembled_actor(policy: Any, strategy: Any, norms: list[float]) -> MixedPolicyActor:
@@ -251,42 +295,3 @@ def _threads_as_ranks():
         threaded._uninstall_threaded_pg()
         threaded.ProcessLocalGroup.reset()
         isolate(False)
-
-
-def plain_step(
-    loss: MixedPolicyLoss,
-    batch: MixedBatch,
-    forward: list[ForwardRow],
-    now: np.ndarray,
-    behaviour: list[np.ndarray],
-    reference: np.ndarray | None = None,
-) -> tuple[float, torch.Tensor]:
-    """Loss and gradient (R, W) of the same rows, computed as one optimiser step of the local engine without
-    micro-batches."""
-    values = torch.tensor(now, requires_grad=True)
-    rows = batch.flat_rows()
-    lengths = torch.tensor([len(row.token_ids) for row in rows])
-    places = [slice(len(f.prompt) - 1, len(f) - 1) for f in forward]
-
-    def tokens(table: torch.Tensor) -> torch.Tensor:  # (R, W) → (T,)
-        return torch.cat([table[i, place] for i, place in enumerate(places)])
-
-    def spread(per_row: list[Any]) -> torch.Tensor:
-        return torch.tensor(per_row).repeat_interleave(lengths)
-
-    mine = tokens(values)
-    value = loss(
-        TokenBatch(
-            logprobs=mine,
-            entropies=entropy_of(mine),
-            behaviour_logprobs=torch.from_numpy(np.concatenate(behaviour)),
-            advantages=spread([np.float32(row.advantage) for row in rows]),
-            replayed=spread([row.replayed is not None for row in rows]),
-            in_loss=spread([row.in_loss for row in rows]),
-            row_weights=loss.row_weights(lengths, rows=K * len(batch.rows)).repeat_interleave(lengths),
-            token_weight=1 / int(lengths.sum()),
-            reference_logprobs=None if reference is None else tokens(torch.from_numpy(reference)),
-        )
-    )
-    value.backward()
-    return float(value.detach()), values.grad

@@ -18,7 +18,7 @@ from run_builders import ROOT
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor import machine, memory, parity, tiny
+from exgrpo_orlhf.doctor import finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -99,12 +99,6 @@ def test_a_disk_without_room_is_named_before_anything_is_built(tmp_path):
     assert not list((tmp_path / "runs").glob("doctor-*"))
 
 
-def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
-    found = machine.disk(tmp_path, 10**15, 2)
-    assert found.outcome == "failed"
-    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
-
-
 def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path):
     assert doctor(tmp_path, *CPU_LAYOUT, "--only", "gradients")[0] == 2
     assert doctor(tmp_path, "--gin", "gin/base.gin", "--only", "versions")[0] == 2
@@ -124,12 +118,18 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
 
     assert "has not been examined on this host" in said()
     flags = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []).openrlhf.all_flags()
-    memory.remember(flags, [Finding("versions", "ok", "")])
+    finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
-    assert not memory.remembered({**flags, "ds.zero_stage": 3})
+    assert not finding.remembered({**flags, "ds.zero_stage": 3})
 
 
 # -- of one machine ---------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
+    found = machine.disk(tmp_path, 10**15, 2)
+    assert found.outcome == "failed"
+    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
 
 
 def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(tmp_path, monkeypatch):
@@ -156,8 +156,8 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
 
 
 def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
-    version = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: "0.18.0" if name == "deepspeed" else version(name))
+    installed = lambda name: "0.18.0" if name == "deepspeed" else finding.version(name)
+    monkeypatch.setattr(machine, "version", installed)
     found = machine.versions()
     assert found.outcome == "failed"
     assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", found.measured)
@@ -182,7 +182,7 @@ def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("more", [[], ["recipes/official.gin"], ["recipes/ours.gin"], ["baselines/remix.gin"]])
 def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
-    bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model", tmp_path, steps=2)
+    bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model")
     flags = x.openrlhf.all_flags()
     ranks = flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
     rows = x.settings.questions_per_step * x.settings.group_size
@@ -197,7 +197,7 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     """And bfloat16 alone makes an error far below the limit."""
     model = tmp_path / "model"
     tiny.make_model(None, model, 1)
-    _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model, tmp_path, steps=2)
+    _, x = tiny.examined(["engines/openrlhf_cpu.gin"], [], model)
     questions = ModularChains(count=x.settings.questions_per_step, operands=(3, 4)).load()
     batch = parity.random_batch(questions, x.settings.group_size, 18, tiny.RESPONSE)
     right, rounded = (parity.plain(x, model, batch, dtype) for dtype in ("float32", "bfloat16"))

@@ -151,11 +151,9 @@ class MixedActor(Actor):  # type: ignore[misc]
         return log_probs, output
 
 
-class InOrder(DataLoader[Any]):
+def in_order(*args: Any, **kwargs: Any) -> DataLoader[Any]:
     """A loader that keeps the order of the rows. OpenRLHF shuffles them, with a generator that is not checkpointed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "shuffle": False})
+    return DataLoader(*args, **{**kwargs, "shuffle": False})
 
 
 class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -163,7 +161,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, MixedActor, InOrder
+        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, MixedActor, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
             saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()

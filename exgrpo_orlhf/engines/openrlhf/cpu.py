@@ -2,8 +2,8 @@
 
 OpenRLHF's own code runs. `install` replaces the few things under it that need CUDA:
 
-- `openrlhf.models.ring_attn_utils` imports flash_attn. The replacement packs and unpacks with torch. flash_attn itself
-  must stay absent, because transformers would try to use it.
+- `openrlhf.models.ring_attn_utils` imports flash_attn. This module takes its place and packs with torch. flash_attn
+  itself must stay absent, because transformers would try to use it.
 - `torch.cuda.current_device` and three more functions are called unconditionally in the middle of long methods.
 - Weights go from actor to vLLM by NCCL. Gloo takes its place here, in `cpu_worker` and in FLAGS.
 - DeepSpeed compiles kernels for Adam and for shared memory, which takes two minutes. Torch's AdamW needs neither.
@@ -19,8 +19,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import types
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -55,11 +53,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def settle(args: Namespace) -> None:
-    """Undoes a change of OpenRLHF's checks of its flags: with packing they switch flash attention on."""
-    args.ds.attn_implementation = FLAGS["ds.attn_implementation"]
-
-
 def install() -> None:
     """Makes this process able to run OpenRLHF without CUDA. Does nothing where there is CUDA, or when called again.
 
@@ -77,8 +70,9 @@ def install() -> None:
         }
     )
     sys.meta_path.insert(0, substitutions)
-    sys.modules[_RING_ATTENTION] = _without_ring_attention()
-    _replace_cuda_calls()
+    sys.modules[_RING_ATTENTION] = sys.modules[__name__]  # it has all that OpenRLHF imports from there
+    for name, call in _CUDA_CALLS.items():
+        setattr(torch.cuda, name, call)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -135,18 +129,12 @@ def gather_and_pad_tensor(
     return tensor.new_zeros(batch * seqlen, *rest).index_copy(0, indices, tensor[0]).view(batch, seqlen, *rest)
 
 
-def _without_ring_attention() -> ModuleType:
-    def set_ring_attn_group(group: object) -> None:
-        raise ValueError("--ds.ring_attn_size above 1 needs flash_attn")
+def get_ring_attn_group() -> None:
+    """There is none."""
 
-    module = types.ModuleType(_RING_ATTENTION)
-    vars(module).update(
-        unpad_and_slice_tensor=unpad_and_slice_tensor,
-        gather_and_pad_tensor=gather_and_pad_tensor,
-        get_ring_attn_group=lambda: None,
-        set_ring_attn_group=set_ring_attn_group,
-    )
-    return module
+
+def set_ring_attn_group(group: object) -> None:
+    raise ValueError("--ds.ring_attn_size above 1 needs flash_attn")
 
 
 class _CpuDevice(str):
@@ -156,16 +144,13 @@ class _CpuDevice(str):
         return "0"
 
 
-def _replace_cuda_calls() -> None:
-    # Three lambdas, not one with three names: torch._dynamo keeps a table by function.
-    calls: dict[str, Callable[..., Any]] = {
-        "current_device": lambda: _CpuDevice("cpu"),
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "current_stream": lambda device=None: None,
-    }
-    for name, call in calls.items():
-        setattr(torch.cuda, name, call)
+# Three lambdas, not one with three names: torch._dynamo keeps a table by function.
+_CUDA_CALLS: dict[str, Callable[..., Any]] = {
+    "current_device": lambda: _CpuDevice("cpu"),
+    "set_device": lambda device: None,
+    "synchronize": lambda device=None: None,
+    "current_stream": lambda device=None: None,
+}
 
 
 def _train_without_compiled_kernels(module: Any) -> None:

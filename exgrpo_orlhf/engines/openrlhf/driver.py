@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 
-from ...experiment import Experiment
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import EngineLost, Loop
+from ..engine import EngineLost, Job
+from . import cpu
 from .actor import ActorSettings, MixedPolicyActor
-from .environment import JOB_CONFIG, for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
-from .trainer import Job, MixedTrainer, StopFile
+from .environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
+from .trainer import MixedTrainer, StopFile
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
@@ -35,34 +35,26 @@ CLASSES: tuple[type, type] = (MixedPolicyActor, MixedTrainer)
 _PATIENCE = 30.0  # seconds to wait for an orderly end
 
 
-def drive(
-    x: Experiment,
-    settings: OpenRLHF,
-    args: Any,
-    gpus: int,
-    run: Path,
-    stop: StopRequest,
-    classes: tuple[type, type],
-    *,
-    loop: Loop,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-) -> None:
+def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type]) -> None:
     """Trains. Raises EngineLost, or the error that ended the training loop.
 
     gpus: number that the layout needs; classes: of the policy actors and of the trainer
     """
-    StopFile(run).path.unlink(missing_ok=True)
-    address = ray_address(settings.ray_address, os.environ)
+    x, settings = job.experiment, job.settings
+    StopFile(job.run).path.unlink(missing_ok=True)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
-    args.exgrpo_job = Job(x, loop, run, tracking_uri, tags)
-    with connected(settings, gpus):
+    args.exgrpo_job = job
+    with connected(settings, gpus) as address:
         stop.take_signals()  # Ray has set its own handler for SIGTERM, which ends the program
-        watch = _Watch(stop, run, settings.timeout)
+        watch = _Watch(stop, job.run, settings.timeout)
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if address == "local" else settings.timeout)
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=_of_policy_actors(args))(classes[0])
+                threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
+                if threads:
+                    log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
+                own = {"env_vars": threads} if threads else None  # Ray merges it over the run's
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=own)(classes[0])
                 ppo_trainer.PPOTrainer = ray.remote(classes[1])
                 train_ppo_ray.train(args)
         except RayTaskError as error:
@@ -72,11 +64,13 @@ def drive(
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
             said = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
-            if dead := _dead_soon():  # then other failures, such as a broken connection, are consequences
+            # Ray may learn of a death a moment later than the actors that used the dead one.
+            if dead := _dead_actors(
+                3 * _POLL_SECONDS
+            ):  # then other failures, such as a broken connection, are consequences
                 raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}")) from error
-            if isinstance(cause, RayError | EngineLost) or not isinstance(
-                cause, Exception
-            ):  # such as a full object store
+            # RayError: for example a full object store
+            if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):
                 raise EngineLost(said) from error
             log.error("%s", error)
             raise cause from None
@@ -85,17 +79,15 @@ def drive(
 
 
 @contextlib.contextmanager
-def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
-    """Starts Ray as OpenRLHF would, or connects to it by its address. At the end it is shut down, with all that was
-    started in it. Raises EngineLost if that fails."""
+def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
+    """Starts Ray as OpenRLHF would, or connects to it by its address, 'local' for a Ray that is started. At the end it
+    is shut down, with all that was started in it. Raises EngineLost if that fails."""
     environment = forwarded(os.environ)
+    runtime: dict[str, Any] = {}
     if settings.cpu_bench:
-        from . import cpu
-
         environment |= cpu.environment()
-    runtime: dict[str, Any] = {"env_vars": without_the_jobs(environment, os.environ.get(JOB_CONFIG, "{}"))}
-    if settings.cpu_bench:
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
+    runtime["env_vars"] = without_the_jobs(environment, os.environ)
     address = ray_address(settings.ray_address, os.environ)
     started: dict[str, Any] = {"address": address}
     if address == "local":
@@ -112,31 +104,21 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[None]:
             raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
-    except (ConnectionError, RayError, RuntimeError, TimeoutError, ValueError) as error:
+    except Exception as error:  # also a plain one, when a node does not start in time
         raise EngineLost(
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
         ) from error
-    kept_back = not_forwarded(os.environ)
-    if address != "local" and kept_back:
-        names = ", ".join(name for name, _ in kept_back)
-        log.info("set here and not passed on to Ray's workers, see docs/cluster.md: %s", names)
+    if address != "local" and (kept_back := not_forwarded(os.environ)):
+        log.info("set here and not passed on to Ray's workers, see docs/cluster.md: %s", ", ".join(kept_back))
     try:
-        yield
+        yield address
     except BaseException:
         with contextlib.suppress(Exception):  # the head node may be gone; the first error is the one to report
             _kill_actors()  # or Ray's shutdown would wait for their tasks, which may never end
         raise
     finally:
         _shut_down()
-
-
-def _of_policy_actors(args: Any) -> dict[str, Any] | None:
-    """Their own runtime environment, which Ray merges over the run's."""
-    threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
-    if threads:
-        log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
-    return {"env_vars": threads} if threads else None
 
 
 def _await_gpus(gpus: int, patience: float) -> None:
@@ -211,18 +193,13 @@ class _Watch:
                 return
 
 
-def _dead_actors() -> list[tuple[str, int]]:
-    """Names and process ids of this job's dead actors, in the order of their deaths."""
-    dead = sorted((actor for actor in _actors() if actor["State"] == "DEAD"), key=lambda actor: actor["EndTime"])
-    return [(actor["ActorClassName"], actor["Pid"]) for actor in dead]
-
-
-def _dead_soon() -> list[tuple[str, int]]:
-    """The same after a failure. Ray may learn of a death a moment later than the actors that used the dead one."""
-    end = time.monotonic() + 3 * _POLL_SECONDS
-    while not (dead := _dead_actors()) and time.monotonic() < end:
+def _dead_actors(patience: float = 0.0) -> list[tuple[str, int]]:
+    """Names and process ids of this job's dead actors, in the order of their deaths. patience: seconds to wait for the
+    first one"""
+    end = time.monotonic() + patience
+    while not (dead := [actor for actor in _actors() if actor["State"] == "DEAD"]) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS / 10)
-    return dead
+    return [(actor["ActorClassName"], actor["Pid"]) for actor in sorted(dead, key=lambda actor: actor["EndTime"])]
 
 
 def _actors() -> list[dict[str, Any]]:

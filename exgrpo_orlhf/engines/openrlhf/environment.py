@@ -15,60 +15,24 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # a submitted job's runtime environm
 
 # Passed on when set. Patterns are shell patterns.
 _FORWARDED = (
-    "CUBLAS_*",
-    "CUDA_*",
-    "CUDNN_*",
-    "DEEPSPEED_*",
-    "DS_*",
-    "EXGRPO_*",
-    "FI_*",  # libfabric, which NCCL uses on AWS
-    "FLASHINFER_*",
-    "FLASH_ATTENTION_*",
-    "GLOO_*",
-    "HF_*",
-    "KMP_*",
-    "MAX_JOBS",  # compilers that build DeepSpeed's kernels at once
-    "MKL_*",
-    "MLFLOW_*",
-    "NCCL_*",
-    "OMP_*",
-    "OPENRLHF_*",
-    "PYTORCH_*",
-    "TOKENIZERS_*",
-    "TORCHINDUCTOR_*",
-    "TORCH_*",
-    "TRANSFORMERS_*",
-    "TRITON_*",
-    "UCX_*",
-    "VLLM_*",
-    "WANDB_*",
+    *("CUDA_*", "CUBLAS_*", "CUDNN_*", "PYTORCH_*", "TORCH_*", "TORCHINDUCTOR_*", "TRITON_*"),
+    *("NCCL_*", "GLOO_*", "UCX_*", "FI_*"),  # FI: libfabric, which NCCL uses on AWS
+    *("DEEPSPEED_*", "DS_*", "VLLM_*", "FLASHINFER_*", "FLASH_ATTENTION_*", "OPENRLHF_*"),
+    *("OMP_*", "KMP_*", "MKL_*", "MAX_JOBS"),  # MAX_JOBS: compilers that build DeepSpeed's kernels at once
+    *("HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "EXGRPO_*", "MLFLOW_*", "WANDB_*"),
 )
 
-_INTERFACE = "network devices may have other names on other nodes: set it before `ray start` on every node"
-_PATH = "a path of this machine: set it before `ray start` on every node"
-_START = "Ray reads it when a node starts: set it before `ray start` on every node"
-
 # Not passed on, even if they match the list above: what is right on one machine may be wrong on another, and a
-# submitted job's driver has the variables of the head node.
-_OF_A_NODE = {
-    "CUDA_VISIBLE_DEVICES": "Ray sets it for every actor: to use some of a node's GPUs only, set it before `ray start`",
-    "*_IFNAME": _INTERFACE,  # of NCCL and Gloo
-    "NCCL_IB_HCA": _INTERFACE,
-    "UCX_NET_DEVICES": _INTERFACE,
-    "NCCL_HOSTID": "names this machine: set it before `ray start` on every node",
-    "VLLM_HOST_*": "names this machine: set it before `ray start` on every node",
-    "CUDA_HOME": _PATH,
-    "CUDA_PATH": _PATH,
-    "CUDA_MPS_*": _PATH,
-    "CC": _PATH,
-    "CXX": _PATH,
-    "LD_LIBRARY_PATH": _PATH,
-    "LD_PRELOAD": _PATH,
-    "PYTHONPATH": _PATH,
-    "RAY_[a-z]*": _START,  # Ray's settings: RAY_memory_usage_threshold …
-    "RAY_EXPERIMENTAL_*": _START,
-    "RAY_TMPDIR": _START,
-}
+# submitted job's driver has the variables of the head node. Each must be set before `ray start` on every node.
+_OF_A_NODE = (
+    "CUDA_VISIBLE_DEVICES",  # Ray sets it for every actor
+    # Network devices and names of this machine; *_IFNAME of NCCL and Gloo
+    *("*_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_HOSTID", "VLLM_HOST_*"),
+    # Paths of this machine
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_MPS_*", "CC", "CXX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+    # What Ray reads when a node starts: RAY_memory_usage_threshold …
+    *("RAY_[a-z]*", "RAY_EXPERIMENTAL_*", "RAY_TMPDIR"),
+)
 
 _DEFAULTS = {
     "NCCL_DEBUG": "WARN",
@@ -109,27 +73,24 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {**_DEFAULTS, **passed_on}
 
 
-def not_forwarded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The variables that are set, matter to Ray, NCCL, DeepSpeed, vLLM or torch, and are not passed on, as (name, what
-    to do), sorted by name.
+def not_forwarded(environ: Mapping[str, str]) -> list[str]:
+    """The variables that are set, matter to Ray, NCCL, DeepSpeed, vLLM or torch, and are not passed on, sorted.
 
     Where the run starts Ray itself, its workers have them anyway. In the driver of a submitted job, Ray's own settings
     are left out, because Ray or the head node has set them, and so are those of the job's runtime environment.
     """
     in_job = JOB_CONFIG in environ
-    found = []
-    for name in sorted(environ.keys() - _of_the_job(environ.get(JOB_CONFIG, "{}"))):
-        reasons = [reason for pattern, reason in _OF_A_NODE.items() if fnmatchcase(name, pattern)]
-        if reasons and not (in_job and name.startswith("RAY_")):
-            found.append((name, reasons[0]))
-    return found
+    return [
+        name
+        for name in sorted(environ.keys() - _of_the_job(environ))
+        if _matches(name, _OF_A_NODE) and not (in_job and name.startswith("RAY_"))
+    ]
 
 
-def without_the_jobs(environment: Mapping[str, str], job_config: str) -> dict[str, str]:
-    """`environment` without the variables of a submitted job's own runtime environment. Ray refuses those, even with
-    the same value."""
-    given = _of_the_job(job_config)
-    return {name: value for name, value in environment.items() if name not in given}
+def without_the_jobs(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without those of a submitted job's own runtime environment. Ray refuses these, even with the same
+    value. environ: the driver's variables"""
+    return {name: value for name, value in variables.items() if name not in _of_the_job(environ)}
 
 
 def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -144,7 +105,7 @@ def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]])
     Returns: the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes; {} where the driver
     passes on its own number, and where there is at most one CPU per GPU.
     """
-    if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ.get(JOB_CONFIG, "{}")):
+    if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ):
         return {}
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     shares = [int(have.get("CPU", 0) // have["GPU"]) for have in alive if have.get("GPU", 0) >= 1]
@@ -155,5 +116,5 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _of_the_job(job_config: str) -> set[str]:
-    return set((json.loads(job_config).get("runtime_env") or {}).get("env_vars") or {})
+def _of_the_job(environ: Mapping[str, str]) -> set[str]:
+    return set((json.loads(environ.get(JOB_CONFIG, "{}")).get("runtime_env") or {}).get("env_vars") or {})

@@ -11,11 +11,15 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from ...records import MixedBatch
+from ...records import Grade, MixedBatch, Question, Rollout, Row, Trajectory
 from ..engine import LogProbs
 from ..rows import ForwardRow, behaviour_logprobs
 
-_FILLER = ForwardRow([0, 0], np.zeros(0, np.int32))  # the fewest tokens of which one predicts another, no response
+# A row that fills up a group: the fewest tokens of which one predicts another, and no response.
+_FILLER = (
+    Row(Question("", "", "", ""), Rollout(np.zeros(0, np.int32), "stop", Grade("wrong", 0.0)), 0.0, False),
+    ForwardRow([0, 0], np.zeros(0, np.int32)),
+)
 
 
 def as_experience(
@@ -32,59 +36,28 @@ def as_experience(
         rows: prompt and response of each row of the flattened batch
         measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
             whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
-
-    Raises ValueError for a fresh rollout without a grade: it must not be trained on as if it were wrong.
     """
-    sampled = [rollout for group in batch.groups for rollout in (*group.rollouts, *([None] * group.replayed))]
+    numbered = enumerate(zip(batch.flat_rows(), rows, measured, strict=True))
     experiences = []
-    for i, (row, forward, now, rollout) in enumerate(zip(batch.flat_rows(), rows, measured, sampled, strict=True)):
-        if rollout is not None and rollout.grade is None:
-            raise ValueError(f"question {row.question.id}: a rollout has no grade")
-        grade = None if rollout is None else rollout.grade
-        stored = 0.0 if row.replayed is None else row.replayed.reward
-        behaviour = behaviour_logprobs(row, now)
-        logprobs = 0 if behaviour is None else behaviour
-        sampler = None if rollout is None else rollout.sampler_logprobs
-        experiences.append(
-            _experience(
-                forward,
-                question=row.question.id,
-                label=str(i),
-                logprobs=logprobs,
-                # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
-                sampler_logprobs=logprobs if sampler is None else sampler,
-                advantage=row.advantage,
-                reward=stored if grade is None else (grade.reward or 0.0),
-                truncated=rollout is not None and rollout.finish == "length",
-                replayed=row.replayed is not None,
-                in_loss=row.in_loss,
-            )
-        )
-    of_rows = iter(experiences)
-    return [
-        experience
-        for members in batch.rows
-        for experience in (
-            *itertools.islice(of_rows, len(members)),
-            *(_experience(_FILLER) for _ in range(batch.width - len(members))),
-        )
-    ]
+    for members in batch.rows:
+        experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
+        experiences += [_experience("", *_FILLER, None) for _ in range(batch.width - len(members))]
+    return experiences
 
 
-def _experience(
-    row: ForwardRow,
-    *,
-    question: str = "",
-    label: str = "",
-    logprobs: LogProbs | int = 0,
-    sampler_logprobs: LogProbs | int = 0,
-    advantage: float = 0.0,
-    reward: float = 0.0,
-    truncated: bool = False,
-    replayed: bool = False,
-    in_loss: bool = False,
-) -> Experience:
-    prompt, length = len(row.prompt), len(row)
+def _experience(label: str, row: Row, forward: ForwardRow, measured: LogProbs | None) -> Experience:
+    prompt, length = len(forward.prompt), len(forward)
+    known = behaviour_logprobs(row, measured)
+    logprobs = 0 if known is None else known
+    # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
+    sampler, reward, truncated = logprobs, 0.0, False
+    if isinstance(row.response, Trajectory):
+        reward = row.response.reward
+    else:
+        assert row.response.grade is not None  # ReplayMixer.assemble takes graded groups only
+        reward, truncated = row.response.grade.reward or 0.0, row.response.finish == "length"
+        if row.response.sampler_logprobs is not None:
+            sampler = row.response.sampler_logprobs
 
     def spread(values: Any) -> torch.Tensor:
         """A number per response token at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
@@ -93,22 +66,22 @@ def _experience(
         return torch.from_numpy(row_values)
 
     return Experience(
-        sequences=torch.from_numpy(np.concatenate([row.prompt, row.response]).astype(np.int64))[None],
+        sequences=torch.from_numpy(np.concatenate([forward.prompt, forward.response]).astype(np.int64))[None],
         attention_mask=torch.ones(1, length, dtype=torch.long),
         action_mask=spread(1).long(),
         action_log_probs=spread(logprobs),
-        rollout_log_probs=spread(sampler_logprobs),
-        advantages=spread(advantage),
+        rollout_log_probs=spread(sampler),
+        advantages=spread(row.advantage),
         rewards=torch.tensor([reward]),
-        response_length=torch.tensor([float(len(row.response))]),
+        response_length=torch.tensor([float(len(forward.response))]),
         truncated=torch.tensor([truncated]),
         total_length=torch.tensor([float(length)]),
-        prompts=[question],
+        prompts=[row.question.id],
         labels=[label],
         info={
             "reward": torch.tensor([reward]),
-            "replayed": torch.tensor([float(replayed)]),
-            "in_loss": torch.tensor([float(in_loss)]),
+            "replayed": torch.tensor([float(row.replayed is not None)]),
+            "in_loss": torch.tensor([float(row.in_loss)]),
         },
     )
 

@@ -1,11 +1,12 @@
-"""OpenRLHF's flags under this engine: which of them a gin binding decides, which are honoured, which are refused.
+"""OpenRLHF's flags under this engine: which of them a gin binding decides, and which are refused. All others are passed
+on as they are.
 
-docs/cluster.md shows these tables. Tests compare both with OpenRLHF's own parser.
+docs/cluster.md shows these tables, and says of the other flags which are tested. Tests compare it with these tables and
+with OpenRLHF's own parser.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,117 +15,47 @@ from typing import Any
 from ...experiment import Experiment
 from ...settings import OpenRLHF
 
-# A binding decides these. Patterns are shell patterns.
-BOUND = {
-    "actor.model_name_or_path": "Work.model",
-    "data.max_len": "Prompts.max_tokens + Sampling.max_response_tokens",
-    "data.prompt_dataset": "Work.questions",
-    "data.prompt_probs": "Work.questions",
-    "data.prompt_split": "Work.questions",
-    "data.max_samples": "Work.questions",
-    "data.input_key": "Work.questions",
-    "data.label_key": "Work.questions",
-    "data.dataloader_num_workers": "Work.questions",
-    "data.input_template": "Prompts.template",
-    "data.apply_chat_template": "Prompts.template",
-    "eval.dataset": "Work.validation",
-    "eval.split": "Work.validation",
-    "eval.steps": "train.eval_every",
-    "eval.temperature": "Evaluation.temperature",
-    "eval.n_samples_per_prompt": "Evaluation.samples",
-    "rollout.batch_size": "train.questions_per_step",
-    "rollout.vllm_generate_batch_size": "train.questions_per_step",
-    "rollout.n_samples_per_prompt": "train.group_size",
-    "rollout.max_new_tokens": "Sampling.max_response_tokens",
-    "rollout.temperature": "Sampling.temperature",
-    "train.batch_size": "train.questions_per_step · train.group_size / Optimizer.steps_per_batch",
-    "train.max_epochs": "Optimizer.passes_per_batch",
-    "train.num_episodes": "train.steps",
+# The flags that each binding decides.
+_BY_BINDING = {
+    "Work.model": "actor.model_name_or_path",
+    "Prompts.max_tokens + Sampling.max_response_tokens": "data.max_len",
+    "Work.questions": "data.prompt_dataset data.prompt_probs data.prompt_split data.max_samples "
+    "data.input_key data.label_key data.dataloader_num_workers",
+    "Prompts.template": "data.input_template data.apply_chat_template",
+    "Work.validation": "eval.dataset eval.split",
+    "train.eval_every": "eval.steps",
+    "Evaluation.temperature": "eval.temperature",
+    "Evaluation.samples": "eval.n_samples_per_prompt",
+    "train.questions_per_step": "rollout.batch_size rollout.vllm_generate_batch_size",
+    "train.group_size": "rollout.n_samples_per_prompt",
+    "Sampling.max_response_tokens": "rollout.max_new_tokens",
+    "Sampling.temperature": "rollout.temperature",
+    "train.questions_per_step · train.group_size / Optimizer.steps_per_batch": "train.batch_size",
+    "Optimizer.passes_per_batch": "train.max_epochs",
+    "train.steps": "train.num_episodes",
     "train.seed": "train.seed",
-    "actor.adam.lr": "Optimizer.learning_rate",
-    "actor.adam.betas": "Optimizer.betas",
-    "actor.adam.weight_decay": "Optimizer.weight_decay",
-    "actor.lr_scheduler": "Optimizer.schedule",
-    "actor.lr_warmup_ratio": "Optimizer.warmup_steps",
-    "actor.min_lr_ratio": "Optimizer.schedule",
-    "actor.max_norm": "Optimizer.max_grad_norm",
-    "actor.eps_clip": "MixedPolicyLoss.clip_low, .clip_high",
-    "actor.eps_clip_low_high": "MixedPolicyLoss.clip_low, .clip_high",
-    "actor.loss_agg_mode": "MixedPolicyLoss.normalizer",
-    "actor.entropy_coef": "MixedPolicyLoss.entropy_coef",
-    "algo.advantage.estimator": "GroupAdvantages.scale_by_std",
-    "algo.advantage.no_std_norm": "GroupAdvantages.scale_by_std",
-    "algo.kl.init_coef": "MixedPolicyLoss.kl_coef",
-    "algo.kl.use_loss": "MixedPolicyLoss.kl_coef",
-    "algo.kl.estimator": "MixedPolicyLoss.kl_coef (k3)",
-    "reward.remote_url": "Verifier.kind",
-    "ckpt.path": "the run's folder (--out, --name)",
-    "ckpt.output_dir": "the run's folder (--out, --name)",
-    "ckpt.load_enable": "--resume",
-    "ckpt.save_steps": "train.save_every",
-    "ckpt.max_num": "train.keep",
-    "ckpt.max_mem": "train.keep",
-    "ckpt.save_hf": "every checkpoint is one of Hugging Face too",
-    "ckpt.best_metric_key": "train.best_metric",
-    "logger.logging_steps": "every step is logged",
+    "Optimizer.learning_rate": "actor.adam.lr",
+    "Optimizer.betas": "actor.adam.betas",
+    "Optimizer.weight_decay": "actor.adam.weight_decay",
+    "Optimizer.schedule": "actor.lr_scheduler actor.min_lr_ratio",
+    "Optimizer.warmup_steps": "actor.lr_warmup_ratio",
+    "Optimizer.max_grad_norm": "actor.max_norm",
+    "MixedPolicyLoss.clip_low, .clip_high": "actor.eps_clip actor.eps_clip_low_high",
+    "MixedPolicyLoss.normalizer": "actor.loss_agg_mode",
+    "MixedPolicyLoss.entropy_coef": "actor.entropy_coef",
+    "GroupAdvantages.scale_by_std": "algo.advantage.estimator algo.advantage.no_std_norm",
+    "MixedPolicyLoss.kl_coef": "algo.kl.init_coef algo.kl.use_loss",
+    "MixedPolicyLoss.kl_coef (k3)": "algo.kl.estimator",
+    "Verifier.kind": "reward.remote_url",
+    "the run's folder (--out, --name)": "ckpt.path ckpt.output_dir",
+    "--resume": "ckpt.load_enable",
+    "train.save_every": "ckpt.save_steps",
+    "train.keep": "ckpt.max_num ckpt.max_mem",
+    "every checkpoint is one of Hugging Face too": "ckpt.save_hf",
+    "train.best_metric": "ckpt.best_metric_key",
+    "every step is logged": "logger.logging_steps",
 }
-
-HONOURED = {
-    "actor.num_nodes": "tested with 1",
-    "actor.num_gpus_per_node": "",
-    "ref.num_nodes": "with a KL term",
-    "ref.num_gpus_per_node": "with a KL term",
-    "train.colocate_actor_ref": "",
-    "train.colocate_all": "",
-    "train.micro_batch_size": "the loss does not depend on it",
-    "train.dynamic_batch_enable": "the loss does not depend on it",
-    "train.max_tokens_per_gpu": "",
-    "train.enable_ema": "with ds.zero_stage 2; checkpoints then hold the average, validation is of the policy",
-    "train.ema_beta": "",
-    "rollout.micro_batch_size": "of the reference model, which makes logits; for the policy: OpenRLHF.score_tokens",
-    "rollout.max_tokens_per_gpu": "as rollout.micro_batch_size, with dynamic batches",
-    "vllm.num_engines": "at least 1",
-    "vllm.sync_backend": "tested with gloo",
-    "vllm.enable_prefix_caching": "",
-    "vllm.enforce_eager": "",
-    "ds.zero_stage": "1, 2 and 3",
-    "ds.adam_offload": "needs nvcc of torch's own CUDA version; tested with torch's Adam",
-    "ds.overlap_comm": "",
-    "ds.param_dtype": "bf16",
-    "ds.attn_implementation": "",
-    "ds.packing_samples": "",
-    "algo.advantage.is_correction_level": "on fresh rows; a replayed row's weight is its own",
-    "algo.advantage.is_correction_mode": "on fresh rows",
-    "algo.advantage.is_correction_gating": "on fresh rows",
-    "algo.advantage.is_correction_threshold": "on fresh rows",
-    "actor.adam.eps": "",
-    "actor.gradient_checkpointing_enable": "",
-    "logger.tensorboard_dir": "OpenRLHF's own metrics of a step, beside MLflow",
-    "logger.wandb.*": "OpenRLHF's own metrics of a step, beside MLflow",
-}
-
-UNTESTED = {
-    "ref.offload": "with a KL term; OpenRLHF offloads with ds.zero_stage 3 only",
-    "actor.gradient_checkpointing_reentrant": "",
-    "vllm.tensor_parallel_size": "",
-    "vllm.sync_with_ray": "",
-    "vllm.enable_sleep": "needs a GPU",
-    "vllm.gpu_memory_utilization": "needs a GPU",
-    "ds.enable_sleep": "needs a GPU",
-    "ds.zpg": "",
-    "ds.grad_accum_dtype": "",
-    "ds.use_liger_kernel": "",
-    "ds.experts_implementation": "",
-    "ds.load_in_4bit": "",
-    "ds.use_universal_ckpt": "",
-    "local_rank": "",
-    "actor.aux_loss_coef": "of mixture-of-experts models",
-    "actor.optim": "'muon'",
-    "actor.muon.*": "",
-    "data.disable_fast_tokenizer": "",
-    "train.full_determinism_enable": "",
-    "use_ms": "",
-}
+BOUND = {flag: binding for binding, decided in _BY_BINDING.items() for flag in decided.split()}
 
 # How a run is executed, not what it computes. These may change when a run is resumed, such as after running out of
 # memory.
@@ -140,6 +71,7 @@ EXECUTION = (
     "logger.*",
 )
 
+# Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
     "train.async_enable": "replayed trajectories are chosen under the policy that is about to be updated, and the next "
     "batch would be planned before this one is observed and stored",
@@ -178,29 +110,14 @@ def identity(settings: OpenRLHF) -> dict[str, Any]:
     return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
 
 
-def rule(flag: str) -> tuple[str, str] | None:
-    """('bound', binding), ('honoured', note), ('untested', note) or ('refused', reason); None for an unknown flag."""
-    for name, table in (("bound", BOUND), ("honoured", HONOURED), ("untested", UNTESTED), ("refused", REFUSED)):
-        for pattern, text in table.items():
-            if fnmatch(flag, pattern):
-                return name, text
-    return None
-
-
 def check(flags: Mapping[str, Any]) -> None:
-    """Raises ValueError for a flag that is unknown, refused, or decided by a binding."""
+    """Raises ValueError for a flag that is refused, or decided by a binding."""
     for flag in flags:
-        found = rule(flag)
-        if found is None:
-            near = difflib.get_close_matches(flag, [*BOUND, *HONOURED, *UNTESTED, *REFUSED], n=3, cutoff=0.5)
-            raise ValueError(
-                f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}"
-                + (f"; nearest: {', '.join(near)}" if near else "; docs/cluster.md lists them all")
-            )
-        if found[0] == "refused":
-            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {found[1]}")
-        if found[0] == "bound":
-            raise ValueError(f"OpenRLHF.flags: {flag} is decided by {found[1]}; bind that, and leave the flag out")
+        if flag in BOUND:
+            raise ValueError(f"OpenRLHF.flags: {flag} is decided by {BOUND[flag]}; bind that, and leave the flag out")
+        for pattern, reason in REFUSED.items():
+            if fnmatch(flag, pattern):
+                raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {reason}")
 
 
 def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool) -> dict[str, Any]:
@@ -234,8 +151,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "actor.adam.betas": x.optimizer.betas,
         "actor.adam.weight_decay": x.optimizer.weight_decay,
         "actor.max_norm": x.optimizer.max_grad_norm,
-        "actor.lr_scheduler": ("constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule),
-        "actor.lr_warmup_ratio": _warmup_ratio(x),
+        "actor.lr_scheduler": "constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule,
+        # A share, which OpenRLHF rounds up to whole steps: half a step less, so that float errors do not matter.
+        "actor.lr_warmup_ratio": max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x),
         **({"actor.entropy_coef": x.loss.entropy_coef} if x.loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
         "algo.kl.init_coef": x.loss.kl_coef,
@@ -251,12 +169,6 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
 def scheduler_steps(x: Experiment) -> int:
     """OpenRLHF's number of optimiser steps, at which the decay ends and of which the warm-up is a share."""
     return x.optimizer.decay_steps or max(x.optimizer.warmup_steps, 1)
-
-
-def _warmup_ratio(x: Experiment) -> float:
-    """The share that OpenRLHF rounds up to Optimizer.warmup_steps. Half a step less, so that float errors do not
-    matter."""
-    return max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.util
 import io
 import logging
@@ -18,7 +19,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from ... import checkpoints, experience
@@ -28,10 +31,10 @@ from ...questions.prompts import PromptEncoder
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import Loop
+from ..engine import Job, Loop
 from ..model import changed_logits, too_few_positions
+from . import cpu, node
 from . import flags as openrlhf_flags
-from . import node
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -40,6 +43,11 @@ _OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of heads that a causal
 
 class LaunchError(ValueError):
     """OpenRLHF's parser or its checks refuse the flags, or something that it needs is missing."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LaunchError(f"OpenRLHF.flags: {message}")
 
 
 def launch(
@@ -78,7 +86,7 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(x, settings, args, gpus, run, stop, roles, loop=loop, tracking_uri=tracking_uri, tags=tags)
+        driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles)
     done = max(checkpoints.find(run), default=0)
     return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
 
@@ -98,21 +106,13 @@ def prepare(settings: OpenRLHF) -> None:
                 "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the CPU test layout"
             )
     if settings.cpu_bench:
-        from . import cpu
-
         os.environ.update(cpu.environment())
         cpu.install()
-    elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not _has_cuda():
+    elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not torch.cuda.is_available():
         raise LaunchError(
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
             "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"
         )
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 class _Parsed(Exception):
@@ -125,14 +125,12 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     assert settings is not None
     given = settings.all_flags()
     if settings.cpu_bench:
-        from . import cpu
-
         given |= cpu.FLAGS
     engines = given.get("vllm.num_engines")
-    if engines is None or (isinstance(engines, int) and engines < 1):
-        raise LaunchError(
-            f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines"
-        )
+    _require(
+        engines is not None and not (isinstance(engines, int) and engines < 1),
+        f"vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
+    )
     wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
     said = io.StringIO()
     try:
@@ -140,6 +138,8 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
             runpy.run_module(_PROGRAM, run_name="__main__")
     except _Parsed as parsed:
         args = parsed.args[0]
+    except LaunchError:
+        raise
     except SystemExit as error:
         message = said.getvalue().strip().splitlines()[-1:] or [str(error)]
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message[0].partition('error: ')[2]}") from None
@@ -150,10 +150,8 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     for line in said.getvalue().splitlines():
         if line.startswith("[Warning]"):
             log.warning("OpenRLHF: %s", line.removeprefix("[Warning] "))
-    if settings.cpu_bench:
-        from . import cpu
-
-        cpu.settle(args)
+    if settings.cpu_bench:  # OpenRLHF's checks switch flash attention on with packing
+        args.ds.attn_implementation = cpu.FLAGS["ds.attn_implementation"]
     return args
 
 
@@ -172,20 +170,19 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
     def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
         # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
         known = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
-        unknown = [flag for flag in wanted if flag not in known]
-        if unknown:
-            raise ValueError(f"no such flag in this version: {', '.join(unknown)}")
+        if flag := next((flag for flag in wanted if flag not in known), None):
+            near = difflib.get_close_matches(flag, known, n=3, cutoff=0.5)
+            hint = f"nearest: {', '.join(near)}" if near else "docs/cluster.md lists them all"
+            raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
         return parse_args(parser, *more, **kwargs)
 
-    before = sys.argv, openrlhf.utils.get_strategy, ray.is_initialized
-    sys.argv = [_PROGRAM, *openrlhf_flags.as_arguments(wanted)]
-    openrlhf.utils.get_strategy, ray.is_initialized = parsed, lambda: True
-    argparse.ArgumentParser.parse_args = checked  # type: ignore[method-assign, assignment]
-    try:
+    with (
+        patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(wanted)]),
+        patch.object(openrlhf.utils, "get_strategy", parsed),
+        patch.object(ray, "is_initialized", lambda: True),
+        patch.object(argparse.ArgumentParser, "parse_args", checked),
+    ):
         yield
-    finally:
-        sys.argv, openrlhf.utils.get_strategy, ray.is_initialized = before
-        argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
 
 
 def needed_gpus(args: Any) -> int:
@@ -197,18 +194,18 @@ def needed_gpus(args: Any) -> int:
     engines: int = args.vllm.num_engines * args.vllm.tensor_parallel_size
     shared = args.train.colocate_all or args.train.colocate_actor_ref
     layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]
-    if args.algo.kl.init_coef > 0 and shared and layouts[0] != layouts[1]:
-        raise LaunchError(
-            "OpenRLHF.flags: train.colocate_all and train.colocate_actor_ref put the reference model on the actors' "
-            f"GPUs, but ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, "
-            f"actor.num_gpus_per_node = {layouts[0]}"
-        )
+    _require(
+        args.algo.kl.init_coef <= 0 or not shared or layouts[0] == layouts[1],
+        "train.colocate_all and train.colocate_actor_ref put the reference model on the actors' GPUs, but "
+        f"ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, actor.num_gpus_per_node = "
+        f"{layouts[0]}",
+    )
     if args.train.colocate_all:
-        if actor != engines:
-            raise LaunchError(
-                f"OpenRLHF.flags: train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
-                f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}"
-            )
+        _require(
+            actor == engines,
+            "train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
+            f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}",
+        )
         return actor
     if args.algo.kl.init_coef <= 0:
         return actor + engines
@@ -223,42 +220,35 @@ def _check_shapes(x: Experiment, args: Any) -> None:
     """
     given = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
-        if given.get(flag) and not args.train.colocate_all:
-            raise LaunchError(
-                f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise"
-            )
+        _require(
+            not given.get(flag) or args.train.colocate_all,
+            f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
+        )
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
     rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
     for what, count, flag, size in (
         ("rows of a batch", rows, "rollout.micro_batch_size", args.rollout.micro_batch_size),
         ("rows of an optimiser step", step, "train.micro_batch_size", args.train.micro_batch_size),
     ):
-        if count % (ranks * size):
-            raise LaunchError(
-                f"OpenRLHF.flags: the {count} {what} (train.questions_per_step · train.group_size, divided by "
-                f"Optimizer.steps_per_batch) do not divide into {ranks} ranks × {flag} = {size}"
-            )
-    if args.ds.zero_stage not in (1, 2, 3):
-        raise LaunchError(f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {args.ds.zero_stage}")
-    if given.get("ds.param_dtype", "bf16") != "bf16":
-        raise LaunchError(f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {given['ds.param_dtype']!r}")
+        _require(
+            count % (ranks * size) == 0,
+            f"the {count} {what} (train.questions_per_step · train.group_size, divided by Optimizer.steps_per_batch) "
+            f"do not divide into {ranks} ranks × {flag} = {size}",
+        )
+    stage, dtype = args.ds.zero_stage, given.get("ds.param_dtype", "bf16")
+    _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
+    _require(dtype == "bf16", f"ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
+    _require(
+        not args.train.enable_ema or stage != 3,
+        "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
+        "what is written into gathered parameters; use ds.zero_stage = 2",
+    )
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
-    advantage = args.algo.advantage
     try:
-        PolicyLoss(
-            is_correction_level=advantage.is_correction_level,
-            is_correction_mode=advantage.is_correction_mode,
-            is_correction_gating=advantage.is_correction_gating,
-            is_correction_threshold=advantage.is_correction_threshold,
-        )
+        PolicyLoss(**{name: value for name, value in vars(args.algo.advantage).items() if name.startswith("is_corr")})
     except ValueError as error:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
-    if args.train.enable_ema and args.ds.zero_stage == 3:
-        raise LaunchError(
-            "OpenRLHF.flags: train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because "
-            "DeepSpeed throws away what is written into gathered parameters; use ds.zero_stage = 2"
-        )
 
 
 def _check_node(args: Any, model_path: str) -> None:

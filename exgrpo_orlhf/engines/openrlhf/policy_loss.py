@@ -87,79 +87,66 @@ class MixedLoss(nn.Module):
         old_log_probs: Tensor,
         advantages: Tensor,
         action_mask: Tensor,
-        rollout_log_probs: Tensor | None = None,
-        dp_size: int = 1,
-        batch_num_tokens: Any = None,
-        global_batch_size: Any = None,
+        rollout_log_probs: Tensor,
+        dp_size: int,
+        batch_num_tokens: Any,
+        global_batch_size: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Tensors are (R, A). Returns what PolicyLoss does: loss, clip ratio, KL, and the correction's KL and share."""
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
         tokens = float(batch_num_tokens) / dp_size
         old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
-        weights = self.loss.row_weights(
-            mask.sum(1).clamp(min=1),
-            rows=self.rows / (self.gas * dp_size),
-            tokens=tokens,
-        )[:, None].expand_as(mask)
-        correction, scaled = None, advantages
+        lengths = mask.sum(1).clamp(min=1)
+        weights = self.loss.row_weights(lengths, rows=self.rows / (self.gas * dp_size), tokens=tokens)
+        correction = torch.ones_like(advantages)
         if self.correction.level != "off":
-            if rollout_log_probs is None:
-                raise ValueError("algo.advantage.is_correction_level needs the vLLM engine's log-probs, there are none")
             correction = self.correction.weights(old, rollout_log_probs, mask)
-            scaled = torch.where(fresh, advantages * correction, advantages)  # of fresh rows only; it is never negative
         selected = log_probs[mask]
         loss = self.loss(
             TokenBatch(
                 logprobs=selected,
                 entropies=torch.zeros_like(selected),
                 behaviour_logprobs=old[mask],
-                advantages=scaled[mask],
+                # The correction is of fresh rows only; it is never negative.
+                advantages=torch.where(fresh, advantages * correction, advantages)[mask],
                 replayed=~fresh[mask],
                 in_loss=torch.ones_like(selected, dtype=torch.bool),
-                row_weights=weights[mask].to(selected.dtype),
+                row_weights=weights[:, None].expand_as(mask)[mask].to(selected.dtype),
                 token_weight=1 / tokens,
                 reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
-        gap = None if rollout_log_probs is None or correction is None else rollout_log_probs - old
-        return self._count(loss, log_probs.detach() - old, advantages, fresh, gap, correction)
+        gap = rollout_log_probs - old
+        return self._count(loss, *(x[fresh] for x in (log_probs.detach() - old, advantages, gap, correction)))
 
     def _count(
-        self,
-        loss: Tensor,
-        log_ratio: Tensor,
-        advantages: Tensor,
-        fresh: Tensor,
-        gap: Tensor | None,
-        correction: Tensor | None,
+        self, loss: Tensor, log_w: Tensor, advantages: Tensor, gap: Tensor, correction: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Adds to `totals`, over fresh tokens: whose gradient the clip removes, and the distance from π_old.
 
-        gap: the vLLM engine's log-probs minus the trainer's, if there is a correction
+        Tensors are of the fresh tokens, (T,). gap: the vLLM engine's log-probs minus the trainer's
         """
-        tokens = int(fresh.sum())
-        log_w = log_ratio[fresh].double()
-        w = log_w.clamp(max=LARGEST_LOG_RATIO).exp()
-        a = advantages[fresh]
+        tokens = max(len(log_w), 1)
+        w = log_w.double().clamp(max=LARGEST_LOG_RATIO).exp()
         clipped = 0
         if self.loss.clip_low is not None and self.loss.clip_high is not None:
-            clipped = int((((w > 1 + self.loss.clip_high) & (a > 0)) | ((w < 1 - self.loss.clip_low) & (a < 0))).sum())
+            above, below = w > 1 + self.loss.clip_high, w < 1 - self.loss.clip_low
+            clipped = int(((above & (advantages > 0)) | (below & (advantages < 0))).sum())
         now = {
             "loss": float(loss.detach()) / self.gas,
-            "fresh_tokens": tokens,
+            "fresh_tokens": len(log_w),
             "clipped": clipped,
-            "kl": float((w - 1 - log_w).sum()),
+            "kl": float((w - 1 - log_w.double()).sum()),
+            "corrected": int((correction == 0).sum()),
+            "gap": float(gap.abs().sum()),
         }
-        vllm_kl = filtered = None
-        if gap is not None and correction is not None:
-            dropped = (correction[fresh] == 0).sum()
-            now |= {"corrected": int(dropped), "gap": float(gap[fresh].abs().sum())}
-            vllm_kl, filtered = gap[fresh].sum() / max(tokens, 1), dropped / max(tokens, 1)
         for name, value in now.items():
             self.totals[name] += value
-        clip_ratio, kl = (torch.tensor(now[name] / max(tokens, 1), device=loss.device) for name in ("clipped", "kl"))
-        return loss, clip_ratio, kl, vllm_kl, filtered
+        clip_ratio, kl = (torch.tensor(now[name] / tokens, device=loss.device) for name in ("clipped", "kl"))
+        if self.correction.level == "off":
+            return loss, clip_ratio, kl, None, None
+        return loss, clip_ratio, kl, gap.sum() / tokens, (correction == 0).sum() / tokens
 
 
 def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: bool) -> dict[str, float]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from ...records import Rollout
 from ..engine import EngineLost
-from .waiting import answer
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,23 @@ class Request:
     top_p: float = 1.0
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Sends each request to the engine with the fewest responses to generate, and yields what is complete.
 
     Prompts are sent as token ids, so that generation and training see the same tokens. The engine stops at the model's
     own end tokens; `stop` adds the one that closes the assistant's turn. Rollouts are not filtered (top-p, top-k), and
     vLLM does not detokenise them: the trainer decodes the text for the verifier, once.
+
+    with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
+    timeout: seconds without any response after which an engine counts as lost; stop: more end tokens
     """
 
-    def __init__(
-        self,
-        engines: Sequence[Any],
-        max_response_tokens: int,
-        with_logprobs: bool,
-        timeout: float,
-        stop: Sequence[int],
-    ) -> None:
-        """with_logprobs: whether to ask for the engine's own log-probs, for a train/rollout correction
-        timeout: seconds without any response after which an engine counts as lost; stop: more end tokens"""
-        self.engines, self.max_response_tokens, self.stop = list(engines), max_response_tokens, list(stop)
-        self.with_logprobs, self.timeout = with_logprobs, timeout
+    engines: Sequence[Any]
+    max_response_tokens: int
+    with_logprobs: bool
+    timeout: float
+    stop: Sequence[int]
 
     def __call__(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
         """Yields position and ungraded rollouts of each request when it is complete. Closing the generator cancels the
@@ -94,7 +91,7 @@ class Sampler:
             seed=request.seed if request.temperature else None,  # greedy decoding draws no numbers
             top_p=request.top_p,
             max_tokens=self.max_response_tokens,
-            stop_token_ids=self.stop,  # they stay in the response, as the model's own do
+            stop_token_ids=list(self.stop),  # they stay in the response, as the model's own do
             logprobs=1 if self.with_logprobs else None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,  # other kinds return n > 1 responses in pieces
@@ -109,3 +106,23 @@ class Sampler:
             of_tokens = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = np.array([known[token].logprob for token, known in of_tokens], np.float32)
         return Rollout(ids, output.finish_reason, sampler_logprobs=logprobs)
+
+
+def answer(references: Any, who: str, timeout: float) -> Any:
+    """The results of these references.
+
+    Args:
+        who: names the actor in error messages
+        timeout: seconds
+
+    Raises EngineLost if the actor does not answer in time, died or failed.
+    """
+    try:
+        return ray.get(references, timeout=timeout)
+    except GetTimeoutError:
+        raise EngineLost(f"{who}: no answer for {timeout:.0f} s (OpenRLHF.timeout)") from None
+    except RayActorError as error:
+        raise EngineLost(f"{who} died: {str(error).strip()}") from error
+    except RayTaskError as error:
+        # str(error), because Ray may give the error its cause's class too, and then it has no `traceback_str`.
+        raise EngineLost(f"{who} failed: {error.cause}\n{str(error).strip()[-2000:]}") from error

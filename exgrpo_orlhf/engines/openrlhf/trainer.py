@@ -7,9 +7,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,21 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
-from ...experiment import Experiment
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, Going, Loop, NonFiniteUpdate, UpdateStats, dumped
+from ..engine import Engine, Going, Job, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
-from .samples import Request, Sampler
-from .waiting import answer
+from .samples import Request, Sampler, answer
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
 # OpenRLHF's times of a step, under our names.
 _TIMES = {"timing/make_experience": "reference", "timing/ppo_train": "train", "timing/broadcast": "sync"}
-
-
-@dataclass(frozen=True, repr=False)
-class Job:
-    """What the trainer needs besides OpenRLHF's arguments. It reaches the trainer as `args.exgrpo_job`."""
-
-    experiment: Experiment
-    loop: Loop
-    run: Path
-    tracking_uri: str
-    tags: Mapping[str, str]
 
 
 class StopFile:
@@ -76,42 +62,26 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
     whole_batches = True
 
-    def __init__(
-        self,
-        pretrain: str,
-        strategy: Any,
-        actor_model_group: Any,
-        critic_model_group: Any,
-        reward_model_group: Any,
-        reference_model_group: Any,
-        vllm_engines: Any,
-        **generate_kwargs: Any,
-    ) -> None:
-        """OpenRLHF's program calls this with the arguments of its PPOTrainer."""
+    def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
+        """OpenRLHF's program calls this with the arguments of its PPOTrainer.
+
+        groups: of the policy actors, of a critic and a reward model (None here), of the reference model; vLLM engines
+        """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         args = strategy.args
         tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
-        super().__init__(
-            strategy,
-            actor_model_group,
-            critic_model_group,
-            reward_model_group,
-            reference_model_group,
-            vllm_engines,
-            tokenizer,
-        )
+        super().__init__(strategy, *groups, tokenizer)
         ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(
-            actor_model_group, None, None, reference_model_group, self.kl_ctl, strategy, tokenizer
+            self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )
         self.job: Job = args.exgrpo_job
-        x = self.job.experiment
-        assert x.openrlhf is not None
-        self.x, self.settings = x, x.openrlhf
+        self.x = x = self.job.experiment
+        self.settings = self.job.settings
         self.prompts = PromptEncoder(x.prompts, tokenizer)
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         self.sampler = Sampler(
-            vllm_engines,
+            self.vllm_engines,
             x.sampling.max_response_tokens,
             args.algo.advantage.is_correction_level != "off",
             self.settings.timeout,

@@ -107,7 +107,7 @@ def planted(model: Path) -> dict[str, str]:
 def main(model: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    ppo_actor.DataLoader = actor.InOrder  # as MixedPolicyActor sets it where it makes its model
+    ppo_actor.DataLoader = actor.in_order  # as MixedPolicyActor sets it where it makes its model
     right = {packed: work(model, "cpu", packed) for packed in (False, True)}
     install()
     with Pretended():

@@ -1,4 +1,4 @@
-"""docs/cluster.md agrees with the code."""
+"""docs/cluster.md agrees with the code. test_openrlhf_contract.py compares its tables of flags."""
 
 from __future__ import annotations
 
@@ -6,27 +6,9 @@ import re
 
 from run_builders import ROOT
 
-from exgrpo_orlhf.engines.openrlhf import flags
+from exgrpo_orlhf.engines.openrlhf import environment
 
 GUIDE = (ROOT / "docs" / "cluster.md").read_text()
-
-
-def test_the_flag_table_is_the_one_that_the_engine_follows():
-    shown = {}
-    for kind, heading in (
-        ("honoured", "| honoured |"),
-        ("untested", "| untested |"),
-        ("refused", "| refused |"),
-        ("bound", "| decided by gin |"),
-    ):
-        table = GUIDE[GUIDE.index(heading) :].split("\n\n")[0].splitlines()[2:]
-        shown[kind] = dict(re.fullmatch(r"\| `(.+?)` \| (.*?) ?\|", row).groups() for row in table)
-    assert shown == {
-        "honoured": flags.HONOURED,
-        "untested": flags.UNTESTED,
-        "refused": flags.REFUSED,
-        "bound": flags.BOUND,
-    }
 
 
 def test_every_gin_file_and_metric_it_names_exists():
@@ -35,3 +17,12 @@ def test_every_gin_file_and_metric_it_names_exists():
     metrics = (ROOT / "docs" / "metrics.md").read_text()
     for name in re.findall(r"\| `((?:rollout|reward|replay|policy)/\w+)`", GUIDE):
         assert name in metrics, name
+
+
+def test_every_group_of_variables_is_in_the_right_half_of_its_table():
+    rows = GUIDE[GUIDE.index("| variables | what happens |") :].split("\n\n")[0].splitlines()[2:]
+    [passed_on] = [row for row in rows if "| forwarded " in row]
+    for pattern in environment._FORWARDED:
+        assert f"`{pattern}`" in passed_on, pattern
+    for pattern in {*environment._OF_A_NODE} - {"RAY_[a-z]*"}:
+        assert any(f"`{pattern}`" in row for row in rows if row != passed_on), pattern

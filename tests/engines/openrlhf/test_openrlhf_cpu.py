@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -47,12 +46,6 @@ def test_ring_attention_is_refused():
     rows = torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="ring attention"):
         cpu.unpad_and_slice_tensor(rows, rows, object())
-
-
-def test_settle_undoes_the_flash_attention_that_packing_switches_on():
-    args = Namespace(ds=Namespace(attn_implementation="flash_attention_2", packing_samples=True))
-    cpu.settle(args)
-    assert args.ds == Namespace(attn_implementation="sdpa", packing_samples=True)
 
 
 def install_twice() -> dict:

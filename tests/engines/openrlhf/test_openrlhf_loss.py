@@ -14,12 +14,12 @@ from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from openrlhf_actor import make_actor, update
-from openrlhf_ranks import K, arguments, entropy_of, experiences_of, fit, log_probs, mixed_batch, plain_step
+from openrlhf_ranks import Case, K, arguments, entropy_of
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch, RolloutGroup
+from exgrpo_orlhf.records import MixedBatch
 
 pytestmark = pytest.mark.openrlhf
 
@@ -33,6 +33,9 @@ CORRECTIONS = [
     if mode == "mask" or (level, gating) == ("token", "ratio")
 ]
 TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definition the policy as it is
+BY_TOKENS = MixedPolicyLoss(normalizer="tokens")
+CONSTANT = MixedPolicyLoss(response_length=12)
+of_correction = pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
 
 
 def micro_batch(experiences):
@@ -43,15 +46,20 @@ def micro_batch(experiences):
     return buffer.collate_fn(buffer.items)
 
 
-def tensors(batch, forward, now, behaviour):
-    """log_probs (with gradient), old, rollout, advantages, mask, replayed of a whole batch in one micro-batch. They are
-    NaN where there is no response token in the loss."""
-    e = micro_batch(as_experience(batch, forward, behaviour))
-    in_loss, replayed = (torch.stack(e.info[name]).bool() for name in ("in_loss", "replayed"))
-    mask = e.action_mask.bool() & in_loss[:, None]
-    values = torch.tensor(now[:, : mask.shape[1]])
+def whole(case):
+    """A case in one micro-batch, with its response mask and which rows are replayed."""
+    e = micro_batch(as_experience(case.batch, case.forward, case.behaviour))
+    return e, e.action_mask.bool(), torch.stack(e.info["replayed"]).bool()
+
+
+def tensors(case):
+    """log_probs (float32, with gradient), old, rollout, advantages, mask, replayed of a case in one micro-batch. They
+    are NaN where there is no response token in the loss."""
+    e, mask, replayed = whole(case)
+    mask = mask & torch.stack(e.info["in_loss"]).bool()[:, None]
+    now = torch.from_numpy(case.now.astype(np.float32))[:, : mask.shape[1]]
     log_probs, old, rollout, advantages = (
-        torch.where(mask, x, torch.nan) for x in (values, e.action_log_probs, e.rollout_log_probs, e.advantages)
+        torch.where(mask, x, torch.nan) for x in (now, e.action_log_probs, e.rollout_log_probs, e.advantages)
     )
     return log_probs.requires_grad_(), old, rollout, advantages, mask, replayed
 
@@ -72,26 +80,23 @@ def test_the_loss_of_the_same_log_probs_is_the_local_engines(normalizer, clip, s
         max_weight=max_weight,
         response_length=12,
     )
-    batch, forward = mixed_batch()
-    now, behaviour, _ = log_probs(batch, forward)
-    now = now.astype(np.float32)
-    value, gradient = plain_step(loss, batch, forward, now, behaviour)
+    case = Case()
+    case.now = case.now.astype(np.float32)
+    value, gradient = case.plain(loss)
 
-    ours = MixedLoss(loss, rows=len(forward), gas=1, single_step=False, correction=RolloutCorrection())
-    mine, old, rollout, advantages, mask, ours.replayed = tensors(batch, forward, now, behaviour)
-    found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in forward), 1)
+    ours = MixedLoss(loss, rows=len(case.rows), gas=1, single_step=False, correction=RolloutCorrection())
+    mine, old, rollout, advantages, mask, ours.replayed = tensors(case)
+    found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in case.forward), 1)
     found.backward()
     assert float(found.detach()) == pytest.approx(value, abs=1e-6)
     torch.testing.assert_close(mine.grad, gradient[:, : mask.shape[1]], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+@of_correction
 def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_ones(correction):
-    batch, forward = mixed_batch(ungraded=False)
-    now, behaviour, _ = log_probs(batch, forward)
-    e = micro_batch(as_experience(batch, forward, behaviour))
-    mask, fresh = e.action_mask.bool(), ~torch.stack(e.info["replayed"]).bool()
-    tokens = int(mask.sum())
+    case = Case(ungraded=False)
+    e, mask, replayed = whole(case)
+    fresh, tokens = ~replayed, int(mask.sum())
 
     # With π_θ = π_old nothing is clipped, and PolicyLoss's term of a token is −coefficient · A / tokens.
     theirs = PolicyLoss(
@@ -103,9 +108,8 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     mine = e.action_log_probs.double().requires_grad_()
     old, rollout = e.action_log_probs.double(), e.rollout_log_probs.double()
     # Replayed rows have no gap of their own: with one, a correction of them would show.
-    rollout = torch.where(
-        mask & ~fresh[:, None], old + torch.tensor([0.5, -0.5] * mask.shape[1])[: mask.shape[1]], rollout
-    )
+    gap = torch.tensor([0.5, -0.5] * mask.shape[1])[: mask.shape[1]]
+    rollout = torch.where(mask & replayed[:, None], old + gap, rollout)
     value, *_ = theirs(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
     value.backward()
     coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)
@@ -117,9 +121,9 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
 
     gradients = []
     for used in (correction, RolloutCorrection()):
-        mixed = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), 1, False, used)
-        mixed.replayed = ~fresh
-        mine = torch.from_numpy(now[:, : mask.shape[1]].copy()).requires_grad_()
+        mixed = MixedLoss(BY_TOKENS, len(case.rows), 1, False, used)
+        mixed.replayed = replayed
+        mine = torch.from_numpy(case.now[:, : mask.shape[1]].copy()).requires_grad_()
         mixed(mine, old, e.advantages, mask, rollout, 1, tokens, 1)[0].backward()
         gradients.append(mine.grad)
     torch.testing.assert_close(gradients[0][fresh], gradients[1][fresh] * coefficient[fresh])
@@ -127,16 +131,15 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
 
 
 def test_the_rollout_correction_does_not_weigh_the_kl_term():
-    batch, forward = mixed_batch(ungraded=False)
-    now, behaviour, reference = log_probs(batch, forward)
-    e = micro_batch(as_experience(batch, forward, behaviour))
-    mask, width = e.action_mask.bool(), e.action_mask.shape[1]
+    case = Case(ungraded=False)
+    e, mask, replayed = whole(case)
+    width = mask.shape[1]
     gradients = {}
     for kl_coef, correction in itertools.product((0.0, 0.3), (RolloutCorrection(), CORRECTIONS[0])):
         loss = MixedPolicyLoss(normalizer="sequences", kl_coef=kl_coef)
-        mixed = MixedLoss(loss, len(forward), 1, False, correction)
-        mixed.replayed, mixed.reference = torch.stack(e.info["replayed"]).bool(), torch.from_numpy(reference[:, :width])
-        mine = torch.from_numpy(now[:, :width].copy()).requires_grad_()
+        mixed = MixedLoss(loss, len(case.rows), 1, False, correction)
+        mixed.replayed, mixed.reference = replayed, torch.from_numpy(case.reference[:, :width])
+        mine = torch.from_numpy(case.now[:, :width].copy()).requires_grad_()
         old, rollout = e.action_log_probs, e.rollout_log_probs
         mixed(mine, old, e.advantages, mask, rollout, 1, int(mask.sum()), 1)[0].backward()
         gradients[kl_coef, correction] = mine.grad
@@ -146,16 +149,15 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
     assert not torch.allclose(gradients[0.0, RolloutCorrection()], gradients[0.0, CORRECTIONS[0]])
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+@of_correction
 def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_pi_old(correction):
     """Whatever is passed as the fresh rows' log-probs, which have not been measured."""
-    batch, forward = mixed_batch()
-    now, behaviour, _ = log_probs(batch, forward)
-    mine, old, rollout, advantages, mask, replayed = tensors(batch, forward, now.astype(np.float32), behaviour)
+    case = Case()
+    mine, old, rollout, advantages, mask, replayed = tensors(case)
     fresh = mask & ~replayed[:, None]
     found = []
     for single_step, known in ((True, torch.zeros_like(old)), (False, mine.detach())):
-        loss = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), 1, single_step, correction)
+        loss = MixedLoss(BY_TOKENS, len(case.rows), 1, single_step, correction)
         loss.replayed = replayed
         value, *metrics = loss(mine, torch.where(fresh, known, old), advantages, mask, rollout, 1, int(mask.sum()), 1)
         mine.grad = None
@@ -168,18 +170,17 @@ def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_
 
 @pytest.mark.parametrize("gas", [1, 4])
 def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
-    batch, forward = mixed_batch(replay=False, ungraded=False)
-    now, behaviour, _ = log_probs(batch, forward)
-    experiences = as_experience(batch, forward, behaviour)
+    case = Case(replay=False, ungraded=False)
+    experiences = as_experience(case.batch, case.forward, case.behaviour)
     size = len(experiences) // gas
     parts = [micro_batch(experiences[i : i + size]) for i in range(0, len(experiences), size)]
-    ours = MixedLoss(MixedPolicyLoss(normalizer="tokens"), len(forward), gas, False, RolloutCorrection())
+    ours = MixedLoss(BY_TOKENS, len(case.rows), gas, False, RolloutCorrection())
     theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2)
     for e, info in iter_grad_accum_global_norm(parts, None, gas, lambda e: e.action_mask):
         ours.replayed = torch.zeros(size, dtype=torch.bool)
         values, gradients = [], []
         for loss in (ours, theirs):
-            mine = torch.from_numpy(now)[e.sequences[:, 0], : e.action_mask.shape[1]].requires_grad_()
+            mine = torch.from_numpy(case.now)[e.sequences[:, 0], : e.action_mask.shape[1]].requires_grad_()
             value, *others = loss(
                 mine, e.action_log_probs, e.advantages, e.action_mask, rollout_log_probs=e.rollout_log_probs, **info
             )
@@ -204,155 +205,114 @@ LAYOUTS = [
     }
     for ranks, tokens in ((1, 40), (2, 30), (4, 24))
 ]
-
-
 named = lambda layout: "-".join(map(str, layout.values()))
+on_layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=named)
 
 
 @pytest.mark.parametrize("extra", ["", "empty", "entropy and KL", "short groups, entropy and KL"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, extra):
-    """Two passes of one optimiser step each, every one of which is the local engine's step."""
+    """Two passes of one optimiser step each, every one of which is the local engine's step. Where a micro-batch is a
+    single row that could not be graded, OpenRLHF divides its metrics by no response token."""
     terms = {"entropy_coef": 0.02, "kl_coef": 0.3} if extra.endswith("entropy and KL") else {}
     loss = MixedPolicyLoss(normalizer=normalizer, response_length=12, **terms)
-    batch, forward = mixed_batch(empty=extra == "empty", beside=1 if extra.startswith("short") else K - 1)
-    now, behaviour, reference = log_probs(batch, forward)
-    reference = reference if terms else None
-    _, gradient = plain_step(loss, batch, forward, now, behaviour, reference)
-    args = arguments(loss, TWO_PASSES, **layout)
-    status, found = fit(args, experiences_of(args, batch, forward, behaviour), now, reference)
+    case = Case(empty=extra == "empty", beside=1 if extra.startswith("short") else K - 1)
+    _, gradient = case.plain(loss)
+    status, found = case.fit(loss, TWO_PASSES, **layout)
     assert all(np.isfinite(value) for value in status.values())
     assert len(found) == 2
     for step in found:
         torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
     """Then π_θ/π_old is 1 for fresh rows, whatever was measured; stored rows keep their own log-probs."""
-    loss = MixedPolicyLoss(response_length=12)
-    batch, forward = mixed_batch()
-    now, behaviour, _ = log_probs(batch, forward)
-    exact = [
-        old if row.replayed is not None else now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1]
-        for i, (row, old) in enumerate(zip(batch.flat_rows(), behaviour, strict=True))
-    ]
-    value, gradient = plain_step(loss, batch, forward, now, exact)
-    args = arguments(loss, **layout)
-    status, (found,) = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    case = Case()
+    exact = [case.of_policy(i) if row.replayed is None else case.behaviour[i] for i, row in enumerate(case.rows)]
+    value, gradient = case.plain(CONSTANT, exact)
+    status, (found,) = case.fit(CONSTANT, **layout)
     torch.testing.assert_close(found, gradient, atol=2e-7, rtol=1e-5)
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
     assert status["policy/clip_share"] == status["policy/approx_kl"] == 0
 
 
 @pytest.mark.parametrize("beside", [K - 1, 1])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 def test_a_single_pass_records_every_row_in_the_loss_once(layout, beside):
     """The fresh rows have not been measured before. Over all ranks each is recorded under its position in the batch."""
-    loss = MixedPolicyLoss(response_length=12)
-    batch, forward = mixed_batch(beside=beside)
-    now, behaviour, _ = log_probs(batch, forward)
-    rows = batch.flat_rows()
-    unknown = [None if row.replayed is None else old for row, old in zip(rows, behaviour, strict=True)]
-    args = arguments(loss, **layout)
-    status, found = fit(args, experiences_of(args, batch, forward, unknown), now, recorded=(recorded := []))
-    known, expected = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    case = Case(beside=beside)
+    unknown = [row.replayed and row.replayed.behaviour_logprobs for row in case.rows]
+    status, found = case.fit(CONSTANT, behaviour=unknown, recorded=(recorded := []), **layout)
+    known, expected = case.fit(CONSTANT, **layout)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
     for name in ("policy/loss", "policy/clip_share", "policy/approx_kl"):
         assert status[name] == pytest.approx(known[name], rel=1e-5)
-    assert sorted(i for i, _ in recorded) == [i for i, row in enumerate(rows) if row.in_loss]
-    assert any(not row.in_loss for row in rows)
+    assert sorted(i for i, _ in recorded) == [i for i, row in enumerate(case.rows) if row.in_loss]
+    assert any(not row.in_loss for row in case.rows)
     for i, (logprobs, entropy) in recorded:
-        values = now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1]
         assert logprobs.dtype == np.float32
-        assert logprobs.tobytes() == values.astype(np.float32).tobytes()
-        assert entropy == pytest.approx(float(entropy_of(torch.from_numpy(values)).mean()), rel=1e-6)
+        assert logprobs.tobytes() == case.of_policy(i).astype(np.float32).tobytes()
+        assert entropy == pytest.approx(float(entropy_of(torch.from_numpy(case.of_policy(i))).mean()), rel=1e-6)
 
 
-def test_several_passes_or_steps_record_nothing():
+@pytest.mark.parametrize("binding", [TWO_PASSES, "Optimizer.steps_per_batch = 2"])
+def test_several_passes_or_steps_record_nothing(binding):
     """Their log-probs are those of another policy than the one that sampled."""
-    batch, forward = mixed_batch(ungraded=False)
-    now, behaviour, _ = log_probs(batch, forward)
-    for binding in (TWO_PASSES, "Optimizer.steps_per_batch = 2"):
-        args = arguments(MixedPolicyLoss(), binding)
-        fit(args, experiences_of(args, batch, forward, behaviour), now, recorded=(recorded := []))
-        assert recorded == []
+    Case(ungraded=False).fit(MixedPolicyLoss(), binding, recorded=(recorded := []))
+    assert recorded == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss(layout):
-    loss = MixedPolicyLoss(normalizer="tokens")
-    batch, forward = mixed_batch(replay=False, ungraded=False)
-    now, behaviour, _ = log_probs(batch, forward)
-    args = arguments(loss, TWO_PASSES, **layout)
+    case = Case(replay=False, ungraded=False)
     theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2).forward
-    (ours, mine), (status, found) = (
-        fit(args, experiences_of(args, batch, forward, behaviour), now, loss=f) for f in (None, theirs)
-    )
+    (ours, mine), (status, found) = (case.fit(BY_TOKENS, TWO_PASSES, forward=f, **layout) for f in (None, theirs))
     assert ours["ppo_clip_ratio"] == pytest.approx(status["ppo_clip_ratio"], rel=1e-6)
     assert 0.1 < ours["ppo_clip_ratio"] < 0.9
     for a, b in zip(mine, found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 @pytest.mark.parametrize(("steps", "beside"), [(1, K - 1), (2, K - 1), (2, 1)])
 def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside):
     """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine.
     With a constant length it does not depend on the distribution of rows over steps."""
-    loss = MixedPolicyLoss(response_length=12)
-    batch, forward = mixed_batch(beside=beside)
-    now, behaviour, _ = log_probs(batch, forward)
-    value, _ = plain_step(loss, batch, forward, now, behaviour)
+    case = Case(beside=beside)
+    value, _ = case.plain(CONSTANT)
     clipped = tokens = kl = 0.0
-    for i, (row, old) in enumerate(zip(batch.flat_rows(), behaviour, strict=True)):
+    for i, row in enumerate(case.rows):
         if row.in_loss and row.replayed is None:
-            log_w = now[i, len(forward[i].prompt) - 1 : len(forward[i]) - 1] - old
+            log_w = case.of_policy(i) - case.behaviour[i]
             w = np.exp(log_w)
             clipped += ((w > 1.2) if row.advantage > 0 else (w < 0.8)).sum()
             kl += (w - 1 - log_w).sum()
             tokens += len(w)
     if layout.get("train.micro_batch_size", 1) * layout["actor.num_gpus_per_node"] * steps > 8 * K:
         layout = {**layout, "train.micro_batch_size": layout["train.micro_batch_size"] // steps}
-    args = arguments(loss, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
-    status, gradients = fit(args, experiences_of(args, batch, forward, behaviour), now)
+    status, gradients = case.fit(CONSTANT, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
     assert len(gradients) == 2 * steps
     assert status["policy/clip_share"] == pytest.approx(clipped / tokens)
     assert status["policy/approx_kl"] == pytest.approx(kl / tokens)
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
+@on_layouts
 def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
     """Their tokens and rows stay in every normaliser: the gradient of the others is that of a batch in which they have
     an advantage of 0."""
-    batch, forward = mixed_batch()
-    harmless = MixedBatch(
-        batch.groups,
-        [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in batch.rows],
-        batch.width,
-    )
-    now, behaviour, _ = log_probs(batch, forward)
-    ungraded = torch.tensor([not row.in_loss for row in batch.flat_rows()])
+    case, harmless = Case(), Case()
+    rows = [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in case.batch.rows]
+    harmless.batch = MixedBatch(case.batch.groups, rows, case.batch.width)
+    ungraded = torch.tensor([not row.in_loss for row in case.rows])
     for normalizer in NORMALIZERS:
-        args = arguments(MixedPolicyLoss(normalizer=normalizer, response_length=12), TWO_PASSES, **layout)
-        ours, theirs = (fit(args, experiences_of(args, b, forward, behaviour), now)[1][0] for b in (batch, harmless))
+        loss = MixedPolicyLoss(normalizer=normalizer, response_length=12)
+        ours, theirs = (one.fit(loss, TWO_PASSES, **layout)[1][0] for one in (case, harmless))
         assert (ours[ungraded] == 0).all()
         assert (ours[~ungraded] != 0).any()
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-6)
-
-
-def test_a_micro_batch_of_nothing_but_ungradable_rows_is_an_ordinary_one():
-    """OpenRLHF divides its metrics of a micro-batch by its response tokens."""
-    loss = MixedPolicyLoss(response_length=12)
-    batch, forward = mixed_batch()
-    now, behaviour, _ = log_probs(batch, forward)
-    _, gradient = plain_step(loss, batch, forward, now, behaviour)
-    args = arguments(loss, TWO_PASSES, **{"train.micro_batch_size": 1})
-    status, found = fit(args, experiences_of(args, batch, forward, behaviour), now)
-    torch.testing.assert_close(found[0], gradient, atol=2e-7, rtol=1e-5)
-    assert all(np.isfinite(value) for value in status.values())
 
 
 def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_the_real_actor(warm_model):
@@ -361,11 +321,8 @@ def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_t
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     norms = []
     for rows in (1, 8):
-        loss = MixedPolicyLoss(response_length=24)
-        actor = make_actor(
-            warm_model, loss, questions_per_step=2, group_size=engine_builders.K, **{"train.micro_batch_size": rows}
-        )
-        norms.append(update(actor, batch).metrics["policy/grad_norm"])
+        actor = make_actor(warm_model, questions_per_step=2, **{"train.micro_batch_size": rows})
+        norms.append(update(actor, batch)["policy/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=0.05)  # bfloat16
     assert norms[0] > 0
 
@@ -376,66 +333,61 @@ def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_t
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[-2]], ids=named)
 def test_a_row_reaches_the_actor_to_the_bit(layout):
     """Through concatenation, splitting, removal of padding and batching, in whatever order."""
-    batch, forward = mixed_batch()
-    _, behaviour, _ = log_probs(batch, forward)
-    args = arguments(MixedPolicyLoss(), **layout)
-    e = micro_batch(experiences_of(args, batch, forward, behaviour))
-    rows, seen = batch.flat_rows(), []
-    sampled = [r for g in batch.groups for r in (*g.rollouts, *[None] * g.replayed)]
+    case = Case()
+    e = micro_batch(case.experiences(arguments(MixedPolicyLoss(), **layout)))
+    seen = []
     for j, sequence in enumerate(e.sequences):
         i = int(sequence[0])
         seen.append(i)
-        row, length = rows[i], len(forward[i])
+        row, prompt, length = case.rows[i], case.forward[i].prompt, len(case.forward[i])
         mask = e.action_mask[j].bool()
-        first = len(forward[i].prompt) - 1
-        assert mask.nonzero().flatten().tolist() == list(range(first, length - 1))
-        assert sequence[:length].tolist() == [*forward[i].prompt, *row.token_ids.tolist()]
+        assert mask.nonzero().flatten().tolist() == list(range(len(prompt) - 1, length - 1))
+        assert sequence[:length].tolist() == [*prompt, *row.token_ids.tolist()]
         assert e.attention_mask[j].tolist() == [1] * length + [0] * (len(sequence) - length)
         assert (sequence[1:][mask].numpy() == row.token_ids).all()
-        wanted = behaviour[i] if row.replayed is None else row.replayed.behaviour_logprobs
+        wanted = case.behaviour[i] if row.replayed is None else row.replayed.behaviour_logprobs
         assert e.action_log_probs[j].dtype == torch.float32
         assert e.action_log_probs[j][mask].numpy().tobytes() == wanted.tobytes()
-        sampler = wanted if row.replayed is not None else sampled[i].sampler_logprobs
+        sampler = wanted if row.replayed is not None else row.response.sampler_logprobs
         assert e.rollout_log_probs[j][mask].numpy().tobytes() == sampler.tobytes()
         assert (e.advantages[j][mask].numpy() == np.float32(row.advantage)).all()
         assert bool(e.info["replayed"][j]) == (row.replayed is not None)
         assert bool(e.info["in_loss"][j]) == row.in_loss
+        assert e.info["reward"][j] == (1.0 if row.replayed is not None else 0.0), "a stored success enters as one"
         assert e.response_length[j] == len(row.token_ids)
         assert e.total_length[j] == length
-    assert sorted(seen) == list(range(len(rows)))
+    assert sorted(seen) == list(range(len(case.rows)))
+    assert not all(row.in_loss for row in case.rows)
 
 
 def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
-    batch, forward = mixed_batch(beside=1)
-    _, behaviour, _ = log_probs(batch, forward)
-    experiences = as_experience(batch, forward, behaviour)
+    case = Case(beside=1)
+    experiences = as_experience(case.batch, case.forward, case.behaviour)
     groups = [experiences[i : i + K] for i in range(0, len(experiences), K)]
-    assert len(groups) == len(batch.rows)
+    assert len(groups) == len(case.batch.rows)
     number = 0
-    for group, rows in zip(groups, batch.rows, strict=True):
+    for group, rows in zip(groups, case.batch.rows, strict=True):
         for e, row in zip(group, rows, strict=False):
-            assert e.sequences[0].tolist() == [*forward[number].prompt, *row.token_ids.tolist()]
+            assert e.sequences[0].tolist() == [*case.forward[number].prompt, *row.token_ids.tolist()]
             number += 1
         for e in group[len(rows) :]:
             assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
             assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
-    assert number == len(forward) == 8 * K - 4 * (K - 2)
+    assert number == len(case.rows) == 8 * K - 4 * (K - 2)
 
 
 def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the_loss():
-    batch, forward = mixed_batch()
-    _, behaviour, _ = log_probs(batch, forward)
-    for row, e in zip(batch.flat_rows(), as_experience(batch, forward, behaviour), strict=True):
+    case = Case()
+    for row, e in zip(case.rows, as_experience(case.batch, case.forward, case.behaviour), strict=True):
         assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
         assert e.info["in_loss"].item() == float(row.in_loss)
-    assert not all(row.in_loss for row in batch.flat_rows())
+    assert not all(row.in_loss for row in case.rows)
 
 
 def test_a_rollout_without_a_grade_is_an_error():
-    batch, forward = mixed_batch()
-    _, behaviour, _ = log_probs(batch, forward)
-    first, *others = batch.groups
+    case = Case()
+    first, *others = case.batch.groups
     ungraded = tuple(replace(rollout, grade=None) for rollout in first.rollouts)
-    batch = MixedBatch([RolloutGroup(first.question, ungraded, first.replayed), *others], batch.rows, batch.width)
+    batch = replace(case.batch, groups=[replace(first, rollouts=ungraded), *others])
     with pytest.raises(ValueError, match=first.question.id):
-        as_experience(batch, forward, behaviour)
+        as_experience(batch, case.forward, case.behaviour)

@@ -73,7 +73,7 @@ def layout_cell(name: str) -> dict[str, Any]:
     return cell(steps=2, loss=LOSSES[1], layout=f"engines/{name}", flags=flags)
 
 
-def cells_of(ranks: int) -> dict[str, dict[str, Any]]:
+def all_cells() -> dict[str, dict[str, Any]]:
     found = {}
     for i, (stage, dynamic, packed, steps) in enumerate(
         itertools.product((1, 2, 3), (False, True), (False, True), (1, 2))
@@ -94,6 +94,9 @@ def cells_of(ranks: int) -> dict[str, dict[str, Any]]:
     return found
 
 
+CELLS = all_cells()
+
+
 @pytest.fixture(scope="module")
 def matrix(warm_model, raw_model, tmp_path_factory):
     """The results of openrlhf_matrix.py, by number of ranks."""
@@ -101,19 +104,13 @@ def matrix(warm_model, raw_model, tmp_path_factory):
     @cache
     def of(ranks: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(f"matrix-{ranks}")
-        (folder / "cells.json").write_text(json.dumps(cells_of(ranks)))
+        (folder / "cells.json").write_text(json.dumps(CELLS))
         builders = ROOT / "tests" / "builders"
-        program = [sys.executable, str(builders / "openrlhf_matrix.py"), str(ranks)]
-        arguments = [warm_model, raw_model, folder / "cells.json", folder / "found.json"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}",
-            "TQDM_DISABLE": "1",
-        }
+        arguments = [ranks, warm_model, raw_model, folder / "cells.json", folder / "found.json"]
+        command = [sys.executable, str(builders / "openrlhf_matrix.py"), *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{builders}", "TQDM_DISABLE": "1"}
         with (folder / "log").open("w") as log:
-            done = subprocess.run(
-                [*program, *map(str, arguments)], env=environment, stdout=log, stderr=log, timeout=1200
-            )
+            done = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=1200)
         assert done.returncode == 0, (folder / "log").read_text()[-6000:]
         return json.loads((folder / "found.json").read_text())
 
@@ -121,21 +118,19 @@ def matrix(warm_model, raw_model, tmp_path_factory):
 
 
 def names(*begin: str) -> list[str]:
-    return [name for name in cells_of(1) if name.startswith(begin)]
+    return [name for name in CELLS if name.startswith(begin)]
 
 
 @pytest.mark.parametrize("name", names("zero", *LAYOUTS))
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gradient_of_every_parameter_and_the_step_are_the_local_engines(matrix, ranks, name):
     """Float32 sums of some thousand terms in another order differ by 1e-6, a lost row makes at least 1e-2."""
-    found, wanted = matrix(ranks)[name], cells_of(ranks)[name]
+    found, wanted = matrix(ranks)[name], CELLS[name]
     assert "error" not in found, found["error"]
     assert len(found["steps"]) == wanted["steps"]
     assert found["micro_batches"] >= 3 * wanted["steps"]
     for step in found["steps"]:
-        assert all(gradient["norm"] > 1e-4 for gradient in step.values()), (
-            "a parameter without a gradient shows nothing"
-        )
+        assert all(g["norm"] > 1e-4 for g in step.values()), "a parameter without a gradient shows nothing"
         wrong = {p: g for p, g in step.items() if g["error"] > 1e-3 or g["cosine"] < 0.9999}
         assert not wrong, wrong
     norms = [sum(g["norm"] ** 2 for g in step.values()) ** 0.5 for step in found["steps"]]

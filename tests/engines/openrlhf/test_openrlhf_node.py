@@ -19,6 +19,7 @@ pytestmark = pytest.mark.openrlhf
 H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
 QWEN_7B, QWEN_1B = 7_615_616_512, 1_543_714_304  # parameters
 KL = "MixedPolicyLoss.kl_coef = 0.001"
+APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 
 
 def arguments(layout: str, *bindings: str, **flags):
@@ -61,29 +62,27 @@ def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monke
         launch.prepare(x.openrlhf)
 
 
-@pytest.mark.parametrize("nvcc", ["13.1", "12.9", None])
-def test_a_compiler_that_deepspeed_will_not_build_adam_for_the_cpu_with_is_named(on_a_gpu, nvcc):
-    offloaded = arguments("1gpu", **{"ds.adam_offload": True})
+@pytest.mark.parametrize(
+    ("nvcc", "offloaded", "unchecked", "wrong"),
+    [
+        ("13.1", True, False, "Installed CUDA version 13.1"),
+        ("12.9", True, False, "Installed CUDA version 12.9"),
+        (None, True, False, "finds no nvcc"),
+        ("13.0", True, False, None),  # torch's own
+        ("13.1", False, False, None),
+        ("13.1", True, True, None),
+    ],
+)
+def test_a_compiler_that_deepspeed_will_not_build_adam_for_the_cpu_with_is_named(
+    on_a_gpu, monkeypatch, nvcc, offloaded, unchecked, wrong
+):
+    args = arguments("1gpu", **{"ds.adam_offload": offloaded})
     on_a_gpu(nvcc)
-    said = node.wrong_nvcc(offloaded)
-    assert "ds.adam_offload" in said
-    assert "13.0" in said
-    assert "CUDA_HOME" in said
-    assert nvcc is None or f"Installed CUDA version {nvcc}" in said
-
-
-def test_the_right_compiler_passes_and_any_where_adam_is_not_offloaded_or_the_check_is_off(on_a_gpu, monkeypatch):
-    plain, offloaded = arguments("1gpu"), arguments("1gpu", **{"ds.adam_offload": True})
-    on_a_gpu("13.1")
-    assert node.wrong_nvcc(plain) is None
-    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
-    assert node.wrong_nvcc(offloaded) is None
-
-
-def test_the_compiler_of_torchs_own_version_passes(on_a_gpu):
-    offloaded = arguments("1gpu", **{"ds.adam_offload": True})
-    on_a_gpu("13.0")
-    assert node.wrong_nvcc(offloaded) is None
+    if unchecked:
+        monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
+    said = node.wrong_nvcc(args)
+    assert (said is None) == (wrong is None)
+    assert said is None or all(part in said for part in ("ds.adam_offload", "13.0", "CUDA_HOME", wrong))
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -97,13 +96,17 @@ def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monk
         launch._check_node(colocated, str(raw_model))
 
 
-def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared():
-    on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    apart = arguments("8gpu", **{"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False})
-    assert node.wrong_allocator(apart, on) is None
-    assert node.wrong_allocator(arguments("8gpu", **{"vllm.sync_backend": "gloo"}), on) is None
-    assert node.wrong_allocator(arguments("8gpu"), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) is None
-    assert node.wrong_allocator(arguments("8gpu"), {}) is None
+@pytest.mark.parametrize(
+    ("flags", "allocator"),
+    [
+        (APART, "expandable_segments:True"),
+        ({"vllm.sync_backend": "gloo"}, "expandable_segments:True"),
+        ({}, "expandable_segments:False"),
+        ({}, ""),
+    ],
+)
+def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared(flags, allocator):
+    assert node.wrong_allocator(arguments("8gpu", **flags), {"PYTORCH_CUDA_ALLOC_CONF": allocator}) is None
 
 
 @pytest.mark.parametrize(
@@ -122,17 +125,13 @@ def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared():
         ("multinode", [KL], {}, QWEN_7B, "the reference model"),
         ("1gpu", [KL], {"train.enable_ema": True}, QWEN_1B, None),
         ("1gpu", [], {"vllm.gpu_memory_utilization": 0.95}, QWEN_1B, "at most 0.9"),
+        ("8gpu", [KL], APART, QWEN_7B, None),  # nothing is shared
     ],
 )
 def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, parameters, named):
     said = node.too_little_memory(arguments(layout, *bindings, **flags), parameters, H100)
     assert (said is None) == (named is None), said
     assert named is None or named in said
-
-
-def test_memory_is_not_estimated_where_nothing_is_shared():
-    apart = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
-    assert node.too_little_memory(arguments("8gpu", KL, **apart), QWEN_7B, H100) is None
 
 
 def test_parameters_are_counted_without_loading_any(raw_model):

@@ -10,11 +10,12 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
+from engine_builders import make_engine, mixed_batch, questions, stored_responses, weights
 from openrlhf.models import Actor, PolicyLoss
-from openrlhf_actor import actor_weights, experience_of, fit, make_actor, rows_of, update
+from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
@@ -59,7 +60,7 @@ def test_loss_and_gradient_norm_are_the_local_engines_within_bfloat16s_rounding(
     for seed in range(16):
         batch = mixed_batch(local(bfloat16_model, "float32", seed), n=8, seed=seed)
         exact, rounded = (local(bfloat16_model, dtype).update(batch, loss).metrics for dtype in ("float32", "bfloat16"))
-        found = update(make_actor(bfloat16_model, loss, questions_per_step=8, group_size=K), batch).metrics
+        found = update(make_actor(bfloat16_model, loss=loss), batch)
         rounding.append([rounded[m] - exact[m] for m in metrics])
         ours.append([found[m] - exact[m] for m in metrics])
     rms = [np.sqrt(np.mean(np.square(differences), 0)) for differences in (ours, rounding)]
@@ -74,7 +75,7 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
     candidates = stored_responses(asked, rng, 4, shortest=4, longest=19)
     engine, selector = local(warm_model, "float32"), TrajectorySelector()
     exact = engine.score(candidates)
-    actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=8, group_size=K)
+    actor = make_actor(warm_model)
     rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q]]
     measured = actor.measure(rows)
     found = {q: measured[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
@@ -93,14 +94,8 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
     """Our forward pass makes no logits. It gives the same values as OpenRLHF's, which computes them from all logits,
     with temperature and packing."""
     batch = mixed_batch(make_engine(warm_model), n=6)
-    actor = make_actor(
-        warm_model,
-        MixedPolicyLoss(),
-        "Sampling.temperature = 0.7",
-        questions_per_step=6,
-        group_size=K,
-        **{"ds.packing_samples": packing},
-    )
+    flags = {"ds.packing_samples": packing}
+    actor = make_actor(warm_model, "Sampling.temperature = 0.7", questions_per_step=6, **flags)
     rows = rows_of(actor, batch)
     for experience, row, measured in zip(experience_of(actor, batch), rows, actor.measure(rows), strict=True):
         theirs, output = Actor.forward(
@@ -111,18 +106,6 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
         logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7  # they have divided by it
         plain = torch.distributions.Categorical(logits=logits).entropy().mean()
         assert measured.entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)
-
-
-def test_advantages_and_stored_log_probs_reach_the_actor_to_the_bit(warm_model):
-    batch = mixed_batch(make_engine(warm_model), n=6)
-    actor = make_actor(warm_model, MixedPolicyLoss(), questions_per_step=6, group_size=K)
-    for experience, row in zip(experience_of(actor, batch), batch.flat_rows(), strict=True):
-        mask = experience.action_mask[0].bool()
-        assert mask.sum() == len(row.token_ids)
-        assert (experience.sequences[0, -len(row.token_ids) :].numpy() == row.token_ids).all()
-        assert (experience.advantages[0][mask] == np.float32(row.advantage)).all()
-        if row.replayed is not None:
-            assert (experience.action_log_probs[0][mask].numpy() == row.replayed.behaviour_logprobs).all()
 
 
 ONE_BY_ONE = {"train.micro_batch_size": 1}
@@ -147,7 +130,7 @@ def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     loss = MixedPolicyLoss(response_length=24, entropy_coef=0.01)
     bindings = ("Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.entropy_coef = 0.01")
-    actor = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K, **flags)
+    actor = make_actor(warm_model, *bindings, loss=loss, **flags)
     rows = rows_of(actor, batch)
     before = [actor.measure([row]) for row in rows]
     fit(actor, batch)
@@ -170,11 +153,11 @@ def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_
     """The same samples through our actor, and through one with OpenRLHF's own forward pass and loss."""
     batch = mixed_batch(make_engine(warm_model), n=6)
     groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.replayed]
-    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups], K)
+    batch = MixedBatch([g for g, _ in groups], [r for _, r in groups], batch.width)
     moved, norms, losses = [], [], []
     for theirs in (False, True):
         loss = MixedPolicyLoss(normalizer="tokens")
-        actor = make_actor(warm_model, loss, "Optimizer.learning_rate = 1e-2", questions_per_step=3, group_size=K)
+        actor = make_actor(warm_model, "Optimizer.learning_rate = 1e-2", loss=loss, questions_per_step=3)
         if theirs:
             actor.actor.forward = partial(Actor.forward, actor.actor, return_entropy=True)
             actor.trainer.actor_loss_fn.forward = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2).forward
@@ -194,16 +177,9 @@ def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_
 def test_an_update_above_the_bound_is_skipped_and_counted(warm_model, stage, limit):
     batch = mixed_batch(make_engine(warm_model), n=8)
     bindings = [f"Optimizer.skip_above_grad_norm = {limit}", "Optimizer.steps_per_batch = 2"]
-    actor = make_actor(
-        warm_model,
-        MixedPolicyLoss(response_length=24),
-        *bindings,
-        questions_per_step=8,
-        group_size=K,
-        **{"ds.zero_stage": stage},
-    )
+    actor = make_actor(warm_model, *bindings, **{"ds.zero_stage": stage})
     before = actor_weights(actor)
-    metrics = update(actor, batch).metrics
+    metrics = update(actor, batch)
     assert metrics["policy/skipped_updates"] == (0 if limit is None else 2)
     assert torch.equal(before, actor_weights(actor)) == (limit is not None)
     assert metrics["policy/grad_norm"] > 1e-3
@@ -212,9 +188,7 @@ def test_an_update_above_the_bound_is_skipped_and_counted(warm_model, stage, lim
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_gradient_that_is_not_finite_changes_no_weight(warm_model, stage):
     batch = mixed_batch(make_engine(warm_model), n=8)
-    actor = make_actor(
-        warm_model, MixedPolicyLoss(response_length=24), questions_per_step=8, group_size=K, **{"ds.zero_stage": stage}
-    )
+    actor = make_actor(warm_model, **{"ds.zero_stage": stage})
     before = actor_weights(actor)
     for experience in experience_of(actor, batch):
         experience.advantages = experience.advantages * float("inf")
@@ -227,24 +201,64 @@ def test_the_learning_rate_follows_the_schedule_of_the_local_engine(warm_model):
     batch = mixed_batch(make_engine(warm_model), n=8)
     bindings = ["Optimizer.schedule = 'linear'", "Optimizer.warmup_steps = 2", "Optimizer.decay_steps = 6"]
     optimizer = Optimizer(learning_rate=1e-4, schedule="linear", warmup_steps=2, decay_steps=6)
-    loss = MixedPolicyLoss(response_length=24)
     engine = local(warm_model, "float32", optimizer=optimizer)
-    actor = make_actor(warm_model, loss, *bindings, questions_per_step=8, group_size=K)
+    actor = make_actor(warm_model, *bindings)
     rates = [[], []]
     for _ in range(4):
-        rates[0].append(engine.update(batch, loss).metrics["policy/learning_rate"])
-        rates[1].append(update(actor, batch).metrics["policy/learning_rate"])
+        rates[0].append(engine.update(batch, LOSS).metrics["policy/learning_rate"])
+        rates[1].append(update(actor, batch)["policy/learning_rate"])
     assert rates[0] == pytest.approx(rates[1])
 
 
 def test_a_step_moves_the_weights_where_the_local_engine_moves_them(warm_model):
     """Adam's first step is the sign of the gradient times the learning rate: nearly all signs agree."""
     batch = mixed_batch(local(warm_model, "float32"), n=8)
-    loss = MixedPolicyLoss(response_length=24)
     engine = local(warm_model, "float32", optimizer=Optimizer(learning_rate=1e-2))
-    actor = make_actor(warm_model, loss, "Optimizer.learning_rate = 1e-2", questions_per_step=8, group_size=K)
+    actor = make_actor(warm_model, "Optimizer.learning_rate = 1e-2")
     begin = weights(engine), actor_weights(actor)
-    engine.update(batch, loss)
+    engine.update(batch, LOSS)
     update(actor, batch)
     ours, theirs = weights(engine) - begin[0], actor_weights(actor) - begin[1]
     assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.9
+
+
+# -- MixedTrainer.update, with this actor and without Ray -------------------------------------------------------------
+
+
+def without_ray(model: Path, *bindings: str):
+    """A trainer, and a batch with short groups, two rows of which could not be graded."""
+    batch = mixed_batch(make_engine(model), n=8, beside=1)
+    for group, row in ((0, 1), (5, 0)):
+        batch.rows[group][row] = replace(batch.rows[group][row], in_loss=False, advantage=0.0)
+    more = ("Optimizer.learning_rate = 1e-2", "OpenRLHF.score_tokens = 200")
+    return TrainerWithoutRay(make_actor(model, *more, *bindings)), batch
+
+
+@pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
+def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_before_it(warm_model, bindings):
+    """With one optimiser step only the rows that could not be graded are measured for that."""
+    trainer, batch = without_ray(warm_model, *bindings)
+    rows, flat = rows_of(trainer.actor, batch), batch.flat_rows()
+    before = [trainer.actor.measure([row]) for row in rows]
+    stats = trainer.update(batch, LOSS)
+    assert len(trainer.measured) == (len(flat) if bindings else 2)
+    expected = [row.token_ids.tolist() for row in flat if bindings or not row.in_loss]
+    assert sorted(row.response.tolist() for row in trainer.measured) == sorted(expected)
+    for i, (measured,) in enumerate(before):
+        assert stats.policy_logprobs[i].dtype == np.float32
+        np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
+        assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
+        stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
+        assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
+
+
+def test_the_rows_of_an_update_that_is_not_finite_come_with_their_log_probs(warm_model):
+    trainer, batch = without_ray(warm_model)
+    batch.rows[1][0] = replace(batch.rows[1][0], advantage=float("inf"))
+    with pytest.raises(NonFiniteUpdate) as raised:
+        trainer.update(batch, LOSS)
+    assert len(raised.value.dump) == len(batch.flat_rows())
+    for row, dumped in zip(batch.flat_rows(), raised.value.dump, strict=True):
+        assert dumped["token_ids"] == row.token_ids.tolist()
+        assert len(dumped["policy_logprobs"]) == len(row.token_ids)
+        assert np.isfinite(dumped["policy_logprobs"]).all()

@@ -67,18 +67,12 @@ def of_session(process: subprocess.Popen) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         try:
-            if one.pid != process.pid and one.environ().get(MARK) == process.mark and alive(one):
+            ours = one.pid != process.pid and one.environ().get(MARK) == process.mark
+            if ours and one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
                 found.append(one)
         except psutil.Error:  # has ended, or belongs to another user
             continue
     return found
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def rows(run: Path) -> list[dict]:
@@ -86,9 +80,9 @@ def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in whole]
 
 
-def updates_of(run: Path) -> list[dict]:
+def seen(run: Path, what: str) -> list:
     """What openrlhf_checked.py has recorded."""
-    return [json.loads(line) for line in (run / "seen" / "update.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "seen" / f"{what}.jsonl").read_text().splitlines()]
 
 
 def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
@@ -100,7 +94,7 @@ def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
 
 
 def assert_every_sync_arrived(run: Path, steps: int) -> None:
-    syncs = [json.loads(line) for line in (run / "seen" / "sync.jsonl").read_text().splitlines()]
+    syncs = seen(run, "sync")
     assert len(syncs) >= steps
     assert not any(syncs), syncs
 
@@ -139,7 +133,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
     assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
-    updates = updates_of(run)
+    updates = seen(run, "update")
     assert all(update["measured"] == 0 and update["stored"] for update in updates), "the training pass measures it"
     assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
@@ -162,17 +156,12 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         "vllm.enable_prefix_caching": True,
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
-    more += ("ReplayMixer.fresh_beside = 1",)
-    sampled = (
-        "Evaluation.samples = 3",
-        "Evaluation.temperature = 0.7",
-        "Evaluation.top_p = 0.9",
-        "train.best_metric = 'eval/validation/avg_at_3'",
-    )
+    more += ("ReplayMixer.fresh_beside = 1", "train.best_metric = 'eval/validation/avg_at_3'")
+    sampled = ("Evaluation.samples = 3", "Evaluation.temperature = 0.7", "Evaluation.top_p = 0.9")
     finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
-    assert all(update["measured"] == update["rows"] and update["stored"] for update in updates_of(run))
+    assert all(update["measured"] == update["rows"] and update["stored"] for update in seen(run, "update"))
     assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
     assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
     samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")
