@@ -57,10 +57,9 @@ from .settings import (
     Work,
 )
 from .study.suite import Suite
-from .tasks.chain_model import ChainModel
 from .tasks.countdown import Countdown
-from .tasks.countdown_model import CountdownModel
 from .tasks.modular_chains import ModularChains
+from .tasks.tiny_models import ChainModel, CountdownModel
 
 GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
 

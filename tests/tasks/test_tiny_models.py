@@ -15,18 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.tasks import warm_up
-from exgrpo_orlhf.tasks.chain_model import VOCABULARY, ChainModel, chain_tokenizer
+from exgrpo_orlhf.tasks import tiny_models
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
-from exgrpo_orlhf.tasks.countdown_model import CountdownModel
 from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.warm_up import END, PAD
+from exgrpo_orlhf.tasks.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
 
+VOCABULARY = ChainModel.vocabulary
 SMALL = dict(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
 TINY, COUNTDOWN = ChainModel(**SMALL), CountdownModel(**SMALL)
 # Forked from a process that has imported everything and computed nothing: clean processes for one import's time.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["exgrpo_orlhf.tasks.chain_model"])
+PROCESSES.set_forkserver_preload(["exgrpo_orlhf.tasks.tiny_models"])
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +151,7 @@ def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
 
 
 def exit_while_saving(model: ChainModel) -> None:
-    warm_up.character_tokenizer = lambda vocabulary: os._exit(9)  # the network is on disk by then
+    tiny_models.character_tokenizer = lambda vocabulary: os._exit(9)  # the network is on disk by then
     model.prepare()
 
 
