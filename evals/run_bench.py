@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PAPER = ROOT / "evals" / "paper.toml"
+from exgrpo_orlhf.places import PROJECT, WORKPLACE
+
+PAPER = PROJECT / "evals" / "paper.toml"
 
 
 def main() -> int:
@@ -100,7 +101,7 @@ def _run(words: list[str]) -> int:
         raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
     asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
     engine = _engine(arguments, model)
-    out = arguments.out or ROOT / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
+    out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     evaluation = EvaluationPlan(
         asker=asker,
         sets=found,
@@ -230,7 +231,7 @@ def _finish(out: Path, results: dict[str, Any], arguments: argparse.Namespace) -
     print(tables.terminal(results))
     print(f"\n{out}: results.json, report.html", file=sys.stderr)
     if not arguments.no_mlflow:
-        database = f"sqlite:///{ROOT / 'mlflow.db'}"
+        database = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
         mlflow_log.log_results(out, results, default_uri=database, experiment=arguments.experiment)
     return 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..places import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
@@ -36,7 +37,7 @@ _CONVERSIONS: dict[str, tuple[tuple[str, ...], Conversion]] = {
 }
 
 
-DATASETS = Path(__file__).resolve().parents[2] / "datasets"  # where scripts/prepare_data.py writes
+DATASETS = WORKPLACE / "datasets"  # where scripts/prepare_data.py writes
 
 
 class Unavailable(ValueError):

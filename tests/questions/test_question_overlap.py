@@ -151,10 +151,10 @@ def test_a_large_training_set_is_compared_in_seconds():
     rng = np.random.default_rng(0)
     vocabulary = np.array([f"w{chr(97 + i % 26)}{chr(97 + i // 26)}x" for i in range(600)])
     texts = [" ".join(vocabulary[rng.integers(0, 600, 60)]) for _ in range(20_000)]
-    began = time.monotonic()
+    began = time.process_time()
     found = TrainingTexts(texts[:15_000]).overlap(texts[14_000:])
     assert found.count("exact") == len(found.hits) == 1000
-    assert time.monotonic() - began < 20, "it takes about two seconds"
+    assert time.process_time() - began < 20, "it takes about two seconds"
 
 
 # -- the script -------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
     ]
     assert [(hit["test_row"], hit["train_row"]) for hit in overlap["tests"][0]["hits"]] == [(0, 1), (1, 3)]
     assert overlap["train_rows_overlapping"] == 2
-    questions = QuestionFile(str(clean), "question", "answer", None).load()
+    questions = QuestionFile(str(clean), prompt="question", answer="answer", source=None).load()
     assert [question.prompt for question in questions] == ["One apple?", "Three, “apples”?"]
     assert "level" in clean.read_bytes().decode(errors="ignore")
     again = script("--check-overlap", f"{clean}:question", *tests)

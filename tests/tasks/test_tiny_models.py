@@ -50,29 +50,21 @@ def weights(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 
 
-def test_every_text_survives_encoding_saving_and_decoding(prepared):
-    ids = {token: i for i, token in enumerate(VOCABULARY)}
-    for tokenizer in (
-        chain_tokenizer(),
-        AutoTokenizer.from_pretrained(prepared),
-        PreTrainedTokenizerFast.from_pretrained(prepared),
+def test_every_text_survives_encoding_saving_and_decoding(prepared, prepared_countdown):
+    chains = [question.prompt + right_reasoning(question.prompt) for question in ModularChains(count=20).load()]
+    chains += ["".join(letters) for letters in product(VOCABULARY[2:], repeat=3)]
+    countdown = [f"{question.prompt}-3*7=21" for question in Countdown(count=50).load()]
+    for tokenizer, vocabulary, texts in (
+        (chain_tokenizer(), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared), VOCABULARY, chains),
+        (PreTrainedTokenizerFast.from_pretrained(prepared), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared_countdown), CountdownModel.vocabulary, countdown),
     ):
-        for letters in product(VOCABULARY[2:], repeat=3):
-            text = "".join(letters)
-            assert tokenizer.encode(text) == [ids[letter] for letter in letters]
+        ids = {token: i for i, token in enumerate(vocabulary)}
+        for text in texts:
+            assert tokenizer.encode(text) == [ids[letter] for letter in text]
             assert tokenizer.decode(tokenizer.encode(text)) == text
-        for question in ModularChains(count=20).load():
-            text = question.prompt + right_reasoning(question.prompt)
-            assert tokenizer.decode(tokenizer.encode(text)) == text
-            assert tokenizer.decode([*tokenizer.encode(text), ids[END], ids[PAD]], skip_special_tokens=True) == text
-
-
-def test_countdown_questions_and_answers_survive_encoding_saving_and_decoding(prepared_countdown):
-    tokenizer = AutoTokenizer.from_pretrained(prepared_countdown)
-    for question in Countdown(count=50).load():
-        text = f"{question.prompt}-3*7=21"
-        assert len(tokenizer.encode(text)) == len(text)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode([*tokenizer.encode(text), ids[END], ids[PAD]], skip_special_tokens=True) == text
 
 
 def test_the_saved_tokenizers_agree_with_the_networks(prepared, prepared_countdown):
