@@ -21,8 +21,8 @@ SCRIPTS = {
 
 
 def run(command: str) -> None:
-    """Run a script with the arguments of this process. It ends the process with its exit status."""
-    runpy.run_path(str(PROJECT / SCRIPTS[command]), run_name="__main__")
+    """Run a script's main() with the arguments of this process, and end the process with its exit status."""
+    sys.exit(runpy.run_path(str(PROJECT / SCRIPTS[command]))["main"]())
 
 
 train, bench, ablate, compare, doctor, grade, prepare_data, quickstart = (partial(run, name) for name in SCRIPTS)
