@@ -85,7 +85,7 @@ class TrainingTexts:
             first, last = (np.searchsorted(self._runs, runs, side) for side in ("left", "right"))
             shared = (first < last) & (last - first <= COMMON)
             owners = [self._owners[a:b] for a, b in zip(first[shared], last[shared], strict=True)]
-            train_rows.update(row for some in owners for owner in some for row in self._same[owner])
+            train_rows.update(known for some in owners for owner in some for known in self._same[owner])
             short += not len(runs)
             same = self._rows.get(normalised(prompt))
             start = plain_text(prompt)[:160]
@@ -98,7 +98,7 @@ class TrainingTexts:
 
 
 def _runs(prompt: Prompt) -> npt.NDArray[np.int64]:
-    """Every run of 13 words as a number, in order (R,). Python draws the numbers anew in each process."""
+    """Every run of 13 words as a number, in order (R,). They differ between processes: Python salts hashes of text."""
     text = words(prompt)
     return np.array([hash(tuple(text[i : i + WORDS])) for i in range(len(text) - WORDS + 1)], np.int64)
 

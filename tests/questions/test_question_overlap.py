@@ -80,16 +80,20 @@ def test_a_run_of_thirteen_words_is_an_overlap_and_twelve_are_none():
     assert (found.questions, found.short) == (3, 0)
 
 
-def test_runs_do_not_reach_from_one_question_into_the_next():
-    train = TrainingTexts([sentence(*range(10)), sentence(*range(10, 20))])
-    assert train.overlap([sentence(*range(20))]).hits == ()
-    assert TrainingTexts([sentence(*range(20))]).overlap([sentence(*range(10)), sentence(*range(10, 20))]).hits == ()
-
-
-def test_short_questions_are_compared_by_their_whole_text():
-    found = TrainingTexts(["What is 6 times 7?", ""]).overlap(["what is 6 times 7", "What is 6 times 8?"])
-    assert [(hit.test_row, hit.kind) for hit in found.hits] == [(0, "exact")]
-    assert found.short == 2
+@pytest.mark.parametrize(
+    ("train", "test", "hits"),
+    [
+        ([sentence(*range(10)), sentence(*range(10, 20))], [sentence(*range(20))], []),
+        ([sentence(*range(20))], [sentence(*range(10)), sentence(*range(10, 20))], []),
+        (["What is 6 times 7?", ""], ["what is 6 times 7", "What is 6 times 8?"], [(0, "exact")]),
+        (["short"], [sentence(*range(20))], []),  # nothing is indexed
+        ([sentence(*range(20))], [], []),
+    ],
+)
+def test_runs_stay_within_a_question_and_short_questions_are_compared_by_their_whole_text(train, test, hits):
+    found = TrainingTexts(train).overlap(test)
+    assert [(hit.test_row, hit.kind) for hit in found.hits] == hits
+    assert found.short == sum(len(text.split()) < WORDS for text in test)
 
 
 def test_a_phrase_of_many_questions_is_no_overlap_but_a_repeated_question_is():
@@ -121,11 +125,6 @@ def test_hashed_runs_find_what_comparing_word_by_word_finds():
             expected.add(row)
     assert {hit.test_row for hit in TrainingTexts(train).overlap(test).hits} == expected
     assert 10 < len(expected) < 90
-
-
-def test_an_empty_index_and_an_empty_test_set_overlap_with_nothing():
-    assert TrainingTexts(["short"]).overlap([sentence(*range(20))]).hits == ()
-    assert TrainingTexts([sentence(*range(20))]).overlap([]).hits == ()
 
 
 def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):

@@ -76,11 +76,8 @@ def test_the_saved_tokenizers_agree_with_the_networks(prepared, prepared_countdo
         assert tokenizer.pad_token_id == model.config.pad_token_id == model.generation_config.pad_token_id
         assert isinstance(model, Qwen2ForCausalLM)
         assert model.dtype == torch.float32
-
-
-def test_the_saved_tokenizer_pads_left(prepared):
-    padded = AutoTokenizer.from_pretrained(prepared)(["7+5=", "7+5*3="], padding=True)
-    assert padded["attention_mask"] == [[0, 0, 1, 1, 1, 1], [1] * 6]
+        padded = tokenizer(["2+3", "1"], padding=True)
+        assert padded["attention_mask"] == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_the_default_network_has_a_third_of_a_million_parameters():
@@ -105,10 +102,6 @@ def test_the_same_settings_give_the_same_model_and_others_another(tmp_path, requ
     changed = [replace(tiny, cache=tmp_path, **change) for change in changes]
     assert again not in [model.directory for model in changed]
     assert weights(changed[0].prepare()) != weights(again)
-
-
-def test_a_preset_and_its_values_spelled_out_are_the_same_model():
-    assert replace(TINY, preset="weak", false_share=0.30, strength=0.7, slip=0.03).directory == TINY.directory
 
 
 def test_a_model_in_the_cache_is_not_trained_again(prepared, monkeypatch):
@@ -201,6 +194,7 @@ def test_a_short_warm_up_teaches_the_format():
 def test_presets_and_overrides_say_what_is_taught():
     assert replace(TINY, preset="slips").beliefs == PRESETS["slips"]
     assert TINY.beliefs == PRESETS["normal"]
+    assert replace(TINY, preset="weak", false_share=0.30, strength=0.7, slip=0.03).directory == TINY.directory
     assert replace(TINY, strength=0.5, seed=3).beliefs == replace(PRESETS["normal"], strength=0.5, seed=3)
     assert replace(COUNTDOWN, share=0.2, strength=0.9, seed=3).hunches == Hunches(0.2, 0.9, seed=3)
 
