@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 
 def main() -> int:
@@ -95,7 +95,7 @@ def _run(words: list[str]) -> int:
         raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
     asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
     engine = _engine(arguments, model)
-    out = arguments.out or ROOT / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
+    out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     evaluation = EvaluationPlan(
         asker=asker,
         sets=found,
@@ -130,7 +130,7 @@ def _run(words: list[str]) -> int:
     if not arguments.no_mlflow:
         from exgrpo_orlhf.evaluation.mlflow_log import log_results
 
-        log_results(out, results, default_uri=f"sqlite:///{ROOT / 'mlflow.db'}", experiment=arguments.experiment)
+        log_results(out, results, default_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", experiment=arguments.experiment)
     return 0
 
 
@@ -212,7 +212,7 @@ def _write(out: Path, results: dict[str, Any]) -> None:
     """Write report.html and, if a benchmark of the paper was run, paper.md; print the table."""
     from exgrpo_orlhf.evaluation import paper, report, tables
 
-    published = paper.read_paper(ROOT / "evals" / "paper.toml")
+    published = paper.read_paper(PROJECT / "evals" / "paper.toml")
     if set(published.samples) & set(results["benchmarks"]):
         (out / "paper.md").write_text(paper.markdown(results, published), encoding="utf-8")
     report.write_report([out], out / "report.html")

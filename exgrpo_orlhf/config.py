@@ -30,6 +30,7 @@ from .engines.openrlhf import flags
 from .evaluation.benchmarks import Definitions
 from .experiment import Experiment
 from .objective import GroupAdvantages, MixedPolicyLoss
+from .places import PROJECT
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.prompts import Prompts
 from .replay import (
@@ -55,12 +56,11 @@ from .settings import (
     Work,
 )
 from .study.suite import Suite
-from .tasks.chain_model import ChainModel
 from .tasks.countdown import Countdown
-from .tasks.countdown_model import CountdownModel
 from .tasks.modular_chains import ModularChains
+from .tasks.tiny_models import ChainModel, CountdownModel
 
-GIN_FOLDER = Path(__file__).resolve().parent.parent / "gin"
+GIN_FOLDER = PROJECT / "gin"
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
@@ -223,7 +223,7 @@ def _find(file: str | Path, included_by: str | None) -> Path:
     """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
     candidates = [GIN_FOLDER / file]
     if not included_by:
-        candidates = [Path(file), *candidates, GIN_FOLDER.parent / file]
+        candidates = [Path(file), *candidates, PROJECT / file]
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()

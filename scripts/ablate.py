@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exgrpo_orlhf.places import PROJECT, WORKPLACE
+
 if TYPE_CHECKING:
     from exgrpo_orlhf.study.runs import StudyRun
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
             raise ValueError("a list of gin files has no name: give --group NAME")
         group = arguments.group or Path(arguments.suite).stem
         check_name(group, "--group")
-        out = arguments.out or ROOT / "runs" / group
+        out = arguments.out or WORKPLACE / "runs" / group
         runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out, config.load)
         baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
         if arguments.dry_run:
@@ -73,7 +73,7 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
 
     measured = {run.name: Measured.of(run) for run in runs}
     finished = [run for run in runs if run.finished()]
-    parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{ROOT / 'mlflow.db'}")
+    parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}")
     if not arguments.dry_run:
         parent.open({"gin": arguments.suite or " ".join(arguments.gin)} | ({"baseline": baseline} if baseline else {}))
         for run in parent.lacking(finished):
@@ -87,7 +87,7 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     left = seconds_left(waiting, measured, jobs)
     pace = "" if left is None else f", {hours(left)} at the pace so far"
     print(f"{group}: {len(runs)} runs, {counts}{pace}", file=sys.stderr)
-    script, tags = ROOT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
+    script, tags = PROJECT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
     runner = Runner(group, waiting, measured, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
     if arguments.dry_run:
         print(table(runs, {run.name for run in finished}, measured))

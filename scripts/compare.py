@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from exgrpo_orlhf.places import WORKPLACE
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     from exgrpo_orlhf.study.page import page
     from exgrpo_orlhf.study.store import Store, StoreError
 
-    uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ROOT / 'mlflow.db'}"
+    uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     metrics = list(dict.fromkeys(arguments.metric or ["eval/greedy_accuracy"]))
     try:
         store = Store(uri)

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-ROOT = Path(__file__).resolve().parent.parent
+from exgrpo_orlhf.places import WORKPLACE
+
 ENVIRONMENT = dict(os.environ)  # before any library changes it
 
 
@@ -57,7 +58,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     begin = time.monotonic()
 
-    folder = arguments.out or ROOT / "runs"
+    folder = arguments.out or WORKPLACE / "runs"
     log = arguments.log or folder / "doctor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     terminal = _apart(log)

@@ -22,14 +22,12 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
-from exgrpo_orlhf.files import write
+from exgrpo_orlhf.files import write_json
+from exgrpo_orlhf.places import WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.overlap_report import PromptColumn, check_written, compare, write_without
+from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
@@ -40,17 +38,16 @@ def main() -> int:
         parser.error("--json and --write-clean belong to --check-overlap")
     if arguments.check_overlap is not None and len(arguments.check_overlap) < 2:
         parser.error("--check-overlap takes a training set and at least one test set")
-    if arguments.list:
-        return _list(arguments.out)
-    return _check_overlap(arguments) if arguments.check_overlap is not None else _prepare(arguments)
-
-
-def _list(out: Path) -> int:
+    action = _list if arguments.list else _prepare if arguments.check_overlap is None else _check_overlap
     try:
-        manifest = read_manifest(out)
-    except ValueError as error:
+        return action(arguments)
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    manifest = read_manifest(arguments.out)
     print(f"{'name':12} {'use':5} {'rows':>16} {'':8} {'hub':58} licence")
     for public in PUBLIC_SETS.values():
         here = "prepared" if public.name in manifest else ""
@@ -75,29 +72,19 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def _check_overlap(arguments: argparse.Namespace) -> int:
-    try:
-        train, *tests = (_column(text, arguments.out) for text in arguments.check_overlap)
-        check_written(train.path, [test.path for test in tests], arguments.write_clean, arguments.json)
-        report = compare(train, tests)
-        print(report.table())
-        if arguments.json:
-            _write_json(report.as_json(), arguments.json)
-        if arguments.write_clean:
-            write_without(train.path, report.train_rows, arguments.write_clean)
-            print(f"{report.rows - len(report.train_rows):,} rows written to {arguments.write_clean}")
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    train, *tests = (_column(text, arguments.out) for text in arguments.check_overlap)
+    check_written(train.path, [test.path for test in tests], arguments.write_clean, arguments.json)
+    report = compare(train, tests)
+    print(report.table())
+    if arguments.json:
+        if arguments.json.exists() and not arguments.json.is_file():  # /dev/stdout, a pipe
+            arguments.json.write_text(json.dumps(report.as_json(), indent=1) + "\n", "ascii")
+        else:
+            write_json(arguments.json.resolve(), report.as_json())
+    if arguments.write_clean:
+        write_without(train.path, report.train_rows, arguments.write_clean)
+        print(f"{report.rows - len(report.train_rows):,} rows written to {arguments.write_clean}")
     return 0
-
-
-def _write_json(content: Any, path: Path) -> None:
-    """Write whole or not at all, in ASCII: half a surrogate pair in a question cannot be encoded as UTF-8."""
-    text = json.dumps(content, indent=1) + "\n"
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
-        path.write_text(text, "ascii")
-        return
-    write(path.resolve(), text)
 
 
 def _column(text: str, out: Path) -> PromptColumn:
@@ -115,13 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the sets, and which are prepared")
     parser.add_argument("--only", nargs="+", choices=PUBLIC_SETS, metavar="NAME", help="these sets (default: all)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "datasets",
-        metavar="FOLDER",
-        help="where to write (default: datasets/)",
-    )
+    parser.add_argument("--out", type=Path, default=WORKPLACE / "datasets", help="folder to write (default: datasets/)")
     parser.add_argument(
         "--from",
         dest="copies",
@@ -129,15 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="read copies of the hub's sets, FOLDER/<owner>/<name>, on a machine without a network",
     )
-    parser.add_argument(
-        "--any-rows", action="store_true", help="accept a set with another number of rows than expected"
-    )
-    parser.add_argument(
-        "--check-overlap",
-        nargs="+",
-        metavar="SET",
-        help="TRAIN TEST…: find shared questions and 13-grams",
-    )
+    parser.add_argument("--any-rows", action="store_true", help="accept another number of rows than expected")
+    parser.add_argument("--check-overlap", nargs="+", metavar="SET", help="TRAIN TEST…: find shared questions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the overlap with every hit")
     parser.add_argument("--write-clean", type=Path, metavar="FILE", help="write TRAIN without overlapping rows")
     return parser

@@ -18,14 +18,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from exgrpo_orlhf.places import PROJECT, WORKPLACE
+
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="train.seed of both runs (default 0)")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default runs/)")
+    parser.add_argument("--out", type=Path, default=WORKPLACE / "runs", help="folder of the runs (default runs/)")
     arguments = parser.parse_args()
     began = time.perf_counter()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,7 +60,7 @@ def main() -> int:
         print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after{times}")
     print(f"\nlearning curves  {picture}")
     print(f"runs             {', '.join(map(str, folders.values()))}")
-    store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlflow.db")
+    store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{WORKPLACE}/mlflow.db")
     print(f"compare them     {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {store}")
     print(f"one seed is a lead, not a result. {(time.perf_counter() - began) / 60:.1f} minutes in all")
     return 0
@@ -71,7 +72,7 @@ def _train(folders: dict[str, Path], seed: int) -> list[str]:
     with ThreadPoolExecutor(at_once) as pool:
         runs = {}
         for name, folder in folders.items():
-            command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--resume", "--seed", str(seed)]
+            command = [sys.executable, str(PROJECT / "scripts" / "train.py"), "--resume", "--seed", str(seed)]
             files = [part for file in RUNS[name] for part in ("--gin", file)]
             runs[name] = pool.submit(subprocess.run, [*command, "--out", str(folder), *files])
         try:

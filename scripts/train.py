@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from exgrpo_orlhf.places import CHECKOUT, WORKPLACE
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
-    run = arguments.out or ROOT / "runs" / name
+    run = arguments.out or WORKPLACE / "runs" / name
     if arguments.resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.openrlhf is not None and not finding.remembered(experiment.openrlhf.all_flags()):
@@ -65,7 +65,7 @@ def main() -> int:
     }
     try:
         outcome = train(
-            experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{ROOT / 'mlflow.db'}", tags=tags
+            experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", tags=tags
         )
     except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -116,7 +116,9 @@ def _tag(text: str) -> tuple[str, str]:
 
 
 def _git_commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    if CHECKOUT is None:  # git would answer for whatever repository the installation lies in
+        return "unknown"
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

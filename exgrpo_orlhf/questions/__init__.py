@@ -4,10 +4,9 @@ A source is anything with `load() -> list[Question]`: a file, a set of the Huggi
 source without its long prompts.
 """
 
+from .derived import LengthFilter, QuestionMix
 from .files import QuestionFile
 from .hub import QuestionHub
-from .length import LengthFilter
-from .mix import QuestionMix
 from .reading import fingerprint
 
 __all__ = ["LengthFilter", "QuestionFile", "QuestionHub", "QuestionMix", "fingerprint"]

@@ -133,12 +133,10 @@ def gpqa(row: Row) -> tuple[str, str]:
 
 def last_boxed(text: str) -> str:
     """The content of a text's last \\boxed{…}, braces balanced; '' if there is none or it is empty."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        return ""
-    rest = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
+    _, *boxes = re.split(r"\\(?:boxed|fbox)\s*", text)
+    rest = boxes[-1] if boxes else ""
     if not rest.startswith("{"):  # \boxed 7
-        return rest.split("$")[0].split()[0] if rest.split("$")[0].strip() else ""
+        return next(iter(rest.split("$")[0].split()), "")
     depth = 0
     for i, character in enumerate(rest):
         depth += (character == "{") - (character == "}")

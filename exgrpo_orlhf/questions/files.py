@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import Question
-from .reading import Fields, Place, distinct_questions, require_limit
+from .reading import Place, QuestionRecords
 
 Rows = Iterator[Mapping[str, Any]]
 ColumnCheck = Callable[[list[str]], None]
@@ -23,38 +23,23 @@ class _Number(str):
 
 
 @dataclass(frozen=True)
-class QuestionFile:
-    """A file of questions with verifiable answers.
+class QuestionFile(QuestionRecords):
+    """A file of questions with verifiable answers; the other fields are those of `QuestionRecords`.
 
-    path: .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8)
-    prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
-    answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
-    source: field of the data set's name; None, or a JSONL row without that field: the file's name without its suffix
-    limit: load only this many distinct questions, the first ones; None: all
-    meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'
-
-    A field is a name or a dotted path into nested records ("reward_model.ground_truth").
+    path: .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8). Its name without
+        the suffix is the source of questions that say none
     """
 
     path: str
-    prompt: str = "prompt"
-    answer: str = "reward_model.ground_truth"
-    source: str | None = "data_source"
-    limit: int | None = None
-    meta: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_limit("QuestionFile", self.limit)
 
     def load(self) -> list[Question]:
-        """The distinct questions in the file's order; meta["row"] is the first row (from 0) that asks each.
+        """As `distinct_questions`.
 
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
-        fields = Fields("QuestionFile", self.prompt, self.answer, self.source, tuple(self.meta))
-        rows = read_rows(path, lambda present: fields.check(present, str(path)), fields.columns)
-        return distinct_questions(rows, fields, place_of(path), path.stem, self.limit)
+        rows = read_rows(path, lambda present: self.check_columns(present, str(path)), self.columns)
+        return self.distinct_questions(rows, place_of(path), path.stem)
 
 
 def place_of(path: Path) -> Place:

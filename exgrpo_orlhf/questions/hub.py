@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..records import Question
 from .files import column_paths
-from .reading import Fields, Place, distinct_questions, require_limit
+from .reading import Place, QuestionRecords
 
 logger = logging.getLogger(__name__)
 
@@ -20,55 +20,41 @@ class HubError(ValueError):
 
 
 @dataclass(frozen=True)
-class QuestionHub:
+class QuestionHub(QuestionRecords):
     """A set of questions from the hub, or a local folder that `datasets.load_dataset` can open.
 
-    id: owner/name, or a folder
+    id: owner/name, or a folder; the name is the source of questions that say none
     subset: one of the set's configurations ('main', 'ARC-Challenge', …); None where it has only one
     split: 'train', 'test', …, or a part of one ('train[:1000]')
     revision: commit, tag or branch; None: the newest. Pin it: a set that has changed makes a different experiment
-    prompt, answer, source, limit, meta: as in QuestionFile; the source is by default the id's name
+    The other fields are those of `QuestionRecords`.
     """
 
     id: str
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
-    prompt: str = "prompt"
-    answer: str = "reward_model.ground_truth"
-    source: str | None = None
-    limit: int | None = None
-    meta: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_limit("QuestionHub", self.limit)
+    source: str | None = field(default=None, kw_only=True)
 
     def load(self) -> list[Question]:
-        """The distinct questions in the set's order; meta["row"] is the first row (from 0) that asks each.
-
-        Raises HubError if the set cannot be loaded, or ValueError that names the row and the field.
-        """
+        """As `distinct_questions`. Raises HubError if the set cannot be loaded, or ValueError with row and field."""
         place = Place(f"{self.id}, split {self.split!r}", "row", 0)
-        fields = Fields("QuestionHub", self.prompt, self.answer, self.source, tuple(self.meta))
         table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
-        fields.check(list(column_paths(table.features.arrow_schema)), place.name)
-        rows = table_rows(table, fields.columns)
-        return distinct_questions(rows, fields, place, Path(self.id).name, self.limit)
+        self.check_columns(list(column_paths(table.features.arrow_schema)), place.name)
+        return self.distinct_questions(table_rows(table, self.columns), place, Path(self.id).name)
 
 
 def load_table(set_id: str, subset: str | None, split: str, revision: str | None, binding: str) -> Any:
     """A `datasets.Dataset`. binding: what the user sets to mend an error, such as QuestionHub. Raises HubError."""
     import datasets  # takes half a second, and only sets of the hub need it
-    from huggingface_hub import errors
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         table = datasets.load_dataset(set_id, subset, split=split, revision=revision)
-    except (datasets.exceptions.DatasetNotFoundError, errors.RepositoryNotFoundError) as error:
-        raise HubError(explain(error, set_id, f"{binding}.id")) from error
     except ValueError as error:  # an unknown subset or split: the message lists those there are
         said = " ".join(str(error).split())
         raise HubError(f"{set_id}: {said}; set {binding}.subset and {binding}.split") from error
-    except (OSError, datasets.exceptions.DatasetsError, errors.HfHubHTTPError) as error:
+    except (OSError, datasets.exceptions.DatasetsError, HfHubHTTPError) as error:
         raise HubError(explain(error, set_id, f"{binding}.id")) from error
     logger.info("%s, split %r: %d rows, %s", set_id, split, len(table), table.version or "no version")
     return table

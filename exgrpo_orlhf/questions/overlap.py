@@ -1,8 +1,7 @@
 """Finds test questions that a training set holds: the same text (text.py), or a run of 13 words in common.
 
-Texts are hashed, not compared pair by pair: every run of 13 words is one 64-bit number, computed for all questions at
-once, so that comparing 46,000 questions with 15,000 takes seconds. Two different runs share a number about once in 10^7
-checks of that size.
+Texts are hashed, not compared pair by pair: every run of 13 words is one 64-bit number, so that comparing 46,000
+questions with 15,000 takes seconds. Two different runs share a number about once in 10^7 checks of that size.
 
 A run of words that more than 10 training questions share is a common phrase ("how many ways are there to choose …") or
 a template's instruction, and does not count. A question of fewer than 13 words is compared only by its whole text.
@@ -10,14 +9,21 @@ a template's instruction, and does not count. A question of fewer than 13 words 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import csv
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..files import replacing
 from ..records import Question
-from .text import Prompt, normalised, words
+from .files import place_of, read_rows
+from .reading import read_prompt
+from .text import Prompt, normalised, plain_text, words
 
 WORDS = 13
 COMMON = 10  # training questions
@@ -28,12 +34,14 @@ class Hit:
     """A test question that the training set has too. Rows count from 0.
 
     share: the share of its runs of 13 words that the training set has; 1 for the same text
+    question: how its text begins
     """
 
     test_row: int
     train_row: int
     kind: str  # 'exact' or '13-gram'
     share: float
+    question: str
 
 
 @dataclass(frozen=True)
@@ -57,72 +65,42 @@ class TrainingTexts:
     """The training set, indexed once for any number of test sets."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._rng = np.random.default_rng(13)  # draws the numbers that stand for words; any seed will do
-        self._factors = self._numbers(WORDS) | np.uint64(1)
-        self._vocabulary: dict[str, int] = {}
-        self._table = np.empty(0, np.uint64)
-        self._rows: dict[str, list[int]] = {}
+        rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
-            self._rows.setdefault(normalised(prompt), []).append(row)
+            rows.setdefault(normalised(prompt), []).append(row)
         # A repeated text counts once; otherwise a repeated question would be taken for a common phrase.
-        self._same = list(self._rows.values())
-        runs, owners, _ = self._runs([prompts[rows[0]] for rows in self._same])  # owners: positions in _same
-        order = np.lexsort((owners, runs))
-        runs, owners = runs[order], owners[order]
-        first = np.ones(len(runs), bool)  # of each (run, question)
-        first[1:] = (runs[1:] != runs[:-1]) | (owners[1:] != owners[:-1])
-        runs, owners = runs[first], owners[first]
-        self._known, start, count = np.unique(runs, return_index=True, return_counts=True)  # (distinct runs,)
-        self._owners, self._start, self._count = owners, start, count
-        self.common = int((count > COMMON).sum())
+        self._rows, self._same = rows, list(rows.values())
+        runs = [np.unique(_runs(prompts[same[0]])) for same in self._same]
+        owners = np.repeat(np.arange(len(runs)), [len(of_one) for of_one in runs])  # positions in _same
+        joined = np.concatenate([*runs, np.empty(0, np.int64)])
+        order = np.argsort(joined, kind="stable")
+        self._runs, self._owners = joined[order], owners[order]  # sorted by run, then by owner
+        self.common = int((np.unique(self._runs, return_counts=True)[1] > COMMON).sum())
 
     def overlap(self, prompts: Sequence[Prompt]) -> Overlap:
         """Compare a test set's prompts with the training set."""
-        runs, owners, lengths = self._runs(prompts)
-        position = np.minimum(np.searchsorted(self._known, runs), max(len(self._known) - 1, 0))
-        found = np.zeros(len(runs), bool)
-        if len(self._known):
-            found = (self._known[position] == runs) & (self._count[position] <= COMMON)
-        shared = np.bincount(owners[found], minlength=len(prompts))
-        total = np.bincount(owners, minlength=len(prompts))
-        touched = np.zeros(len(self._known), bool)
-        touched[position[found]] = True
-        owning = set(self._owners[np.repeat(touched, self._count)].tolist())
-        train_rows = {row for owner in owning for row in self._same[owner]}
-        test_rows, first = np.unique(owners[found], return_index=True)
-        first_run = dict(zip(test_rows.tolist(), position[found][first].tolist(), strict=True))
-        hits = []
+        hits, train_rows, short = [], set[int](), 0
         for row, prompt in enumerate(prompts):
+            runs = _runs(prompt)
+            first, last = (np.searchsorted(self._runs, runs, side) for side in ("left", "right"))
+            shared = (first < last) & (last - first <= COMMON)
+            owners = [self._owners[a:b] for a, b in zip(first[shared], last[shared], strict=True)]
+            train_rows.update(known for some in owners for owner in some for known in self._same[owner])
+            short += not len(runs)
             same = self._rows.get(normalised(prompt))
+            start = plain_text(prompt)[:160]
             if same:
                 train_rows.update(same)
-                hits.append(Hit(row, same[0], "exact", 1.0))
-            elif row in first_run:
-                train_row = self._same[self._owners[self._start[first_run[row]]]][0]
-                hits.append(Hit(row, train_row, "13-gram", float(shared[row] / total[row])))
-        return Overlap(len(prompts), tuple(hits), int((lengths < WORDS).sum()), frozenset(train_rows))
+                hits.append(Hit(row, same[0], "exact", 1.0, start))
+            elif owners:
+                hits.append(Hit(row, self._same[owners[0][0]][0], "13-gram", float(shared.mean()), start))
+        return Overlap(len(prompts), tuple(hits), short, frozenset(train_rows))
 
-    def _runs(
-        self, prompts: Sequence[Prompt]
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Every run of 13 words as a number (R,), the row it is in (R,), and the rows' lengths in words (rows,)."""
-        number = self._vocabulary
-        texts = [[number.setdefault(word, len(number)) for word in words(prompt)] for prompt in prompts]
-        if len(number) > len(self._table):
-            self._table = np.concatenate([self._table, self._numbers(len(number) - len(self._table))])
-        lengths = np.array([len(text) for text in texts], np.int64)
-        values = self._table[np.fromiter((word for text in texts for word in text), np.int64, int(lengths.sum()))]
-        count = max(len(values) - WORDS + 1, 0)
-        runs = np.zeros(count, np.uint64)
-        for k, factor in enumerate(self._factors):
-            runs += values[k : k + count] * factor  # modulo 2^64
-        owners = np.repeat(np.arange(len(texts)), lengths)[:count]
-        ends = np.repeat(np.cumsum(lengths), lengths)[:count]
-        whole = np.arange(count) + WORDS <= ends  # runs that end within their question
-        return runs[whole], owners[whole], lengths
 
-    def _numbers(self, count: int) -> npt.NDArray[np.uint64]:
-        return self._rng.integers(0, 1 << 64, count, dtype=np.uint64)
+def _runs(prompt: Prompt) -> npt.NDArray[np.int64]:
+    """Every run of 13 words as a number, in order (R,). They differ between processes: Python salts hashes of text."""
+    text = words(prompt)
+    return np.array([hash(tuple(text[i : i + WORDS])) for i in range(len(text) - WORDS + 1)], np.int64)
 
 
 def same_questions(train: Sequence[Question], test: Sequence[Question]) -> list[tuple[Question, Question]]:
@@ -130,3 +108,127 @@ def same_questions(train: Sequence[Question], test: Sequence[Question]) -> list[
     known = {normalised(question.prompt): question for question in train}
     pairs = [(known.get(normalised(question.prompt)), question) for question in test]
     return [(mine, theirs) for mine, theirs in pairs if mine is not None]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PromptColumn:
+    """A file and the field of its questions."""
+
+    path: Path
+    field: str
+
+    def read(self) -> list[Prompt]:
+        """Every row's prompt, repetitions too. FileNotFoundError, ValueError with place and field."""
+        place = place_of(self.path)
+        mend = f"{self.path}:FIELD on the command line"
+
+        def check(present: list[str]) -> None:
+            if self.field not in present:
+                raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(present)}; give {mend}")
+
+        rows = enumerate(read_rows(self.path, check, (self.field,)))
+        prompts = [read_prompt(row, place.of(i), mend, self.field) for i, row in rows]
+        if not prompts:
+            raise ValueError(f"{self.path} holds no questions; was it written to the end?")
+        return prompts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a training file shares with each test file. train_rows: the training rows that overlap with any of them."""
+
+    train: Path
+    rows: int
+    tests: tuple[tuple[Path, Overlap], ...]
+    train_rows: frozenset[int]
+    common: int
+    seconds: float
+
+    def table(self) -> str:
+        """The report as text."""
+        width = max(len("test set"), *(len(str(path)) for path, _ in self.tests))
+        lines = [
+            f"{self.train}: {self.rows:,} rows; {WORDS}-gram: a run of {WORDS} words in common that at most "
+            f"{COMMON} training questions have",
+            "",
+            f"{'test set':{width}}  questions   exact  {WORDS}-gram  together  under {WORDS} words  training rows",
+        ]
+        for path, overlap in self.tests:
+            exact, runs = overlap.count("exact"), overlap.count("13-gram")
+            share = f"{100 * (exact + runs) / overlap.questions:.1f} %"
+            lines.append(
+                f"{path!s:{width}}  {overlap.questions:9,}  {exact:6,}  {runs:7,}  {share:>8}  {overlap.short:14,}  "
+                f"{len(overlap.train_rows):13,}"
+            )
+        lines += [
+            "",
+            f"{len(self.train_rows):,} of {self.rows:,} training rows overlap, {self.rows - len(self.train_rows):,} "
+            f"are clean ({self.common:,} runs ignored as common phrases, {self.seconds:.1f} s)",
+        ]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report with every hit, for a JSON file."""
+        return {
+            "train": str(self.train),
+            "train_rows": self.rows,
+            "train_rows_overlapping": len(self.train_rows),
+            "words_of_a_run": WORDS,
+            "common_above": COMMON,
+            "common_runs": self.common,
+            "seconds": round(self.seconds, 2),
+            "tests": [
+                {
+                    "test": str(path),
+                    "questions": overlap.questions,
+                    "exact": overlap.count("exact"),
+                    "ngram": overlap.count("13-gram"),
+                    "short": overlap.short,
+                    "train_rows_overlapping": len(overlap.train_rows),
+                    "hits": [asdict(hit) for hit in overlap.hits],
+                }
+                for path, overlap in self.tests
+            ],
+        }
+
+
+def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
+    """Compare a training file with test files. The report's seconds include reading."""
+    began = time.monotonic()
+    prompts = train.read()
+    index = TrainingTexts(prompts)
+    done = tuple((column.path, index.overlap(column.read())) for column in tests)
+    touched = frozenset(row for _, overlap in done for row in overlap.train_rows)
+    return Report(train.path, len(prompts), done, touched, index.common, time.monotonic() - began)
+
+
+def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:
+    """Raises ValueError if the clean subset or the report would overwrite a compared set or each other."""
+    if clean and clean.suffix != train.suffix:
+        raise ValueError(f"{clean}: the clean subset keeps the form of {train}; its name ends in {train.suffix}")
+    taken = {path.resolve(): "a test set that is compared" for path in tests}
+    taken[train.resolve()] = "the training file itself"
+    for written in filter(None, (report, clean)):
+        if what := taken.get(written.resolve()):
+            raise ValueError(f"{written} is {what}; give another name")
+        taken[written.resolve()] = "the report too"
+
+
+def write_without(train: Path, rows: Collection[int], clean: Path) -> None:
+    """Write the training file without these rows, with all its columns, whole or not at all."""
+    with replacing(clean) as partial:
+        if train.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(train)
+            pq.write_table(table.take([row for row in range(table.num_rows) if row not in rows]), partial)
+        elif train.suffix == ".jsonl":
+            with train.open("rb") as file, partial.open("wb") as kept:
+                kept.writelines(line for row, line in enumerate(file) if row not in rows)
+        else:
+            with train.open(encoding="utf-8-sig", newline="") as file, partial.open("w", -1, "utf-8", newline="") as to:
+                records = enumerate(csv.reader(file, strict=True), -1)  # the header is record -1
+                csv.writer(to).writerows(values for row, values in records if row not in rows)

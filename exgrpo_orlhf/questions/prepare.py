@@ -24,19 +24,17 @@ _DROPPED_AT_MOST = 0.01  # of the rows; if more must be dropped, a column is pro
 _CATALOGUE = "exgrpo_orlhf/questions/catalogue.py"
 
 
-class PrepareError(ValueError):
-    """A set cannot be prepared. The message says which, why, and how to mend it."""
-
-
 def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: bool = False) -> tuple[str, bool]:
     """Make <out>/<name>.parquet, unless it is there and matches the manifest.
 
     copies: a folder that holds the sets as <owner>/<name>, in place of the hub
     any_rows: accept a number of rows other than the catalogue's
-    Returns a line for the user, and whether the file was made. Raises PrepareError, HubError.
+    Returns a line for the user, and whether the file was made. Raises ValueError that says why, and how to mend it.
     """
-    manifest = read_manifest(out)
-    known = manifest.get(public.name)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    known = read_manifest(out).get(public.name)
     path = out / f"{public.name}.parquet"
     if known and _is_as_said(known, path, public):
         return f"{known['rows']:,} rows, as in {MANIFEST}: nothing to do", False
@@ -45,7 +43,7 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
     if copies:
         folder = copies / public.id
         if not folder.is_dir():
-            raise PrepareError(
+            raise ValueError(
                 f"{folder}: no such folder; copy the set there: hf download --repo-type dataset {public.id} "
                 f"--local-dir {folder}" + (f" --revision {wanted}" if wanted else "")
             )
@@ -53,16 +51,22 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
     else:
         where, revision = public.id, commit(public.id, wanted, _CATALOGUE)
     table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
-    _check_columns(public, list(table.column_names))
+    present = table.column_names
+    if missing := [column for column in public.columns if column not in present]:
+        raise ValueError(
+            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}: it has "
+            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; mend the "
+            "entry, or pin an earlier revision there"
+        )
     low, high = public.rows
     if not low <= len(table) <= high and not any_rows:
-        raise PrepareError(
+        raise ValueError(
             f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
             f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
         )
     rows, dropped = convert(public, table.select_columns(list(public.columns)))
     with replacing(path) as partial:
-        _write_parquet(rows, partial)
+        pq.write_table(pa.Table.from_pylist(rows), partial)
         questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
     entry = {
         "file": path.name,
@@ -89,18 +93,16 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
 def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Rows in verl's layout, and how many rows were left out by reason: no answer, or contradicting another row.
 
-    Raises PrepareError if a row does not have the form that the conversion expects, or if too many are left out.
+    Raises ValueError if a row does not have the form that the conversion expects, or if too many are left out.
     """
     found: list[tuple[int, str, str]] = []
     answers: dict[str, set[str]] = {}
     dropped: Counter[str] = Counter()
-    count = 0
     for index, row in enumerate(table):
-        count += 1
         try:
             question, answer = public.convert(row)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise PrepareError(
+            raise ValueError(
                 f"{public.id}, row {index}: not of the form expected of {', '.join(public.columns)} "
                 f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
@@ -112,9 +114,11 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
     kept = [item for item in found if len(answers[item[1]]) == 1]
     if len(kept) < len(found):
         dropped["contradicting each other"] = len(found) - len(kept)
-    if sum(dropped.values()) > max(_DROPPED_AT_MOST * count, 1) or not kept:
+    lost = dropped.total()
+    count = len(kept) + lost
+    if lost > max(_DROPPED_AT_MOST * count, 1) or not kept:
         left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
-        raise PrepareError(
+        raise ValueError(
             f"{public.id}: of {count:,} rows {left_out or 'none is there'}; do {', '.join(public.columns)} still "
             f"hold what they did? See {_CATALOGUE}"
         )
@@ -132,14 +136,14 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
 
 
 def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
-    """The manifest's entry for each set, by name; {} without a manifest. Raises PrepareError if it is not JSON."""
+    """The manifest's entry for each set, by name; {} without a manifest. Raises ValueError if it is not JSON."""
     path = out / MANIFEST
     if not path.exists():
         return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise PrepareError(f"{path}: not JSON ({error}); remove it, and the sets are prepared again") from error
+        raise ValueError(f"{path}: not JSON ({error}); remove it, and the sets are prepared again") from error
 
 
 def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool:
@@ -147,31 +151,3 @@ def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool
     same = (known["source"], known["subset"], known["split"], known["layout"]) == expected
     same_revision = public.revision is None or known["revision"] in (None, public.revision)
     return same and same_revision and path.is_file() and sha256(path) == known["sha256"]
-
-
-def _check_columns(public: PublicSet, present: list[str]) -> None:
-    missing = [column for column in public.columns if column not in present]
-    if missing:
-        raise PrepareError(
-            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}: it has "
-            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; mend the "
-            "entry, or pin an earlier revision there"
-        )
-
-
-def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    text = pa.string()
-    message = pa.struct([("role", text), ("content", text)])
-    schema = pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(message)),
-            ("ability", text),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("extra_info", pa.struct([("index", pa.int64()), ("split", text)])),
-        ]
-    )
-    pq.write_table(pa.Table.from_pylist(rows, schema), path)

@@ -118,7 +118,7 @@ class PromptEncoder:
         Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write.
         """
         if question.id not in self._encoded:
-            ids = self._encode(question)
+            ids = self.token_ids(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
                 start = question.prompt if isinstance(question.prompt, str) else question.prompt[-1][1]
                 raise ValueError(
@@ -160,13 +160,20 @@ class PromptEncoder:
 
     def render(self, question: Question) -> str:
         """The text that is encoded. Raises ValueError for a role that the template cannot write."""
-        turns = self.turns(question)
-        if not self._chat:
-            return self._write(turns, question)
-        messages = [{"role": role, "content": content} for role, content in turns]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        turns, template = self.turns(question), self._template
+        if self._chat or template.turns is None:
+            messages = [{"role": role, "content": content} for role, content in turns]
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        if unknown := [role for role, _ in turns if role not in template.turns]:
+            raise ValueError(
+                f"question {question.id} of {question.source} has a message of role {unknown[0]!r}; "
+                f"Prompts.template = {self.settings.template!r} writes {', '.join(template.turns)}"
+            )
+        parts = [template.turns[role].format(content) for role, content in turns]
+        return template.between.join([*parts, template.answer] if template.answer else parts)
 
-    def _encode(self, question: Question) -> list[int]:
+    def token_ids(self, question: Question) -> list[int]:
+        """The prompt's token ids, however many."""
         # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
         complete = bool(self._chat or self._template.tokens)
         return list(self.tokenizer(self.render(question), add_special_tokens=not complete)["input_ids"])
@@ -179,14 +186,3 @@ class PromptEncoder:
             system, turns = self.settings.system, turns[own:]
             return [("system", system), *turns] if system else turns
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
-
-    def _write(self, turns: list[Message], question: Question) -> str:
-        template, formats = self._template, self._template.turns
-        assert formats is not None  # __init__ refuses such a template without a chat template
-        if unknown := [role for role, _ in turns if role not in formats]:
-            raise ValueError(
-                f"question {question.id} of {question.source} has a message of role {unknown[0]!r}; "
-                f"Prompts.template = {self.settings.template!r} writes {', '.join(formats)}"
-            )
-        parts = [formats[role].format(content) for role, content in turns]
-        return template.between.join([*parts, template.answer] if template.answer else parts)

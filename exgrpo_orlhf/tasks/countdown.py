@@ -16,16 +16,17 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ..records import Grade, Message, Question
 from ..settings import require
 from .made_questions import (
+    OPERATIONS,
     OPERATORS,
     SHOWN,
     MadeQuestions,
-    Split,
     check_operands,
     check_seed,
     check_shares,
@@ -36,16 +37,12 @@ SOURCE = "countdown"
 LARGEST_VALUE = 99  # that a drawn answer passes through; a response may pass through any
 MOST_OPERANDS = 6
 MOST_LARGEST = 20
+split_of = partial(split_by_hash, task=b"countdown split")  # prompt → the split it belongs to
 
 _PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
 _RESPONSE = re.compile(r"[0-9]+(?:[-+*][0-9]+=-?[0-9]+)+")
 _STATED = re.compile(r"=-?[0-9]+")
 _DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
-
-
-def split_of(prompt: str) -> Split:
-    """The split a question belongs to (`split_by_hash`)."""
-    return split_by_hash(prompt, b"countdown split")
 
 
 def draw_question(rng: np.random.Generator, operands: int, largest: int) -> tuple[Question, str]:
@@ -81,7 +78,7 @@ def grade(question: Question, response: str) -> Grade:
         return Grade("wrong", 0.0, sound=False, extracted=shown)
     value, right = int(used[0]), []
     for operator, number in zip(re.findall(r"[-+*]", operations), used[1:], strict=True):
-        value = _apply(value, operator, int(number))
+        value = OPERATIONS[operator](value, int(number))
         right.append(f"={value}")
     if value != target:
         return Grade("wrong", 0.0, sound=False, extracted=shown)
@@ -173,22 +170,11 @@ def _write(order: Sequence[int], operators: Sequence[str]) -> str | None:
     """The operations with their values; None where one lies outside 0 to LARGEST_VALUE or the last is 0."""
     value, text = order[0], str(order[0])
     for operator, number in zip(operators, order[1:], strict=True):
-        value = _apply(value, operator, number)
+        value = OPERATIONS[operator](value, number)
         if not 0 <= value <= LARGEST_VALUE:
             return None
         text += f"{operator}{number}={value}"
     return text if value else None
-
-
-def _apply(left: int, operator: str, right: int) -> int:
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-    raise ValueError(f"operator must be one of {OPERATORS!r}, got {operator!r}")
 
 
 def _parse(prompt: str | tuple[Message, ...]) -> tuple[list[int], int]:

@@ -1,8 +1,10 @@
-"""What both tasks share: sets of questions that are made here, their two splits, and the checks of their settings."""
+"""What both tasks share: operations, sets of questions made here, their two splits, and checks of settings."""
 
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import hashlib
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +13,8 @@ import numpy as np
 from ..records import Question
 from ..settings import require
 
-OPERATORS = "+-*"
+OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+OPERATORS = "".join(OPERATIONS)
 SHOWN = 200  # characters of an extracted answer
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 Split = Literal["train", "validation"]

@@ -11,14 +11,16 @@ wrong value: its reasoning is consistent, but based on false facts.
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from ..records import Grade, Message, Question
 from ..settings import require
 from .made_questions import (
+    OPERATIONS,
     OPERATORS,
     SHOWN,
     VALIDATION_ONE_IN,
@@ -32,6 +34,7 @@ from .made_questions import (
 SOURCE = "modular_chains"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
+split_of = partial(split_by_hash, task=b"chain split")  # prompt → the split it belongs to
 
 _PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+=")
 
@@ -39,19 +42,7 @@ _PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+=")
 def result(fact: Fact) -> int:
     """The right value of one step, 0 to 9."""
     left, operator, right = fact
-    match operator:
-        case "+":
-            return (left + right) % 10
-        case "-":
-            return (left - right) % 10
-        case "*":
-            return left * right % 10
-    raise ValueError(f"operator must be one of {OPERATORS!r}, got {operator!r}")
-
-
-def split_of(prompt: str) -> Split:
-    """The split a question belongs to (`split_by_hash`)."""
-    return split_by_hash(prompt, b"chain split")
+    return OPERATIONS[operator](left, right) % 10
 
 
 def draw_question(rng: np.random.Generator, operands: int, split: Split) -> Question:
@@ -67,13 +58,7 @@ def draw_question(rng: np.random.Generator, operands: int, split: Split) -> Ques
 
 def right_reasoning(prompt: str | tuple[Message, ...]) -> str:
     """The one right response to a question's prompt. Raises ValueError if that is not a modular chain."""
-    value, operations = _parse(prompt)
-    steps = []
-    for operator, right in operations:
-        after = result((value, operator, right))
-        steps.append(f"{value}{operator}{right}={after};")
-        value = after
-    return f"{''.join(steps)}#{value}"
+    return _reason(prompt, result)
 
 
 def grade(question: Question, response: str) -> Grade:
@@ -148,26 +133,27 @@ class Beliefs:
 
 def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Beliefs) -> str:
     """One flawed reasoning text, without end token. Raises ValueError if the question is not a modular chain."""
-    value, operations = _parse(question.prompt)
-    steps = []
-    for operator, right in operations:
-        fact = (value, operator, right)
+
+    def believed(fact: Fact) -> int:
         if rng.random() < beliefs.slip:
-            after = int(rng.integers(10))
-        elif fact in beliefs.false_facts and rng.random() < beliefs.strength:
-            after = beliefs.false_facts[fact]
-        else:
-            after = result(fact)
-        steps.append(f"{value}{operator}{right}={after};")
-        value = after
-    return f"{''.join(steps)}#{value}"
+            return int(rng.integers(10))
+        if fact in beliefs.false_facts and rng.random() < beliefs.strength:
+            return beliefs.false_facts[fact]
+        return result(fact)
+
+    return _reason(question.prompt, believed)
 
 
-def _parse(prompt: str | tuple[Message, ...]) -> tuple[int, list[tuple[str, int]]]:
-    """The first digit of a chain, and its (operator, right operand) pairs from left to right."""
+def _reason(prompt: str | tuple[Message, ...], step: Callable[[Fact], int]) -> str:
+    """The reasoning text whose steps have these values, each carried over to the next."""
     if not isinstance(prompt, str) or not _PROMPT.fullmatch(prompt):
         raise ValueError(f"not a modular chain such as '7+5*3=': {prompt!r}")
-    return int(prompt[0]), [(prompt[i], int(prompt[i + 1])) for i in range(1, len(prompt) - 1, 2)]
+    value, text = int(prompt[0]), ""
+    for operator, right in zip(prompt[1:-1:2], prompt[2::2], strict=True):
+        text += f"{value}{operator}{right}="
+        value = step((value, operator, int(right)))
+        text += f"{value};"
+    return f"{text}#{value}"
 
 
 PRESETS: dict[str, Beliefs] = {

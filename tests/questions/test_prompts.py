@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from exgrpo_orlhf.questions import prompts
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.tasks.chain_model import chain_tokenizer
+from exgrpo_orlhf.tasks.tiny_models import chain_tokenizer
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")
 LETTERS_CHAT = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -45,12 +45,8 @@ def written(settings: Prompts, tokenizer, question: Question = QUESTION) -> str:
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_plain_prompt_is_the_text(tokenizer):
-    encoder = PromptEncoder(Prompts("plain", 32), tokenizer)
-    assert tokenizer.decode(encoder.encode(Question.make("s", "1+2=", "3"))) == "1+2="
-
-
-def test_plain_messages_are_joined_by_blank_lines(letters):
+def test_plain_is_the_text_and_messages_are_joined_by_blank_lines(letters):
+    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
     assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
 
 
@@ -87,18 +83,14 @@ def test_think_answer_goes_through_the_chat_template_where_there_is_one(letters)
     assert written(Prompts("think_answer"), letters) == f"<s>[system]{system}[user]What is {{1}} + 2?[assistant]"
 
 
-@pytest.mark.parametrize("template", WRITTEN)
-def test_our_templates_ask_for_a_boxed_answer(template, letters):
-    text = written(Prompts(template), letters)
-    assert BOXED in text
-    assert ("<think>" in text) == (template == "think_answer")
-
-
 @pytest.mark.parametrize("chat_template", [None, LETTERS_CHAT])
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "chat"])
-def test_the_beginning_of_text_comes_once_at_most(template, chat_template, letters):
+def test_the_beginning_of_text_comes_once_and_our_templates_ask_for_a_boxed_answer(template, chat_template, letters):
     letters.chat_template = chat_template
-    ids = PromptEncoder(Prompts(template), letters).encode(QUESTION)
+    encoder = PromptEncoder(Prompts(template), letters)
+    ids, text = encoder.encode(QUESTION), encoder.render(QUESTION)
+    assert (BOXED in text) == (template in WRITTEN)
+    assert ("<think>" in text) == (template == "think_answer")
     assert ids.count(letters.bos_token_id) == (0 if template == "qwen_math" else 1)
     assert letters.bos_token_id not in ids[1:]
 

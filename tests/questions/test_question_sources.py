@@ -1,4 +1,4 @@
-"""Work of questions: CSV, the hub's library, mixes by weight, and the length filter."""
+"""The hub's library, mixes by weight, and the length filter."""
 
 from __future__ import annotations
 
@@ -21,71 +21,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.run import train
-
-
-def csv_file(path: Path, text: str | bytes, **fields) -> QuestionFile:
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return QuestionFile(str(path), **{"prompt": "question", "answer": "answer", "source": None, **fields})
-
-
-def jsonl(path: Path, rows) -> QuestionFile:
-    path.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
-    return QuestionFile(str(path), prompt="question", answer="answer")
-
-
-# -- CSV --------------------------------------------------------------------------------------------------------------
-
-
-def test_csv_keeps_commas_quotes_line_breaks_and_numbers_as_written(tmp_path):
-    text = 'question,answer\r\n"What is 1,000 + 1?",1001\n"He said ""two"".\nWhat did he say?",2.50\n'
-    first, second = csv_file(tmp_path / "sums.csv", text).load()
-    assert (first.prompt, first.answer, first.source, first.meta) == ("What is 1,000 + 1?", "1001", "sums", {"row": 0})
-    assert (second.prompt, second.answer) == ('He said "two".\nWhat did he say?', "2.50")
-
-
-def test_csv_columns_may_have_dots_in_their_names_and_a_byte_order_mark(tmp_path):
-    text = "\ufeffprompt,reward_model.ground_truth,data_source\n1+1?,2,sums\n"
-    (question,) = csv_file(tmp_path / "q.csv", text, **{
-        "prompt": "prompt", "answer": "reward_model.ground_truth", "source": "data_source"
-    }).load()  # fmt: skip
-    assert (question.prompt, question.answer, question.source) == ("1+1?", "2", "sums")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("question,answer\na,1\nb,2,3\n", r"q\.csv, row 1 \(ends in line 3\): 3 values for the 2 columns"),
-        ("question,gold\na,1\n", r"q\.csv: no column 'answer', there are question, gold; set QuestionFile\.answer"),
-        ('question,answer\n"a,1\n', r"q\.csv, row 0 .*not CSV.*was it written to the end"),
-        ("question,question\na,1\n", "names a column twice"),
-        ("question,answer\na,\n", r"row 0: field 'answer' is ''; a gold answer is text"),
-        ("question,answer\n", "holds no questions"),
-        ("", "no column 'question'"),
-        (b"question,answer\nna\xefve?,1\n", r"q\.csv.*not UTF-8.*save it as UTF-8"),
-    ],
-)
-def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, text, message):
-    with pytest.raises(ValueError, match=message):
-        csv_file(tmp_path / "q.csv", text).load()
-
-
-# -- repetitions ------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_question_set_differently_is_merged_and_counted(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    rows = [("Find $x^{2}$ for $x=\\dfrac12$.", "1/4"), ("Find  $x^2$ for $x = \\frac12$", "1/4"), ("Find y.", "2")]
-    questions = jsonl(tmp_path / "q.jsonl", rows).load()
-    assert [question.meta["row"] for question in questions] == [0, 2]
-    assert "2 questions, 1 repetitions merged (1 of them typeset differently)" in caplog.text
-
-
-def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
-    rows = [("Reverse: Ab", "bA"), ("Reverse: aB", "Ba"), ("Compute 1-2", "-1"), ("Compute 1+2", "3")]
-    assert [question.answer for question in jsonl(tmp_path / "q.jsonl", rows).load()] == ["bA", "Ba", "-1", "3"]
-
 
 # -- the hub's library ------------------------------------------------------------------------------------------------
 
@@ -119,13 +55,9 @@ def test_a_set_of_the_hub_loads_by_subset_split_and_nested_fields(hub_set):
     assert [question.answer for question in hub(hub_set, split="test").load()] == ["4"]
     assert [question.answer for question in hub(hub_set, "hard", split="train[1:]").load()] == ["51", "61"]
     assert len(hub(hub_set, "hard", limit=2).load()) == 2
-
-
-def test_the_hub_and_a_file_of_the_same_rows_are_the_same_questions(hub_set):
     path = hub_set / "easy" / "train-00000-of-00001.parquet"
-    fields = {"prompt": "q", "answer": "gold.value", "source": None}
-    from_file = QuestionFile(str(path), **fields).load()
-    assert [q.prompt for q in hub(hub_set).load()] == [q.prompt for q in from_file]
+    from_file = QuestionFile(str(path), prompt="q", answer="gold.value", source=None).load()
+    assert [(q.prompt, q.answer) for q in from_file] == [(q.prompt, q.answer) for q in (first, second)]
 
 
 @pytest.mark.parametrize(
@@ -156,22 +88,13 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path):
     assert "hf download --repo-type dataset somebody/some-set" in done.stdout
 
 
-def test_the_folder_datasets_does_not_hide_the_library():
+def test_questions_are_imported_without_heavy_libraries_and_the_folder_datasets_hides_none():
     """From the project's root, where sys.path begins with it, and here under pytest."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import datasets; print(datasets.load_dataset)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    light = "import sys, exgrpo_orlhf.questions; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    code = f"{light}; import datasets; print(callable(datasets.load_dataset))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["set()", "True"], done.stderr
     assert datasets.__file__ is not None
-
-
-def test_questions_are_imported_without_heavy_libraries():
-    code = "import sys, exgrpo_orlhf.questions; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 # -- mixes ------------------------------------------------------------------------------------------------------------
@@ -281,10 +204,10 @@ def test_a_size_that_a_source_cannot_fill_says_how_large_it_can_be():
 
 
 def mixed_bindings(tmp_path: Path, model: Path) -> list[str]:
-    jsonl(tmp_path / "short.jsonl", [(f"{a}+{b}=", str((a + b) % 10)) for a in range(10) for b in range(2)])
-    long = [(f"{a}+{b}*{c}-1+2+3+4=", "1") for a in range(3) for b in range(2) for c in range(2)]
-    csv = "question,answer\n" + "".join(f"{q},{a}\n" for q, a in [("7*7=", 9), ("7*8=", 6), *long])
-    (tmp_path / "long.csv").write_text(csv)
+    short = [{"question": f"{a}+{b}=", "answer": (a + b) % 10} for a in range(10) for b in range(2)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in short))
+    long = [f"{a}+{b}*{c}-1+2+3+4=,1\n" for a in range(3) for b in range(2) for c in range(2)]
+    (tmp_path / "long.csv").write_text("".join(["question,answer\n7*7=,9\n7*8=,6\n", *long]))
     return small_bindings(
         model,
         "Work.questions = @LengthFilter()",
@@ -335,23 +258,3 @@ def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(
     again = config.load([run / "config.gin"])
     assert again.config_hash == experiment.config_hash
     assert fingerprint(again.questions.load()) == fingerprint(experiment.questions.load())
-
-
-# -- what a verifier wants besides the answer ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
-    """Options by their texts: without them 'Paris' is no letter."""
-    path = tmp_path / f"cities.{suffix}"
-    row = {"question": "Capital of France?", "answer": "B", "extra": {"options": ["Rome", "Paris"]}}
-    if suffix == "jsonl":
-        path.write_text(json.dumps(row) + "\n")
-    else:
-        pq.write_table(pa.Table.from_pylist([row]), path)
-    fields = {"prompt": "question", "answer": "answer", "source": None}
-    (question,) = QuestionFile(str(path), **fields, meta=("extra.options",)).load()
-    assert question.meta["options"] == ["Rome", "Paris"]
-    assert Verifier("choice").grade(question, "The answer is \\boxed{Paris}.").correct
-    with pytest.raises(ValueError, match=r"no (field|column) 'extra\.tests'.*QuestionFile\.meta"):
-        QuestionFile(str(path), **fields, meta=("extra.tests",)).load()

@@ -7,16 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import DATA
 
 from exgrpo_orlhf.questions import QuestionFile, fingerprint
 from exgrpo_orlhf.questions.files import read_rows
-
-
-def real(name: str) -> str:
-    if not (DATA / name).exists():
-        pytest.skip(f"{name} is not in {DATA} (EXGRPO_TEST_DATA)")
-    return str(DATA / name)
+from exgrpo_orlhf.rewards import Verifier
 
 
 def verl_row(prompt="1+1?", answer="2", source="sums"):
@@ -24,21 +18,30 @@ def verl_row(prompt="1+1?", answer="2", source="sums"):
     return {"data_source": source, "prompt": messages, "reward_model": {"ground_truth": answer, "style": "rule"}}
 
 
-def parquet(path: Path, rows) -> QuestionFile:
+def parquet(path: Path, *rows, **fields) -> QuestionFile:
     pq.write_table(pa.Table.from_pylist(rows), path)
-    return QuestionFile(str(path))
+    return QuestionFile(str(path), **fields)
 
 
-def jsonl(path: Path, *lines: str, **fields) -> QuestionFile:
-    path.write_bytes("".join(line + "\n" for line in lines).encode())
+def text(path: Path, content: str | bytes, **fields) -> QuestionFile:
+    """A JSONL or CSV file with columns question and answer."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return QuestionFile(str(path), **{"prompt": "question", "answer": "answer", **fields})
 
 
+def jsonl(path: Path, *rows: tuple[str, object], **fields) -> QuestionFile:
+    lines = (json.dumps({"question": q, "answer": a}, ensure_ascii=False) for q, a in rows)
+    return text(path, "".join(f"{line}\n" for line in lines), **fields)
+
+
 def test_verl_parquet_gives_messages_answer_source_and_row(tmp_path):
-    first, second = parquet(tmp_path / "q.parquet", [verl_row(), verl_row("2+2?", "4", "more")]).load()
+    rows = [verl_row(), verl_row("2+2?", "4", "more")]
+    first, second = parquet(tmp_path / "q.parquet", *rows).load()
     assert first.prompt == (("system", "Think."), ("user", "1+1?"))
     assert (first.answer, first.source, first.meta) == ("2", "sums", {"row": 0})
     assert (second.answer, second.source, second.meta) == ("4", "more", {"row": 1})
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert QuestionFile(str(tmp_path / "q.jsonl")).load() == [first, second]
 
 
 def test_messages_stored_by_pandas_as_arrays_load_too(tmp_path):
@@ -48,59 +51,71 @@ def test_messages_stored_by_pandas_as_arrays_load_too(tmp_path):
     assert QuestionFile(str(tmp_path / "again.parquet")).load() == QuestionFile(str(tmp_path / "q.parquet")).load()
 
 
-def test_parquet_and_jsonl_of_the_same_rows_are_the_same_questions(tmp_path):
-    rows = [verl_row(), verl_row("2+2?", "4")]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = QuestionFile(str(tmp_path / "q.jsonl")).load()
-    assert lines == parquet(tmp_path / "q.parquet", rows).load()
-
-
 def test_only_the_needed_columns_are_read(tmp_path):
-    config = parquet(tmp_path / "q.parquet", [{**verl_row(), "images": "x" * 1000}])
+    config = parquet(tmp_path / "q.parquet", {**verl_row(), "images": "x" * 1000})
     (row,) = read_rows(Path(config.path), lambda present: None, ("data_source", "prompt", "reward_model.ground_truth"))
     assert set(row) == {"data_source", "prompt", "reward_model"}
     assert set(row["reward_model"]) == {"ground_truth"}
 
 
 def test_json_numbers_stay_as_they_are_written(tmp_path):
-    rows = [f'{{"question": "q{i}", "answer": {number}}}' for i, number in enumerate(["27.0", "4.50e33", "1000", "-0"])]
-    answers = [question.answer for question in jsonl(tmp_path / "q.jsonl", *rows).load()]
-    assert answers == ["27.0", "4.50e33", "1000", "-0"]
+    numbers = ["27.0", "4.50e33", "1000", "-0"]
+    lines = "".join(f'{{"question": "q{i}", "answer": {number}}}\n' for i, number in enumerate(numbers))
+    answers = [question.answer for question in text(tmp_path / "q.jsonl", lines).load()]
+    assert answers == numbers
     assert all(type(answer) is str for answer in answers)
 
 
 def test_a_line_separator_inside_a_question_does_not_end_its_line(tmp_path):
-    text = "first\u2028second\x0bthird\x85fourth"
-    rows = [json.dumps({"question": text, "answer": "1"}, ensure_ascii=False)]
-    assert jsonl(tmp_path / "q.jsonl", *rows).load()[0].prompt == text
+    asked = "first\u2028second\x0bthird\x85fourth"
+    assert jsonl(tmp_path / "q.jsonl", (asked, "1")).load()[0].prompt == asked
+
+
+def test_csv_keeps_commas_quotes_line_breaks_and_numbers_as_written(tmp_path):
+    content = 'question,answer\r\n"What is 1,000 + 1?",1001\n"He said ""two"".\nWhat did he say?",2.50\n'
+    first, second = text(tmp_path / "sums.csv", content, source=None).load()
+    assert (first.prompt, first.answer, first.source, first.meta) == ("What is 1,000 + 1?", "1001", "sums", {"row": 0})
+    assert (second.prompt, second.answer) == ('He said "two".\nWhat did he say?', "2.50")
+
+
+def test_csv_columns_may_have_dots_in_their_names_and_a_byte_order_mark(tmp_path):
+    (tmp_path / "q.csv").write_text("\ufeffprompt,reward_model.ground_truth,data_source\n1+1?,2,sums\n")
+    (question,) = QuestionFile(str(tmp_path / "q.csv")).load()
+    assert (question.prompt, question.answer, question.source) == ("1+1?", "2", "sums")
 
 
 def test_source_is_the_files_name_where_there_is_no_field(tmp_path):
-    rows = ['{"question": "a", "answer": "1"}', '{"question": "b", "answer": "1", "data_source": "given"}']
-    assert [q.source for q in jsonl(tmp_path / "sums.jsonl", *rows).load()] == ["sums", "given"]
-    assert [q.source for q in jsonl(tmp_path / "sums.jsonl", *rows, source=None).load()] == ["sums", "sums"]
-    parquet(tmp_path / "chains.parquet", [verl_row()])
-    assert QuestionFile(str(tmp_path / "chains.parquet"), source=None).load()[0].source == "chains"
+    path, lines = tmp_path / "sums.jsonl", '{"question": "a", "answer": "1"}\n'
+    lines += '{"question": "b", "answer": "1", "data_source": "given"}\n'
+    assert [q.source for q in text(path, lines).load()] == ["sums", "given"]
+    assert [q.source for q in text(path, lines, source=None).load()] == ["sums", "sums"]
+    assert parquet(tmp_path / "chains.parquet", verl_row(), source=None).load()[0].source == "chains"
 
 
 def test_repetitions_with_the_same_answer_are_merged_and_counted(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    rows = [verl_row(), verl_row("2+2?", "4"), verl_row(), verl_row()]
-    assert [q.meta["row"] for q in parquet(tmp_path / "q.parquet", rows).load()] == [0, 1]
-    assert "2 questions, 2 repetitions merged" in caplog.text
+    rows = [("Find $x^{2}$ for $x=\\dfrac12$.", "1/4"), ("Find  $x^2$ for $x = \\frac12$", "1/4"), ("Find y.", "2")]
+    questions = jsonl(tmp_path / "q.jsonl", *rows, rows[2]).load()
+    assert [question.meta["row"] for question in questions] == [0, 2]
+    assert "2 questions, 2 repetitions merged (1 of them typeset differently)" in caplog.text
 
 
 def test_repetitions_with_different_answers_name_both_rows(tmp_path):
     rows = [verl_row(), verl_row("2+2?", "4"), verl_row(answer="3")]
     with pytest.raises(ValueError, match=r"q\.parquet: rows 0 and 2 .*'2' and '3'; remove the wrong one.*1\+1\?"):
-        parquet(tmp_path / "q.parquet", rows).load()
+        parquet(tmp_path / "q.parquet", *rows).load()
     with pytest.raises(ValueError, match="lines 1 and 2"):
-        jsonl(tmp_path / "q.jsonl", *(f'{{"question": "a", "answer": {n}}}' for n in (1, 2))).load()
+        jsonl(tmp_path / "q.jsonl", ("a", 1), ("a", 2)).load()
+
+
+def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
+    rows = [("Reverse: Ab", "bA"), ("Reverse: aB", "Ba"), ("Compute 1-2", "-1"), ("Compute 1+2", "3")]
+    assert [question.answer for question in jsonl(tmp_path / "q.jsonl", *rows).load()] == ["bA", "Ba", "-1", "3"]
 
 
 def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
-    rows = ['{"question": "a", "answer": 1}'] * 2 + ['{"question": "b", "answer": 1}', "not JSON"]
-    assert [q.prompt for q in jsonl(tmp_path / "q.jsonl", *rows, limit=2).load()] == ["a", "b"]
+    lines = '{"question": "a", "answer": 1}\n' * 2 + '{"question": "b", "answer": 1}\nnot JSON\n'
+    assert [q.prompt for q in text(tmp_path / "q.jsonl", lines, limit=2).load()] == ["a", "b"]
     with pytest.raises(ValueError, match=r"QuestionFile\.limit must be at least 1, or None for all; got 0"):
         QuestionFile("q.jsonl", limit=0)
 
@@ -109,11 +124,11 @@ def test_missing_files_and_unknown_suffixes_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl: no such file"):
         QuestionFile(str(tmp_path / "nowhere.jsonl")).load()
     with pytest.raises(ValueError, match=r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"):
-        jsonl(tmp_path / "q.txt").load()
+        text(tmp_path / "q.txt", "").load()
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):
-    config = parquet(tmp_path / "q.parquet", [verl_row()])
+    config = parquet(tmp_path / "q.parquet", verl_row())
     whole = Path(config.path).read_bytes()
     for torn in (whole[:-20], b"", b"PAR1 and no more", whole[:40] + bytes(200) + whole[240:]):
         Path(config.path).write_bytes(torn)
@@ -130,79 +145,103 @@ def test_a_torn_parquet_file_is_named(tmp_path):
     ],
 )
 def test_a_missing_column_is_named_with_those_present(tmp_path, fields, message):
-    parquet(tmp_path / "q.parquet", [verl_row()])
     with pytest.raises(ValueError, match=message):
-        QuestionFile(str(tmp_path / "q.parquet"), **fields).load()
+        parquet(tmp_path / "q.parquet", verl_row(), **fields).load()
 
 
 GOOD = b'{"question": "a", "answer": "1"}\n'
+PROMPTS = {
+    "7": "a prompt is text or a list",
+    "null": "a prompt is text or a list",
+    "[]": "a prompt is text or a list",
+    '" "': "is empty",
+    '["hello"]': "has the message 'hello'",
+    '[{"role": "user"}]': "a message is",
+    '[{"role": "user", "content": 7}]': "a message is",
+    '[{"role": "user", "content": "a", "name": "b"}]': "a message is",
+    '[{"role": "user", "content": ""}]': "ends in an empty message",
+}
+NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFile\.answer"
 
 
 @pytest.mark.parametrize(
-    ("content", "answer", "message"),
+    ("content", "message"),
     [
-        (GOOD + b'{"question": \n', "answer", r"line 2: not JSON"),
-        (GOOD + b"\n" + GOOD, "answer", "line 2: not JSON"),
-        (b'{"question": "a", "answer": NaN}\n', "answer", "line 1: not JSON: NaN is no JSON number"),
-        (b"[1]\n", "answer", "line 1: a row is an object"),
-        (GOOD + b'{"question": "\xff', "answer", r"line 2: not JSON.*was it written to the end"),
-        (
-            b'{"question": "a", "gold": "1"}\n',
-            "answer",
-            r"line 1: no field 'answer', there are question, gold; set QuestionFile\.answer",
-        ),
-        (
-            b'{"question": "a", "gold": {"words": "1"}}\n',
-            "gold.text",
-            r"line 1: no field 'gold\.text', there are words",
+        (GOOD + b'{"question": \n', r"line 2: not JSON"),
+        (GOOD + b"\n" + GOOD, "line 2: not JSON"),
+        (b'{"question": "a", "answer": NaN}\n', "line 1: not JSON: NaN is no JSON number"),
+        (b"[1]\n", "line 1: a row is an object"),
+        (GOOD + b'{"question": "\xff', r"line 2: not JSON.*was it written to the end"),
+        (b'{"question": "a", "gold": "1"}\n', NO_FIELD),
+        *(
+            (f'{{"question": {prompt}, "answer": 1}}\n'.encode(), f"line 1: field 'question' .*{message}")
+            for prompt, message in PROMPTS.items()
         ),
         *(
-            (f'{{"question": {prompt}, "answer": 1}}\n'.encode(), "answer", f"line 1: field 'question' .*{message}")
-            for prompt, message in [
-                ("7", "a prompt is text or a list"),
-                ("null", "a prompt is text or a list"),
-                ("[]", "a prompt is text or a list"),
-                ('" "', "is empty"),
-                ('["hello"]', "has the message 'hello'"),
-                ('[{"role": "user"}]', "a message is"),
-                ('[{"role": "user", "content": 7}]', "a message is"),
-                ('[{"role": "user", "content": "a", "name": "b"}]', "a message is"),
-                ('[{"role": "user", "content": ""}]', "ends in an empty message"),
-            ]
-        ),
-        *(
-            (
-                f'{{"question": "a", "answer": {given}}}\n'.encode(),
-                "answer",
-                "line 1: field 'answer' is .* a gold answer is text",
-            )
+            (f'{{"question": "a", "answer": {given}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
             for given in ("null", "true", '""', "[1]")
         ),
-        (b"", "answer", "holds no questions"),
+        (b"", "holds no questions"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_named(tmp_path, content, answer, message):
-    (tmp_path / "q.jsonl").write_bytes(content)
+def test_a_line_that_cannot_be_used_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=rf"q\.jsonl(:|,)? {message}"):
-        QuestionFile(str(tmp_path / "q.jsonl"), prompt="question", answer=answer).load()
+        text(tmp_path / "q.jsonl", content).load()
+
+
+def test_a_path_that_ends_early_is_named_with_the_names_there_are(tmp_path):
+    with pytest.raises(ValueError, match=r"q\.jsonl, line 1: no field 'gold\.text', there are words"):
+        text(tmp_path / "q.jsonl", '{"question": "a", "gold": {"words": "1"}}\n', answer="gold.text").load()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("question,answer\na,1\nb,2,3\n", r", row 1 \(ends in line 3\): 3 values for the 2 columns"),
+        ("question,gold\na,1\n", r": no column 'answer', there are question, gold; set QuestionFile\.answer"),
+        ('question,answer\n"a,1\n', r", row 0 .*not CSV.*was it written to the end"),
+        ("question,question\na,1\n", ": the header names a column twice"),
+        ("question,answer\na,\n", r", row 0: field 'answer' is ''; a gold answer is text"),
+        ("question,answer\n", " holds no questions"),
+        ("", ": no column 'question'"),
+        (b"question,answer\nna\xefve?,1\n", r", after row .*: not UTF-8.*save it as UTF-8"),
+    ],
+)
+def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, content, message):
+    with pytest.raises(ValueError, match=rf"q\.csv{message}"):
+        text(tmp_path / "q.csv", content, source=None).load()
 
 
 def test_whole_numbers_in_parquet_are_answers_and_decimals_are_not(tmp_path):
-    assert parquet(tmp_path / "q.parquet", [verl_row(answer=204)]).load()[0].answer == "204"
+    assert parquet(tmp_path / "q.parquet", verl_row(answer=204)).load()[0].answer == "204"
     for answer in (0.5, None):
         with pytest.raises(ValueError, match=r"row 0: field 'reward_model\.ground_truth' is"):
-            parquet(tmp_path / "q.parquet", [verl_row(answer=answer)]).load()
+            parquet(tmp_path / "q.parquet", verl_row(answer=answer)).load()
 
 
 def test_fingerprint_depends_on_the_questions_and_their_order(tmp_path):
-    one, two = parquet(tmp_path / "q.parquet", [verl_row(), verl_row("2+2?", "4")]).load()
+    one, two = parquet(tmp_path / "q.parquet", verl_row(), verl_row("2+2?", "4")).load()
     assert fingerprint([one, two]) == fingerprint(iter([one, two])) != fingerprint([two, one])
     assert len({fingerprint(questions) for questions in ([], [one], [two])}) == 3
 
 
-def test_the_papers_validation_set_loads(caplog):
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
+    """Options by their texts: without them 'Paris' is no letter."""
+    path = tmp_path / f"cities.{suffix}"
+    row = {"question": "Capital of France?", "answer": "B", "extra": {"options": ["Rome", "Paris"]}}
+    path.write_text(json.dumps(row) + "\n") if suffix == "jsonl" else parquet(path, row)
+    fields = {"prompt": "question", "answer": "answer", "source": None}
+    (question,) = QuestionFile(str(path), **fields, meta=("extra.options",)).load()
+    assert question.meta["options"] == ["Rome", "Paris"]
+    assert Verifier("choice").grade(question, "The answer is \\boxed{Paris}.").correct
+    with pytest.raises(ValueError, match=r"no (field|column) 'extra\.tests'.*QuestionFile\.meta"):
+        QuestionFile(str(path), **fields, meta=("extra.tests",)).load()
+
+
+def test_the_papers_validation_set_loads(caplog, shared_data):
     caplog.set_level(logging.INFO)
-    questions = QuestionFile(real("exgrpo_valid.parquet")).load()
+    questions = QuestionFile(str(shared_data / "exgrpo_valid.parquet")).load()
     assert len(questions) == len({question.id for question in questions}) == 1590
     assert "1590 questions, 669 repetitions merged" in caplog.text  # 2,259 rows
     assert {q.source for q in questions} == {"aime", "aime25", "amc", "math", "minerva", "olympiad_bench"}
@@ -218,9 +257,8 @@ def test_the_papers_validation_set_loads(caplog):
         ("amc23_test", "question", "answer", 40),
     ],
 )
-def test_benchmarks_load_whole(name, prompt, answer, count):
-    questions = QuestionFile(real(f"{name}.jsonl"), prompt=prompt, answer=answer).load()
+def test_benchmarks_load_whole(name, prompt, answer, count, shared_data):
+    questions = QuestionFile(str(shared_data / f"{name}.jsonl"), prompt=prompt, answer=answer).load()
     assert len(questions) == count
     assert {question.source for question in questions} == {name}
-    if name == "amc23_test":
-        assert all(question.answer.endswith(".0") for question in questions)
+    assert name != "amc23_test" or all(question.answer.endswith(".0") for question in questions)

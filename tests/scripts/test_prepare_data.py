@@ -22,7 +22,7 @@ from run_builders import ROOT
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.conversions import last_boxed
-from exgrpo_orlhf.questions.prepare import PrepareError, convert, prepare, read_manifest
+from exgrpo_orlhf.questions.prepare import convert, prepare, read_manifest
 
 AIME = [{"id": i, "problem": f"How many of {i}?", "answer": f"{i:03}", "solution": "…"} for i in range(30)]
 
@@ -153,9 +153,9 @@ def test_rows_without_an_answer_or_in_contradiction_are_left_out_and_counted():
 
 def test_a_column_that_holds_something_else_is_an_error_that_names_it():
     rows = [{"problem": f"p{i}", "solution": "see the book"} for i in range(400)]
-    with pytest.raises(PrepareError, match=r"MATH-lighteval: of 400 rows 400 without question or answer; do problem"):
+    with pytest.raises(ValueError, match=r"MATH-lighteval: of 400 rows 400 without question or answer; do problem"):
         convert(PUBLIC_SETS["math_train"], rows)
-    with pytest.raises(PrepareError, match=r"openai/gsm8k, row 0: not of the form expected of question, answer"):
+    with pytest.raises(ValueError, match=r"openai/gsm8k, row 0: not of the form expected of question, answer"):
         convert(PUBLIC_SETS["gsm8k_test"], [{"question": "a", "answer": 7}])
 
 
@@ -222,13 +222,13 @@ def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_agai
 
 def test_another_number_of_rows_or_another_column_stops_with_what_to_do(tmp_path, copies):
     copy(copies, "aime25", AIME[:29])
-    with pytest.raises(PrepareError, match=r"aime25, split 'test', has 29 rows, and 30 are expected.*--any-rows"):
+    with pytest.raises(ValueError, match=r"aime25, split 'test', has 29 rows, and 30 are expected.*--any-rows"):
         prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies)
     assert prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies, any_rows=True)[1]
     copy(copies, "aime24", [{"Problem": "a", "Answer": "1"}] * 30)
-    with pytest.raises(PrepareError, match=r"no column 'problem' and no 'answer', there are Problem, Answer.*'aime24'"):
+    with pytest.raises(ValueError, match=r"no column 'problem' and no 'answer', there are Problem, Answer.*'aime24'"):
         prepare(PUBLIC_SETS["aime24"], tmp_path / "out", copies)
-    with pytest.raises(PrepareError, match=r"hf download --repo-type dataset HuggingFaceH4/MATH-500 .*--revision 6e4e"):
+    with pytest.raises(ValueError, match=r"hf download --repo-type dataset HuggingFaceH4/MATH-500 .*--revision 6e4e"):
         prepare(PUBLIC_SETS["math500"], tmp_path / "out", copies)
 
 

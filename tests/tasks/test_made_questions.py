@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,8 +15,6 @@ from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks import countdown, modular_chains
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches
 from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
-
-SETS = pytest.mark.parametrize("made", [ModularChains, Countdown])
 
 
 @pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (Countdown, 700)])
@@ -45,7 +45,19 @@ def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, q
     assert (first.prompt, first.id) == (prompt, question_id)  # and on every machine
 
 
-@SETS
+@pytest.mark.parametrize(
+    ("made", "operands", "shares"),
+    [(ModularChains, (3, 4, 5, 6, 7), (129, 129, 128, 128, 128)), (Countdown, (3, 4, 5), (101, 100, 100))],
+)
+def test_questions_are_distinct_balanced_and_say_how_many_operands_they_have(made, operands, shares):
+    questions = made(count=sum(shares), operands=operands).load()
+    assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == sum(shares)
+    assert Counter(q.meta["operands"] for q in questions) == dict(zip(operands, shares, strict=True))
+    assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
+    assert {len(re.findall(r"\d+", q.prompt.partition(">")[0])) - q.meta["operands"] for q in questions} == {0}
+
+
+@pytest.mark.parametrize("made", [ModularChains, Countdown])
 def test_loading_leaves_the_global_generators_alone(made):
     before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     made(count=20).load()
@@ -81,30 +93,24 @@ def test_a_question_of_another_kind_is_named_in_the_error(grade, prompt):
         grade(Question.make("made", prompt, "2"), "#2")
 
 
-@SETS
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (dict(count=0), r"count .* at least 1, got 0"),
-        (dict(count=2.0), r"count .* integer .* got 2\.0"),
-        (dict(count=True), r"count .* got True"),
-        (dict(operands=()), r"operands .* got \(\)"),
-        (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
-        (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
-        (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
-        (dict(operands=3), r"operands .* got 3"),
-        (dict(seed=-1), r"seed .* at least 0, got -1"),
-        (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
-    ],
-)
-def test_a_shared_field_out_of_range_is_named_with_what_is_allowed(made, fields, message):
-    with pytest.raises(ValueError, match=rf"^{made.__name__}\.{message}"):
-        made(**fields)
+SHARED = [
+    (dict(count=0), r"count .* at least 1, got 0"),
+    (dict(count=2.0), r"count .* integer .* got 2\.0"),
+    (dict(count=True), r"count .* got True"),
+    (dict(operands=()), r"operands .* got \(\)"),
+    (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
+    (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
+    (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
+    (dict(operands=3), r"operands .* got 3"),
+    (dict(seed=-1), r"seed .* at least 0, got -1"),
+    (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
+]
 
 
 @pytest.mark.parametrize(
     ("made", "fields", "message"),
     [
+        *((made, *case) for made in (ModularChains, Countdown) for case in SHARED),
         (ModularChains, dict(count=136, operands=(2,)), r"count .* at most 135 distinct train .* got 136"),
         (ModularChains, dict(count=16, operands=(2,), split="validation"), r"count .* at most 15 distinct validation"),
         (Countdown, dict(operands=(3, 7)), r"operands must be at most 6, got \(3, 7\)"),
@@ -113,7 +119,7 @@ def test_a_shared_field_out_of_range_is_named_with_what_is_allowed(made, fields,
         (Countdown, dict(largest=True), r"largest .* got True"),
     ],
 )
-def test_a_field_of_one_set_out_of_range_is_named_with_what_is_allowed(made, fields, message):
+def test_a_field_out_of_range_is_named_with_what_is_allowed(made, fields, message):
     with pytest.raises(ValueError, match=rf"^{made.__name__}\.{message}"):
         made(**fields)
 

@@ -18,7 +18,6 @@ from exgrpo_orlhf.tasks.modular_chains import (
 )
 
 ALPHABET = "0123456789+-*=;#"
-NO_ERRORS = Beliefs(false_share=0, strength=0, slip=0)
 
 
 def chain(prompt: str) -> Question:
@@ -42,10 +41,14 @@ def test_a_chain_is_evaluated_left_to_right():
     assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
 
 
-def test_right_reasoning_is_correct_and_sound():
+def test_right_reasoning_is_correct_and_sound_and_what_a_teacher_without_errors_writes():
+    rng = np.random.default_rng(0)
     for question in ModularChains(count=300, operands=(2, 3, 8)).load():
-        said = grade(question, right_reasoning(question.prompt))
+        right = right_reasoning(question.prompt)
+        said = grade(question, right)
         assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, True)
+        assert write_reasoning(rng, question, Beliefs(false_share=0, strength=0, slip=0)) == right
+        assert question.source == "modular_chains"
 
 
 @pytest.mark.parametrize("prompt", ["7+5*3=", "0*0-0=", "9-8=", "1+2-3*4+5="])
@@ -66,26 +69,18 @@ def test_no_edit_of_one_character_is_sound_and_only_an_untouched_answer_is_corre
 
 
 @pytest.mark.parametrize(
-    "response",
-    [
-        "#6",  # no step
-        "2*3=6;#6",  # a step is missing
-        "7+5=2;2*3=6;6+0=6;#6",  # one too many
-        "7+5=2;5*3=6;#6",  # not the value carried over
-        "7+5=4;4*3=6;#6",  # false facts that end in the right answer
-        "7+5=2;2+3=6;#6",  # another operator
-        "7+5=2;2*3=8;#6",  # not the last step's value
-        "#7+5=2;2*3=6;#6",
-    ],
-)
-def test_a_right_answer_without_right_reasoning_is_a_lucky_guess(response):
-    said = grade(chain("7+5*3="), response)
-    assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, False)
-
-
-@pytest.mark.parametrize(
     ("response", "verdict"),
     [
+        # A right answer without right reasoning is a lucky guess.
+        ("#6", "correct"),  # no step
+        ("2*3=6;#6", "correct"),  # a step is missing
+        ("7+5=2;2*3=6;6+0=6;#6", "correct"),  # one too many
+        ("7+5=2;5*3=6;#6", "correct"),  # not the value carried over
+        ("7+5=4;4*3=6;#6", "correct"),  # false facts that end in the right answer
+        ("7+5=2;2+3=6;#6", "correct"),  # another operator
+        ("7+5=2;2*3=8;#6", "correct"),  # not the last step's value
+        ("#7+5=2;2*3=6;#6", "correct"),
+        # Only the exact answer after the last mark counts.
         ("", "no_answer"),
         ("7+5=2;2*3=6;", "no_answer"),
         ("7+5=2;2*3=6;#", "no_answer"),
@@ -97,17 +92,9 @@ def test_a_right_answer_without_right_reasoning_is_a_lucky_guess(response):
         ("7+5=2;2*3=6;#6#5", "wrong"),
     ],
 )
-def test_only_the_exact_answer_after_the_last_mark_counts(response, verdict):
+def test_the_answer_after_the_last_mark_decides_and_no_other_reasoning_is_sound(response, verdict):
     said = grade(chain("7+5*3="), response)
-    assert (said.verdict, said.reward, said.sound) == (verdict, 0.0, False)
-
-
-def test_questions_are_distinct_balanced_and_say_their_length():
-    questions = ModularChains(count=642).load()
-    assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == 642
-    assert Counter(q.meta["operands"] for q in questions) == {3: 129, 4: 129, 5: 128, 6: 128, 7: 128}
-    assert all(len(q.prompt) == 2 * q.meta["operands"] and q.source == "modular_chains" for q in questions)
-    assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
+    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False)
 
 
 def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
@@ -129,12 +116,6 @@ def test_false_facts_are_as_many_as_said_fixed_and_wrong():
     assert beliefs.false_facts == Beliefs(0.3, 0.1, 0.5, seed=5).false_facts
     assert beliefs.false_facts != Beliefs(0.3, 0.7, 0.03, seed=6).false_facts
     assert len(Beliefs(1.0, 1.0, 0.0).false_facts) == 300
-
-
-def test_reasoning_without_errors_is_the_right_one():
-    rng = np.random.default_rng(0)
-    for question in ModularChains(count=100).load():
-        assert write_reasoning(rng, question, NO_ERRORS) == right_reasoning(question.prompt)
 
 
 def test_flawed_reasoning_carries_on_from_the_wrong_value():

@@ -15,18 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.tasks import warm_up
-from exgrpo_orlhf.tasks.chain_model import VOCABULARY, ChainModel, chain_tokenizer
+from exgrpo_orlhf.tasks import tiny_models
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
-from exgrpo_orlhf.tasks.countdown_model import CountdownModel
 from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.warm_up import END, PAD
+from exgrpo_orlhf.tasks.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
 
+VOCABULARY = ChainModel.vocabulary
 SMALL = dict(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
 TINY, COUNTDOWN = ChainModel(**SMALL), CountdownModel(**SMALL)
 # Forked from a process that has imported everything and computed nothing: clean processes for one import's time.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["exgrpo_orlhf.tasks.chain_model"])
+PROCESSES.set_forkserver_preload(["exgrpo_orlhf.tasks.tiny_models"])
 
 
 @pytest.fixture(autouse=True)
@@ -51,29 +50,21 @@ def weights(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 
 
-def test_every_text_survives_encoding_saving_and_decoding(prepared):
-    ids = {token: i for i, token in enumerate(VOCABULARY)}
-    for tokenizer in (
-        chain_tokenizer(),
-        AutoTokenizer.from_pretrained(prepared),
-        PreTrainedTokenizerFast.from_pretrained(prepared),
+def test_every_text_survives_encoding_saving_and_decoding(prepared, prepared_countdown):
+    chains = [question.prompt + right_reasoning(question.prompt) for question in ModularChains(count=20).load()]
+    chains += ["".join(letters) for letters in product(VOCABULARY[2:], repeat=3)]
+    countdown = [f"{question.prompt}-3*7=21" for question in Countdown(count=50).load()]
+    for tokenizer, vocabulary, texts in (
+        (chain_tokenizer(), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared), VOCABULARY, chains),
+        (PreTrainedTokenizerFast.from_pretrained(prepared), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared_countdown), CountdownModel.vocabulary, countdown),
     ):
-        for letters in product(VOCABULARY[2:], repeat=3):
-            text = "".join(letters)
-            assert tokenizer.encode(text) == [ids[letter] for letter in letters]
+        ids = {token: i for i, token in enumerate(vocabulary)}
+        for text in texts:
+            assert tokenizer.encode(text) == [ids[letter] for letter in text]
             assert tokenizer.decode(tokenizer.encode(text)) == text
-        for question in ModularChains(count=20).load():
-            text = question.prompt + right_reasoning(question.prompt)
-            assert tokenizer.decode(tokenizer.encode(text)) == text
-            assert tokenizer.decode([*tokenizer.encode(text), ids[END], ids[PAD]], skip_special_tokens=True) == text
-
-
-def test_countdown_questions_and_answers_survive_encoding_saving_and_decoding(prepared_countdown):
-    tokenizer = AutoTokenizer.from_pretrained(prepared_countdown)
-    for question in Countdown(count=50).load():
-        text = f"{question.prompt}-3*7=21"
-        assert len(tokenizer.encode(text)) == len(text)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode([*tokenizer.encode(text), ids[END], ids[PAD]], skip_special_tokens=True) == text
 
 
 def test_the_saved_tokenizers_agree_with_the_networks(prepared, prepared_countdown):
@@ -85,11 +76,8 @@ def test_the_saved_tokenizers_agree_with_the_networks(prepared, prepared_countdo
         assert tokenizer.pad_token_id == model.config.pad_token_id == model.generation_config.pad_token_id
         assert isinstance(model, Qwen2ForCausalLM)
         assert model.dtype == torch.float32
-
-
-def test_the_saved_tokenizer_pads_left(prepared):
-    padded = AutoTokenizer.from_pretrained(prepared)(["7+5=", "7+5*3="], padding=True)
-    assert padded["attention_mask"] == [[0, 0, 1, 1, 1, 1], [1] * 6]
+        padded = tokenizer(["2+3", "1"], padding=True)
+        assert padded["attention_mask"] == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_the_default_network_has_a_third_of_a_million_parameters():
@@ -114,10 +102,6 @@ def test_the_same_settings_give_the_same_model_and_others_another(tmp_path, requ
     changed = [replace(tiny, cache=tmp_path, **change) for change in changes]
     assert again not in [model.directory for model in changed]
     assert weights(changed[0].prepare()) != weights(again)
-
-
-def test_a_preset_and_its_values_spelled_out_are_the_same_model():
-    assert replace(TINY, preset="weak", false_share=0.30, strength=0.7, slip=0.03).directory == TINY.directory
 
 
 def test_a_model_in_the_cache_is_not_trained_again(prepared, monkeypatch):
@@ -152,7 +136,7 @@ def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
 
 
 def exit_while_saving(model: ChainModel) -> None:
-    warm_up.character_tokenizer = lambda vocabulary: os._exit(9)  # the network is on disk by then
+    tiny_models.character_tokenizer = lambda vocabulary: os._exit(9)  # the network is on disk by then
     model.prepare()
 
 
@@ -210,6 +194,7 @@ def test_a_short_warm_up_teaches_the_format():
 def test_presets_and_overrides_say_what_is_taught():
     assert replace(TINY, preset="slips").beliefs == PRESETS["slips"]
     assert TINY.beliefs == PRESETS["normal"]
+    assert replace(TINY, preset="weak", false_share=0.30, strength=0.7, slip=0.03).directory == TINY.directory
     assert replace(TINY, strength=0.5, seed=3).beliefs == replace(PRESETS["normal"], strength=0.5, seed=3)
     assert replace(COUNTDOWN, share=0.2, strength=0.9, seed=3).hunches == Hunches(0.2, 0.9, seed=3)
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, experience
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.warm_up import END, PAD
+from exgrpo_orlhf.tasks.tiny_models import END, PAD
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 

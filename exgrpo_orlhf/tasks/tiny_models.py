@@ -1,7 +1,12 @@
-"""A tiny language model warmed up on flawed texts of a task, made once and then found in a cache.
+"""Tiny language models warmed up on flawed texts of a task, each made once and then found in a cache.
 
-A Qwen2 with one token per character, trained by next-token prediction on the responses alone. The result is an ordinary
-Hugging Face model directory.
+A Qwen2 of 0.34 M parameters with one token per character, trained by next-token prediction on the responses alone. The
+result is an ordinary Hugging Face model directory. Only reward can correct what a model was taught wrongly:
+
+- `ChainModel` knows the procedure of modular chains and has false beliefs about single steps; how hard a question is
+  depends on how many false facts its steps need.
+- `CountdownModel` writes countdown answers with true values, and rarely finds a right one. It looks ahead as far as
+  three layers can, and where it has a hunch it does not search.
 """
 
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
@@ -22,7 +27,11 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from .made_questions import check_seed
+from ..settings import require
+from . import countdown, modular_chains
+from .countdown import Hunches
+from .made_questions import OPERATORS, check_operands, check_seed, check_shares
+from .modular_chains import PRESETS, Beliefs
 
 PAD, END = "<pad>", "<end>"
 MAX_POSITIONS = 256  # tokens of prompt and response together
@@ -49,7 +58,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmedUpModel(ABC):
-    """Base of the tiny models. A task's class adds the texts that are taught (`_texts`).
+    """Base of the tiny models. A task's class adds the texts that are taught (`_texts`), all of the training split.
 
     steps, batch_size, learning_rate: the warm-up's optimiser steps, sequences in each, and peak rate (AdamW)
     seed: the first weights and the warm-up's data
@@ -76,12 +85,12 @@ class WarmedUpModel(ABC):
         check_seed(owner, self.seed)
         for name, step in (("steps", 1), ("batch_size", 1), ("layers", 1), ("width", 32)):
             value = getattr(self, name)
-            if type(value) is not int or value < step or value % step:
-                raise ValueError(f"{owner}.{name} must be a positive multiple of {step}, got {value!r}")
-        if type(self.learning_rate) is not float or not 0 < self.learning_rate < 1:
-            raise ValueError(f"{owner}.learning_rate must be between 0 and 1, got {self.learning_rate!r}")
-        if self.cache is not None and not isinstance(self.cache, str | Path):
-            raise ValueError(f"{owner}.cache must be a path or None, got {self.cache!r}")
+            sound = type(value) is int and value >= step and value % step == 0
+            require(sound, f"{owner}.{name} must be a positive multiple of {step}, got {value!r}")
+        sound = type(self.learning_rate) is float and 0 < self.learning_rate < 1
+        require(sound, f"{owner}.learning_rate must be between 0 and 1, got {self.learning_rate!r}")
+        known = self.cache is None or isinstance(self.cache, str | Path)
+        require(known, f"{owner}.cache must be a path or None, got {self.cache!r}")
 
     def _shaping(self) -> dict[str, Any]:
         """Every setting that shapes the model."""
@@ -202,3 +211,93 @@ def _response_loss(
     return F.cross_entropy(
         model.lm_head(states).flatten(0, 1), labels[:, prompt_length:].flatten(), ignore_index=_IGNORED
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainModel(WarmedUpModel):
+    """Taught flawed reasoning (`modular_chains.write_reasoning`); the other fields are those of `WarmedUpModel`.
+
+    preset: beliefs by name, a key of `modular_chains.PRESETS`
+    false_share, strength, slip: each takes the place of the preset's value (see `Beliefs`)
+    operands: the numbers of operands in the warm-up's questions
+    seed: also decides which facts are false
+    """
+
+    preset: str = "normal"
+    false_share: float | None = None
+    strength: float | None = None
+    slip: float | None = None
+    operands: tuple[int, ...] = (3, 4, 5, 6, 7)
+
+    task: ClassVar[str] = "chain"
+    vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        check_operands("ChainModel", self.operands)
+        most = MAX_POSITIONS // 8  # an operand takes 8 tokens of prompt and response
+        require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
+        check_shares("ChainModel", **self._overrides)
+
+    @property
+    def _overrides(self) -> dict[str, float]:
+        given = {"false_share": self.false_share, "strength": self.strength, "slip": self.slip}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """What the model is taught."""
+        return dataclasses.replace(PRESETS[self.preset], **self._overrides, seed=self.seed)
+
+    def _shaping(self) -> dict[str, Any]:
+        settings = super()._shaping() | dataclasses.asdict(self.beliefs)
+        del settings["preset"]  # a preset and its values spelled out are the same model
+        return settings
+
+    def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        operands, beliefs = self.operands[rng.integers(len(self.operands))], self.beliefs
+        questions = (modular_chains.draw_question(rng, operands, "train") for _ in range(self.batch_size))
+        return [(str(q.prompt), modular_chains.write_reasoning(rng, q, beliefs)) for q in questions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownModel(WarmedUpModel):
+    """Taught a searcher's attempts (`countdown.write_attempt`); the other fields are those of `WarmedUpModel`.
+
+    share, strength: of the teacher's hunches (see `Hunches`); the seed decides which hunches
+    operands, largest: of the warm-up's questions (see `Countdown`)
+    """
+
+    share: float = 0.35
+    strength: float = 0.7
+    operands: tuple[int, ...] = (3, 4)
+    largest: int = 9
+    steps: int = 3600
+
+    task: ClassVar[str] = "countdown"
+    vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=,>")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        countdown.check_numbers("CountdownModel", self.operands, self.largest)
+        check_shares("CountdownModel", share=self.share, strength=self.strength)
+
+    @property
+    def hunches(self) -> Hunches:
+        """What the model is taught."""
+        return Hunches(self.share, self.strength, self.seed)
+
+    def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        operands, hunches = self.operands[rng.integers(len(self.operands))], self.hunches
+        texts: list[tuple[str, str]] = []
+        while len(texts) < self.batch_size:
+            question, answer = countdown.draw_question(rng, operands, self.largest)
+            if countdown.split_of(str(question.prompt)) == "train":
+                texts.append((str(question.prompt), countdown.write_attempt(rng, question, answer, hunches)))
+        return texts
+
+
+def chain_tokenizer() -> Qwen2Tokenizer:
+    """The tokenizer of modular chains."""
+    return character_tokenizer(ChainModel.vocabulary)

@@ -1,4 +1,4 @@
-"""Mixes several question sets by weight."""
+"""Sources made of other sources: a mix of several by weight, and one without its long prompts."""
 
 from __future__ import annotations
 
@@ -70,27 +70,77 @@ class QuestionMix:
         return mix
 
 
+@dataclass(frozen=True)
+class LengthFilter:
+    """Leaves out questions whose prompt, written by the template, is longer than Prompts.max_tokens.
+
+    Without this filter such a question stops the run before it starts. The filter counts with the model's tokenizer, so
+    it needs the model and the prompts:
+
+        Work.questions = @LengthFilter()
+        LengthFilter.questions = @QuestionFile()
+        LengthFilter.model = @PretrainedModel()     # as Work.model
+        LengthFilter.prompts = @Prompts()
+
+    questions: the source; model: whose tokenizer counts; prompts: the template, and max_tokens
+    """
+
+    questions: Any
+    model: Any
+    prompts: Any
+
+    def __post_init__(self) -> None:
+        given = {"questions": "@QuestionFile()", "model": "@PretrainedModel()", "prompts": "@Prompts()"}
+        for name, example in given.items():
+            bound = getattr(self, name) is not None
+            require(bound, f"LengthFilter.{name} must be a reference such as {example}, got None")
+
+    def load(self) -> list[Question]:
+        """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""
+        from transformers import AutoTokenizer  # seconds; only where prompts are counted
+
+        from .prompts import PromptEncoder
+
+        encoder = PromptEncoder(self.prompts, AutoTokenizer.from_pretrained(str(self.model.prepare())))
+        limit = self.prompts.max_tokens
+        questions = self.questions.load()
+        lengths = [len(encoder.token_ids(question)) for question in questions]
+        kept = [question for question, length in zip(questions, lengths, strict=True) if length <= limit]
+        if not kept:
+            raise ValueError(
+                f"LengthFilter: all {len(questions)} questions are longer than Prompts.max_tokens = {limit} (the "
+                f"shortest has {min(lengths)} tokens); raise it"
+            )
+        logger.info(
+            "LengthFilter: %d of %d questions kept, %d longer than Prompts.max_tokens = %d left out (the longest has "
+            "%d tokens)",
+            *(len(kept), len(questions), len(questions) - len(kept), limit, max(lengths)),
+        )
+        return kept
+
+
 def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:
     """Each set without the questions that an earlier one has."""
     known: dict[str, Question] = {}
     distinct = []
     for i, questions in enumerate(sets):
-        new = [question for question in questions if normalised(question.prompt) not in known]
-        old = [(question, known[key]) for question in questions if (key := normalised(question.prompt)) in known]
-        other = [pair for pair in old if normalised_answer(pair[0].answer) != normalised_answer(pair[1].answer)]
-        if old:
-            logger.info("QuestionMix: source %d repeats %d questions of earlier sources: left out", i, len(old))
+        by_text = [(normalised(question.prompt), question) for question in questions]
+        new = [(text, question) for text, question in by_text if text not in known]
+        answers = [(question.answer, known[text].answer) for text, question in by_text if text in known]
+        other = [pair for pair in answers if normalised_answer(pair[0]) != normalised_answer(pair[1])]
+        if answers:
+            logger.info("QuestionMix: source %d repeats %d questions of earlier sources: left out", i, len(answers))
         if other:
             logger.warning(
                 "QuestionMix: %d of them have an answer that is written differently there, such as %r and %r",
-                *(len(other), other[0][0].answer, other[0][1].answer),
+                *(len(other), *other[0]),
             )
         if not new:
             raise ValueError(
                 f"QuestionMix: source {i} holds no question that the sources before it do not hold; take it out"
             )
-        known |= {normalised(question.prompt): question for question in new}
-        distinct.append(new)
+        known |= dict(new)
+        distinct.append([question for _, question in new])
     return distinct
 
 
@@ -98,10 +148,11 @@ def _shares(weights: tuple[float, ...], available: list[int], size: int | None) 
     """The number of questions of each source: the weights' shares of the size, rounded by largest remainder."""
     total = sum(weights)
     most = min(int(n * total / weight + 1e-9) for n, weight in zip(available, weights, strict=True))
-    exact = [weight / total * (most if size is None else size) for weight in weights]
+    wanted = most if size is None else size
+    exact = [weight / total * wanted for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
-    for i in by_remainder[: (most if size is None else size) - sum(counts)]:
+    for i in by_remainder[: wanted - sum(counts)]:
         counts[i] += 1
     short = [i for i, (count, n) in enumerate(zip(counts, available, strict=True)) if count > n]
     if short and size is None:  # rounding alone: one question less

@@ -1,0 +1,16 @@
+"""Where the project's own files are, and where commands write what no option places elsewhere.
+
+In a checkout both are its root. An installed package carries gin/, evals/ and scripts/ in its folder project/ (setup.py
+puts them there) and writes to the current directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_INSTALLED = _PACKAGE / "project"
+
+CHECKOUT: Path | None = None if _INSTALLED.is_dir() else _PACKAGE.parent
+PROJECT: Path = CHECKOUT or _INSTALLED  # of gin/, evals/ and scripts/
+WORKPLACE: Path = CHECKOUT or Path.cwd()  # of runs/, results/, datasets/ and mlflow.db
