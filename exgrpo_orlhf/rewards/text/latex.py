@@ -252,5 +252,5 @@ def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
     if gold.digits == 1 and abs(a - b) * 20 > abs(a):
         return False  # 5e3 is not 5.4e3
     to_digits = Context(prec=gold.digits, rounding=ROUND_HALF_UP)
-    rounded_gold, rounded = (to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, given))
-    return rounded_gold == rounded
+    expected, found = (to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, given))
+    return expected == found
