@@ -80,6 +80,10 @@ _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
     for name, target in _TARGETS.items()
 }
+_REMOVED = {  # settings of earlier versions
+    "ScoreReuse": "every candidate is scored in every step; delete the binding",
+    "OpenRLHF.seed_requests": "every vLLM request has a seed of its own; delete the binding",
+}
 
 
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
@@ -295,6 +299,8 @@ def _parameters(name: str) -> list[str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
+    if removed := _REMOVED.get(f"{selector}.{parameter}", _REMOVED.get(selector)):
+        raise ConfigError(f"{where}: {selector}.{parameter} was removed: {removed}")
     known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
     if f"{selector}.{parameter}" in known:
         return

@@ -138,7 +138,7 @@ class TrainingRun:
         return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)
 
     def _step(self, step: int) -> dict[str, float]:
-        """One step of ExGRPO, in the order of its equations."""
+        """One step of ExGRPO, in the order of docs/algorithm.md."""
         x, buffer, mixer, engine, clock = self.x, self.buffer, self.x.mixer, self.engine, Clock()
         buffer.advance(step)
 
@@ -154,18 +154,18 @@ class TrainingRun:
         chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
         clock.lap("score")
 
-        # K fresh rollouts, at most K−1 beside a stored one; other questions in the place of those without a signal.
+        # K fresh rollouts, at most K−1 beside a stored one; groups without a signal are replaced, if bound.
         groups, rounds = self._rollout(plan, [], clock), 1
         while more := x.dynamic_sampling.replacements(plan, groups, chosen, rounds, self.fresh, buffer):
             groups, rounds = [*groups, *self._rollout(more, groups, clock)], rounds + 1
         sampled = x.dynamic_sampling.select(plan, groups, chosen, rounds)
 
-        # The latest accuracy counts fresh rollouts only, also of groups that are not trained on; the mastered retire.
+        # The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire.
         mixer.observe(groups, step)
         if mixer.collecting:
             buffer.observe(groups, step)
 
-        # A = r − mean(r) over the whole group of K, the stored success included; one loss over fresh and replayed rows.
+        # A = r − mean(r) over the whole group, the stored success included; one loss over fresh and replayed rows.
         batch = mixer.assemble(sampled.groups, chosen, x.advantages)
         clock.lap("assemble")
         try:
@@ -292,9 +292,9 @@ def _set_aside(run: Path, config_text: str) -> str | None:
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Choosing a checkpoint by questions it was trained on would choose the one that remembers best.
+    """Validation must not contain training questions.
 
-    The same text in another setting is the same question; other words are another question here
+    Texts that differ in typesetting alone count as the same; other words are another question here
     (scripts/prepare_data.py --check-overlap finds those that share a run of words).
     """
     shared = same_questions(questions, validation)

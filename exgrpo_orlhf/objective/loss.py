@@ -15,7 +15,8 @@ from torch import Tensor
 from ..records import Row, mean
 from ..settings import Count, NotNegative, Positive, Share, check, require
 
-# A token that the policy has all but ruled out and the reference has not would outweigh all others: e^12 for 12 nats.
+# The KL estimate grows as e^x: a token that the policy almost excludes and the reference does not would outweigh all
+# others, with e^12 for 12 nats.
 # The bound is OpenRLHF's and verl's; above it a token has no gradient of the KL term.
 KL_BOUND = 10.0
 # A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
@@ -69,16 +70,16 @@ class MixedPolicyLoss:
     shaping: False uses w* itself
     importance_weights: False sets w* = π_θ/stop_gradient(π_θ): value 1, gradient ∇log π_θ
     max_weight: c > 0, in units of w*; None: not truncated
-    clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (the released checkpoints' mixed phase)
+    clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (gin/recipes/official.gin)
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
                      `ReplayMixer.fresh_beside`, were not sampled (Dr. GRPO)
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
     response_length: L of 'constant', in tokens
-    entropy_coef: weight of the mean entropy of the tokens there are, subtracted from the loss; nats per token
+    entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
-        x = log π_ref − log π_θ, at most KL_BOUND nats a token. The mean is over the tokens there are; with
+        x = log π_ref − log π_θ, at most KL_BOUND nats a token. The mean is over all response tokens; with
         'sequences', as in GRPO, over each row's own, then over rows
     """
 

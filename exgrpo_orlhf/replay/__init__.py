@@ -1,4 +1,4 @@
-"""Experience management: numpy and plain Python, no model and no engine."""
+"""Experience management: no model and no engine (numpy; pyarrow for snapshots)."""
 
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets

@@ -46,15 +46,15 @@ class ReplayBuffer:
     A *candidate* for replay has stored trajectories and a latest accuracy above 0. A question that falls to 0 stops
     being a candidate and keeps its trajectories; it is one again as soon as it is solved again.
 
-    What is forgotten (None: no limit). Old means measured early: a trajectory that is sampled again is new. A question
-    that loses its last trajectory stops being a candidate and keeps its accuracy.
+    What is forgotten (None: no limit). Age counts from the last time a trajectory was sampled. A question that
+    loses its last trajectory stops being a candidate and keeps its accuracy.
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
     max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory (Python's own overhead, some hundred bytes a
         trajectory, is not counted); the oldest of all goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
-        rollouts alone have no signal; a stored success gives it one. In the paper it is none (False).
+        rollouts alone have no signal; a stored success gives it one. False, as in the paper: it is none.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ReplayBuffer:
                 del self._retired[question_id]
             self.record(question_id, accuracy, step)
             record = self._records[question_id]
-            record.streak = record.streak + 1 if self.retirement.mastered(accuracy) else 0
+            record.streak = record.streak + 1 if self.retirement.counts(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 

@@ -21,6 +21,9 @@ def as_fraction(value: float) -> Fraction:
 class DifficultyBuckets:
     """Accuracy → level: hard (0, low], medium (low, high], easy (high, 1); 0 is unsolved and 1 is solved.
 
+    Levels are for metrics, and for `QuestionSampler.partition = 'level'`; otherwise the sampler's buckets are exact
+    accuracies, and levels change nothing.
+
     The paper puts the upper threshold into both medium and easy; here it is medium (arXiv 2510.02245, section 3).
     Accuracies are exact fractions, so that 2 of 8 is on the threshold 0.25 and never beside it.
 

@@ -48,16 +48,16 @@ class Sampled:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """A group all of whose rows have the same reward makes place for the group of a newly drawn question. The stored
-    row of a replayed group counts; the question that takes its place is a fresh one.
+    """A group whose rows all have the same reward is replaced by the group of a newly drawn question. The stored row
+    of a replayed group counts; the question that takes its place is a fresh one.
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
-    min_reward, max_reward: mean reward of a group's graded rows, inclusive; outside of them a group makes place too:
+    min_reward, max_reward: mean reward of a group's graded rows, inclusive; outside of them a group is replaced too:
         training on questions of one difficulty alone, as in ExGRPO's first comparison (section 3.1)
 
-    Above 0 it departs from DAPO, which samples until the batch is full: when the rounds or the questions run out, the
-    batch is filled up to its size with groups that were to be left out, those without a gradient before others. The
-    normaliser counts them all.
+    With max_rounds > 0 this differs from DAPO, which samples until the batch is full: when the rounds or the questions
+    run out, the batch is filled up to its size with groups that were to be left out, those without a gradient before
+    others. The normaliser counts them all.
     """
 
     max_rounds: Annotated[int, at_least(0)] = 0

@@ -84,8 +84,8 @@ class ReplayMixer:
         what is not generated is saved. The question's accuracy is then that of fewer rollouts.
     max_pool_share: at most this share of the candidates, rounded down, is replayed in one step, in (0, 1]; None: no
         bound. While the pool is small, ρ alone would replay the same few questions over and over.
-    only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): no method, since real
-        tasks have no such checker, but the measure of what lucky guesses cost
+    only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): an oracle
+        for experiments on what lucky guesses cost, not a method, since real tasks have no such checker
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -108,8 +108,8 @@ class ReplayMixer:
         only_sound: bool = False,
         collects: bool = True,
     ) -> None:
-        """Raises ValueError for a share outside its range, half a schedule of ρ, K < 2, fresh_beside outside
-        [1, K−1], or μ above K success counts."""
+        """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, K < 2,
+        fresh_beside outside [1, K−1], or μ above K success counts."""
         check(ReplayMixer, locals())
         require(
             (rho_end is None) == (rho_steps is None),

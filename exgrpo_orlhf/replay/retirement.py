@@ -17,8 +17,7 @@ class RetirementPolicy:
     at_accuracy: accuracy at which a question retires, in (0, 1]; None switches retirement off
     times_in_a_row: observations in a row at that accuracy
     leaves_fresh: whether a retired question also leaves fresh sampling, from the next epoch on. The paper retires from
-        the buffer only (False); the official code also drops it from the training set. On a weak model the latter
-        starved training of all but lucky guesses, so it is an option and not the default.
+        the buffer only (False); the official code also drops it from the training set.
     returns_after: a retired question returns after that many steps; None: never
     returns_below: a retired question returns when a fresh group of it has an accuracy below this; None: never
     """
@@ -49,7 +48,7 @@ class RetirementPolicy:
             "RetirementPolicy.leaves_fresh is True; use RetirementPolicy.returns_after",
         )
 
-    def mastered(self, accuracy: Fraction) -> bool:
+    def counts(self, accuracy: Fraction) -> bool:
         """Whether one observation counts towards retirement."""
         return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
 

@@ -34,7 +34,7 @@ class TrajectorySelector:
         check(TrajectorySelector, vars(self))
 
     def to_score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, Sequence[Trajectory]]:
-        """The candidates whose score takes a forward pass and can change the choice: none that stand alone."""
+        """The candidates whose score takes a forward pass and can change the choice: of questions with several."""
         if self.by not in ("entropy", "perplexity"):
             return {}
         return {question: stored for question, stored in candidates.items() if len(stored) > 1}

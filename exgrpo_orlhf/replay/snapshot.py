@@ -132,7 +132,7 @@ def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Coll
 
     questions: the ids of the new run's questions
     Its steps are counted back from the run's newest one, which becomes 0, so that ages go on. What the other run had
-    retired is not taken: it has no trajectories, and mastering it is up to the new policy.
+    retired is not taken: it has no trajectories.
     Raises SnapshotError as `load` does, and for experience of questions that the new run does not have: an id is made
     of prompt and answer, so those were asked or answered in another way.
     """

@@ -382,12 +382,3 @@ def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the
         assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
         assert e.info["in_loss"].item() == float(row.in_loss)
     assert not all(row.in_loss for row in case.rows)
-
-
-def test_a_rollout_without_a_grade_is_an_error():
-    case = Case()
-    first, *others = case.batch.groups
-    ungraded = tuple(replace(rollout, grade=None) for rollout in first.rollouts)
-    batch = replace(case.batch, groups=[replace(first, rollouts=ungraded), *others])
-    with pytest.raises(ValueError, match=first.question.id):
-        as_experience(batch, case.forward, case.behaviour)
