@@ -100,7 +100,7 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
     ("binding", "said"),
     [
         ("Evaluation.samples = 4", r"Evaluation\.samples = 4 at Evaluation\.temperature = 0"),
-        ("Evaluation.top_p = 0.0", r"Evaluation\.top_p must be above 0"),
+        ("Evaluation.top_p = 0.0", r"Evaluation\.top_p must lie in \(0, 1\]"),
         ("Evaluation.disjoint_from = 'papers'", r"there is no suite 'papers'; did you mean paper"),
     ],
 )

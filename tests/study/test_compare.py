@@ -192,6 +192,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, capsys):
     monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", -1)
     read = []

@@ -151,6 +151,7 @@ def test_a_process_killed_while_it_saves_leaves_nothing_that_looks_finished(tmp_
     assert (model.prepare() / "tokenizer.json").is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_end_with_one_model(tmp_path, prepared):
     model = replace(TINY, cache=tmp_path)
     both = [PROCESSES.Process(target=ChainModel.prepare, args=(model,)) for _ in range(2)]
