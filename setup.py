@@ -12,13 +12,14 @@ from setuptools.command.build_py import build_py
 
 class BuildWithProject(build_py):
     def run(self) -> None:
-        super().run()
         if self.editable_mode:
+            super().run()
             return
-        project = Path(self.build_lib, "exgrpo_orlhf", "project")
-        shutil.rmtree(project, ignore_errors=True)  # of an earlier build
+        package = Path(self.build_lib, "exgrpo_orlhf")
+        shutil.rmtree(package, ignore_errors=True)  # an earlier build may hold modules that are gone
+        super().run()
         for folder in ("gin", "evals", "scripts"):
-            shutil.copytree(folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(folder, package / "project" / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 setup(cmdclass={"build_py": BuildWithProject})

@@ -76,7 +76,7 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
         sync(run)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        last, free = max(find(run), default=None), shutil.disk_usage(run).free / 2**20
+        last, free = max(find(run), default=None), shutil.disk_usage(run).free / 2**20 if run.exists() else 0
         raise CheckpointError(
             f"{final} could not be written ({type(error).__name__}: {error}); {free:.0f} MiB are free there. "
             + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")

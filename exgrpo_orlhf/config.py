@@ -117,6 +117,8 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
         return build()
     except ConfigError:
         raise
+    except RecursionError as error:
+        raise ConfigError("a reference or a macro refers to itself, directly or through others") from error
     except (ValueError, TypeError, FileNotFoundError) as error:
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
         places = [f"{name} is bound in {where}" for name, where in made_at.items() if name in message]
@@ -142,7 +144,8 @@ def _check_given(selector: str, target: Callable[..., Any], scope: list[str]) ->
         or (value is inspect.Parameter.empty and parameter not in _SUPPLIED.get(name, ()))
     ]
     if missing and selector == "gin.macro":
-        raise ConfigError(f"%{scope[0]} is used, but no file gives it a value: add {scope[0]} = …")
+        macro = "/".join(scope)
+        raise ConfigError(f"%{macro} is used, but no file gives it a value: add {macro} = …")
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be bound: add it to a gin file, or give it with --set")
     for reference in gin.config.iterate_references(given):

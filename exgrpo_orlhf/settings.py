@@ -38,8 +38,8 @@ def at_least(low: int) -> Bound:
 
 
 Count = Annotated[int, at_least(1)]
-NotNegative = Annotated[float, Bound("must be at least 0", lambda value: 0 <= value < math.inf)]
-Positive = Annotated[float, Bound("must be positive", lambda value: 0 < value < math.inf)]
+NotNegative = Annotated[float, Bound("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
+Positive = Annotated[float, Bound("must be positive and finite", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, Bound("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
 PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]
 
@@ -136,7 +136,7 @@ class Optimizer:
     warmup_steps: Annotated[int, at_least(0)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_steps: int | None = None
-    max_grad_norm: Positive = 1.0
+    max_grad_norm: Annotated[float, Bound("must be positive", lambda value: value > 0)] = 1.0
     skip_above_grad_norm: Positive | None = None
     steps_per_batch: Count = 1
     passes_per_batch: Count = 1

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_builders import ROOT
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.settings import Optimizer
 
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
@@ -151,6 +154,16 @@ def test_the_package_itself_imports_fast_and_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_a_macro_that_refers_to_itself_is_refused():
+    with pytest.raises(config.ConfigError, match="refers to itself"):
+        config.load(["base.gin"], ["A = %B", "B = %A", "ReplayMixer.rho = %A"])
+
+
+def test_a_gradient_that_is_not_clipped_can_be_asked_for():
+    """The doctor compares gradients before the clip."""
+    assert replace(Optimizer(), max_grad_norm=math.inf).max_grad_norm == math.inf
+
+
 BAD = [
     ("ReplayMixr.rho = 0.5", "there is no setting ReplayMixr.rho; nearest: ReplayMixer.rho"),
     ("ReplayMixer.roh = 0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
@@ -162,6 +175,8 @@ BAD = [
     ("ReplayMixer.rho", "expected ':' or '='"),
     ("ReplayMixer.rho = (0.5", "not closed"),
     ("ReplayMixer.rho = %NOWHERE", "%NOWHERE is used, but no file gives it a value"),
+    ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),
+    ("train.keep = 0", "train.keep must be at least 1, got 0"),
     ("ReplayMixer.rho = %gin.REQUIRED", "ReplayMixer.rho must be bound"),
     ("ReplayMixer.start_at_accuracy = 1.0", "ReplayMixer.start_at_accuracy must lie in [0, 1)"),
     ("DifficultyBuckets.thresholds = (0.75, 0.25)", "DifficultyBuckets.thresholds must be two accuracies"),

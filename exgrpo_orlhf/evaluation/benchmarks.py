@@ -170,11 +170,11 @@ class Definitions:
             require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
             for each in files:
                 _check(each, SetFile)
-            require(bool(public or files or chains), "no source; give files, public or chains")
+            require(bool(public or files) or chains is not None, "no source; give files, public or chains")
             require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
             given["public"] = PUBLIC_SETS[public] if public else None
             given["files"] = tuple(SetFile(**each) for each in files)
-            if chains:
+            if chains is not None:
                 made: dict[str, Any] = dict(chains)
                 made["operands"] = tuple(made.get("operands", ModularChains.operands))
                 given["chains"] = ModularChains(**made)

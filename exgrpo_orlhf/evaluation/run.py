@@ -205,7 +205,7 @@ def _generate(
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
     path = out / SESSIONS
-    sessions = json.loads(path.read_text(encoding="utf-8")) if with_samples(out) else []
+    sessions = json.loads(path.read_text(encoding="utf-8")) if with_samples(out) and path.exists() else []
     now = session["engine"].get("dtype")
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != now:
         raise FolderError(

@@ -108,7 +108,7 @@ class ReplayMixer:
         only_sound: bool = False,
         collects: bool = True,
     ) -> None:
-        """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, K < 2,
+        """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse,
         fresh_beside outside [1, K−1], or μ above K success counts."""
         check(ReplayMixer, locals())
         require(

@@ -6,10 +6,10 @@ import hashlib
 import logging
 import pickle
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -49,7 +49,6 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
 }
 _CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
-_cache_lock = threading.Lock()
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
@@ -244,7 +243,8 @@ def _unformatted(grade: Grade) -> Grade:
 
 
 def _remember(key: bytes, grade: Grade) -> None:
-    with _cache_lock:
-        _cache[key] = grade
-        if len(_cache) > _CACHE_SIZE:
+    _cache[key] = grade
+    if len(_cache) > _CACHE_SIZE:
+        # Another thread may change it meanwhile. A lock could be held for ever in a process that was forked.
+        with suppress(KeyError, RuntimeError, StopIteration):
             del _cache[next(iter(_cache))]

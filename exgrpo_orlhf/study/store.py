@@ -101,7 +101,8 @@ class Store:
         where = self._experiment(experiment)
         asked = [more] if more else []
         if group is not None:
-            queries = [[*asked, f"tags.`group` = '{group}'", "tags.`variant` LIKE '%'"]]
+            quote = '"' if "'" in group else "'"
+            queries = [[*asked, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
         else:  # MLflow's filters have no "or", and this is the only way to say "has"
             queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
         found = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}

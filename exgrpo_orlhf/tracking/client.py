@@ -27,15 +27,25 @@ MLFLOW_ENVIRONMENT = {
 }
 
 
-def connect(uri: str, create: bool = True) -> MlflowClient:
-    """A client of a tracking server or database. create: make an SQLite database that does not exist"""
+def load() -> type[MlflowClient]:
+    """Import MLflow, which takes seconds.
+
+    In the main thread, before others are started: Python's imports can deadlock if two threads import packages that
+    import each other's (MLflow in one, accelerate and setuptools under `save_pretrained` in the other).
+    """
     for name, value in MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient  # seconds
+    from mlflow.tracking import MlflowClient
 
+    return MlflowClient
+
+
+def connect(uri: str, create: bool = True) -> MlflowClient:
+    """A client of a tracking server or database. create: make an SQLite database that does not exist"""
+    client = load()
     if create:
         create_sqlite(uri)
-    return MlflowClient(tracking_uri=uri)
+    return client(tracking_uri=uri)
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..settings import Tracking
-from .client import LOG_TAG, connect, experiment_id, first_line, known_run, tagged_run, without_password
+from .client import LOG_TAG, connect, experiment_id, first_line, known_run, load, tagged_run, without_password
 from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class MlflowTracker:
         self._closing = threading.Event()
         if settings.enabled:
             self._tags = {**{name: str(value) for name, value in tags.items()}, LOG_TAG: log.identity}
+            load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
 
@@ -165,7 +166,7 @@ class MlflowTracker:
     def _connect(self) -> None:
         """Finds or makes the run, completes its params, and reads back how far it got."""
         if self._client is None:
-            self._client = connect(self._uri)  # seconds: the thread pays them, not the run
+            self._client = connect(self._uri)
         from mlflow.entities import Param, RunTag
 
         run = self._known_run() or self._begun_run()

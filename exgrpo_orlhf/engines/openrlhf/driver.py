@@ -64,10 +64,9 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
             said = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
-            # Ray may learn of a death a moment later than the actors that used the dead one.
-            if dead := _dead_actors(
-                3 * _POLL_SECONDS
-            ):  # then other failures, such as a broken connection, are consequences
+            # Ray may learn of a death a moment later than the actors that used the dead one. Other failures, such as a
+            # broken connection, are then consequences.
+            if dead := _dead_actors(3 * _POLL_SECONDS):
                 raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}")) from error
             # RayError: for example a full object store
             if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):

@@ -37,7 +37,7 @@ def as_experience(
         measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
             whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
     """
-    numbered = enumerate(zip(batch.flat_rows(), rows, measured, strict=True))
+    numbered = enumerate(list(zip(batch.flat_rows(), rows, measured, strict=True)))
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]

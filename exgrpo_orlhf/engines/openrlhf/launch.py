@@ -170,6 +170,7 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
     def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
         # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
         known = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
+        known -= {"help", "-h"}
         if flag := next((flag for flag in wanted if flag not in known), None):
             near = difflib.get_close_matches(flag, known, n=3, cutoff=0.5)
             hint = f"nearest: {', '.join(near)}" if near else "docs/cluster.md lists them all"

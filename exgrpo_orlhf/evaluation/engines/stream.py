@@ -21,8 +21,12 @@ class Stream:
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
+
+    def _live(self) -> None:
+        with self._runner:  # however the loop ends, what is left in it is cancelled: nobody waits for it in vain
+            self._loop.run_forever()
 
     def answers(
         self,
@@ -59,8 +63,8 @@ class Stream:
                 ended = portion[-1] is None
                 if responses := [response for response in portion if response is not None]:
                     yield responses
-            if isinstance(failure := work.exception(), ExceptionGroup):
-                raise failure.exceptions[0]
+            if failure := work.exception():
+                raise failure.exceptions[0] if isinstance(failure, ExceptionGroup) else failure
         finally:
             work.cancel()
             with suppress(queue.Empty):
@@ -75,4 +79,3 @@ class Stream:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._runner.close()  # cancels what is left, such as the tasks of an engine

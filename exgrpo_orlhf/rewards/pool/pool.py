@@ -16,6 +16,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -88,8 +89,15 @@ class Pool:
                 raise self.failed
             self._waiting.extend(jobs[i : i + size] for i in range(0, len(jobs), size))
             for _ in range(min(len(self._waiting) - self._idle, self.workers - len(self._slots))):
-                self._slots.append(_Slot(self))
-                self._slots[-1].start()
+                slot = _Slot(self)
+                try:
+                    slot.start()
+                except RuntimeError as error:  # no more threads: those that there are grade everything
+                    if not self._slots:
+                        self._waiting.clear()
+                        raise GradingError(f"no thread can be started for a grading process: {error}") from error
+                    break
+                self._slots.append(slot)
             self._change.notify_all()
         return [job.verdict for job in jobs]
 
@@ -183,9 +191,9 @@ class _Slot(threading.Thread):
         """Grade up to the first answer that ends the fork that grades it; the others go back to the queue."""
         if process.receive(0):  # ("died", …): between two chunks
             process.fork_again()
-        process.send([job.answer for job in chunk])
+        begun = process.send([job.answer for job in chunk])
         for i, job in enumerate(chunk):
-            reply = process.receive(self.pool.timeout)
+            reply = process.receive(self.pool.timeout) if begun[0] == "begun" else begun
             if reply and reply[0] == "graded":
                 job.settle(Graded(*reply[1:]))
                 continue
@@ -208,18 +216,18 @@ class _Slot(threading.Thread):
 
 
 class _Process:
-    """A worker process, the connection to it, and the memory in which it finds the answers.
+    """A worker process, the connection to it, and the file in which it finds the answers.
 
     The connection has short messages only: a write to it never waits for a process that has stopped reading.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._connection, theirs = Pipe()
-        self._answers = os.memfd_create("answers")
+        self._answers = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it lives as long as the process)
         self._settings, self._fork = settings, 0
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        fds = (theirs.fileno(), self._answers)
+        fds = (theirs.fileno(), self._answers.fileno())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _COMMAND, json.dumps(settings), *map(str, (os.getpid(), *fds))],
@@ -240,8 +248,15 @@ class _Process:
         except (EOFError, OSError) as error:
             raise _Broken("it is gone") from error
 
-    def send(self, answers: list[bytes]) -> None:
-        self._connection.send(os.pwrite(self._answers, pickle.dumps(answers), 0))
+    def send(self, answers: list[bytes]) -> Reply:
+        """Returns ("begun",), so that a fork's waking up is in no answer's time, or ("died", …)."""
+        pickled = pickle.dumps(answers)
+        self._answers.seek(0)
+        self._answers.write(pickled)
+        self._connection.send(len(pickled))
+        if (reply := self.receive(_START_TIMEOUT)) is None:
+            raise _Broken("it does not begin")
+        return reply
 
     def wait_for_fork(self) -> None:
         """Wait for the fork that grades. Raises GradingError if the grader cannot be loaded."""
@@ -254,7 +269,9 @@ class _Process:
 
     def kill_fork(self) -> None:
         """Kill the fork that grades; a reply that it still sends does not count."""
-        os.kill(self._fork, SIGKILL)  # a dead one keeps its id until `fork_again`
+        if self._process.poll() is not None:
+            raise _Broken("it is gone")
+        os.kill(self._fork, SIGKILL)  # of a living worker: a dead fork keeps its id until `fork_again`
         while (reply := self.receive(_START_TIMEOUT)) and reply[0] != "died":
             pass
         if reply is None:
@@ -273,7 +290,7 @@ class _Process:
         self.kill()
         self._process.wait()
         self._connection.close()
-        os.close(self._answers)
+        self._answers.close()
 
 
 _pools: dict[str, Pool] = {}

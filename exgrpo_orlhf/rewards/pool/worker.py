@@ -1,13 +1,14 @@
 """A grading process. `pool.py` starts `main` with four arguments: settings as JSON, its parent's process id, and the
-descriptors of a connection and of a file in memory.
+descriptors of a connection and of a file.
 
 It loads the grader once (sympy and math-verify take a second) and then only forks: the fork grades, and when it is
 killed at the limit or dies, the next fork takes milliseconds. So no answer is graded in a process that a killed answer
 has left with a lock, a thread or a half-grown heap.
 
 Messages. In, for the fork: the size of a chunk in the file, a pickled list of pickled `Answer`s. Out, of the fork:
-("ready", its process id), then for each answer ("graded", verdict, reward, extracted, reason), in order; of its parent:
-("died", how), or ("unusable", why) if the grader cannot be loaded. In, after "died": 0 asks for the next fork.
+("ready", its process id), then for a chunk ("begun",) and for each answer, in order, ("graded", verdict, reward,
+extracted, reason); of its parent: ("died", how), or ("unusable", why) if the grader cannot be loaded. In, after "died":
+0 asks for the next fork.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def main() -> None:
             assert end is not None  # only with WNOHANG
             with contextlib.suppress(OSError):  # a sandboxed program of another user dies with its own parent
                 os.killpg(fork, signal.SIGKILL)  # what it left behind
+            while pool.poll() and os.read(fd, 2**16):  # what the dead fork has not read, or only half
+                pass
             pool.send(("died", _describe(end)))
             while pool.recv():
                 pass  # what the dead fork has not read
@@ -102,7 +105,9 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pool.send(("ready", os.getpid()))
     while True:
-        for pickled in pickle.loads(os.pread(answers, pool.recv(), 0)):
+        chunk = pickle.loads(os.pread(answers, pool.recv(), 0))
+        pool.send(("begun",))
+        for pickled in chunk:
             try:
                 graded = grader(pickle.loads(pickled))
             except MemoryError:
@@ -128,7 +133,8 @@ def _largest_address_space() -> int:
 
 def _describe(end: os.waitid_result) -> str:
     if end.si_code != os.CLD_EXITED:
-        return f"killed by {signal.Signals(end.si_status).name}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"killed by {known.get(end.si_status, f'signal {end.si_status}')}"
     if end.si_status == _OUT_OF_MEMORY:
         return "out of memory (Verifier.memory)"
     return f"exit status {end.si_status}"
