@@ -137,10 +137,10 @@ def test_kl_without_a_reference_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beta": 0}, r"MixedPolicyLoss\.beta must be positive, got 0"),
+        ({"beta": 0}, r"MixedPolicyLoss\.beta must be positive and finite, got 0"),
         ({"beta": math.inf}, r"MixedPolicyLoss\.beta"),
         ({"beta": math.nan}, r"MixedPolicyLoss\.beta"),
-        ({"max_weight": 0.0}, r"MixedPolicyLoss\.max_weight must be positive, or None; got 0\.0"),
+        ({"max_weight": 0.0}, r"MixedPolicyLoss\.max_weight must be positive and finite, or None; got 0\.0"),
         ({"max_weight": math.inf}, r"MixedPolicyLoss\.max_weight"),
         ({"max_weight": math.nan}, r"MixedPolicyLoss\.max_weight"),
         (
