@@ -31,6 +31,7 @@ from .evaluation.benchmarks import Definitions
 from .experiment import Experiment
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .places import PROJECT
+from .pretrained import PretrainedModel
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.prompts import Prompts
 from .replay import (
@@ -49,7 +50,6 @@ from .settings import (
     LocalEngine,
     OpenRLHF,
     Optimizer,
-    PretrainedModel,
     Sampling,
     Tracking,
     TrainSettings,

@@ -159,19 +159,6 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class PretrainedModel:
-    """Any causal language model of transformers. path: a folder, or a hub id."""
-
-    path: str
-
-    def prepare(self) -> str:
-        """What `from_pretrained` takes. Raises FileNotFoundError for a folder that is not there."""
-        if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
-            raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
-        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
-
-
-@dataclass(frozen=True)
 class Work:
     """Which questions on which model: values are references such as @ModularChains().
 

@@ -15,7 +15,7 @@ FLOORS = (
     {"training", "study"},
     {"engines", "evaluation", "tracking", "progress"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
-    {"replay", "objective", "rewards", "questions", "tasks"},
+    {"replay", "objective", "rewards", "questions", "tasks", "pretrained"},
     {"records", "settings", "files", "places", "checkpoints", "stopping"},
 )
 

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 
 from .. import config
 from ..experiment import Experiment
-from ..settings import ConfigError, PretrainedModel
+from ..pretrained import PretrainedModel
+from ..settings import ConfigError
 from ..tasks.tiny_models import chain_tokenizer
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
@@ -45,11 +46,13 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
         return None, None
     if not isinstance(model, PretrainedModel):
         return None, None
+    path = model.path
     try:
-        AutoConfig.from_pretrained(model.path)
+        path = model.prepare()
+        AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        return model.path, str(error).strip().splitlines()[0]
-    return model.path, None
+        return path, str(error).strip().splitlines()[0]
+    return path, None
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:

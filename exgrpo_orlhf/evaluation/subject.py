@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from .. import places
 from ..checkpoints import BEST, find
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
@@ -64,9 +65,19 @@ class Subject:
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
-    """The model and, if it is a checkpoint of a run, the run's `Prompts` settings. Raises SubjectError."""
+    """The model and, if it is a checkpoint of a run, the run's `Prompts` settings. Raises SubjectError.
+
+    model: a folder, a hub id, a .gguf file, or the name of an installed package that ships one
+    """
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
+    from ..pretrained import convert, find_gguf
+
+    try:
+        if file := find_gguf(model):
+            model = str(convert(file, places.cache(None)))
+    except (OSError, ValueError) as error:
+        raise SubjectError(f"--model {model}: {error}") from error
     folder = Path(model).expanduser()
     path = str(folder) if folder.is_dir() else model
     if folder.is_dir() and not (folder / "config.json").is_file():

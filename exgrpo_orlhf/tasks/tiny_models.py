@@ -13,7 +13,6 @@ result is an ordinary Hugging Face model directory. Only reward can correct what
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from .. import places
 from ..settings import require
 from . import countdown, modular_chains
 from .countdown import Hunches
@@ -105,8 +105,7 @@ class WarmedUpModel(ABC):
     def directory(self) -> Path:
         """Where the finished model is or will be: its name is a hash of every setting that shapes the model."""
         digest = hashlib.blake2b(json.dumps(self._shaping(), sort_keys=True).encode(), digest_size=8).hexdigest()
-        cache = self.cache or os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf"
-        return Path(cache).expanduser() / f"{self.task}-model-{digest}"
+        return places.cache(self.cache) / f"{self.task}-model-{digest}"
 
     def prepare(self) -> Path:
         """The directory of the warmed-up model, which is trained first unless the cache has it.

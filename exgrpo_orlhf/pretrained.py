@@ -1,0 +1,142 @@
+"""A model that somebody else pretrained: a folder, a hub id, or a GGUF file.
+
+A GGUF file is converted once to a Hugging Face folder of float32 weights in the cache. transformers reads its weights,
+vocabulary and chat template, but not each special token as the file has it: of SmolLM2 it takes the token that begins a
+turn for the one that ends it, and such a model never ends a response. They are taken from the file's own fields here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from . import files, places
+from .questions.prompts import PromptEncoder, Prompts
+
+FORMAT = 1  # raise it when the same file would give another folder
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+
+
+class GGUFError(ValueError):
+    """A GGUF file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """Any causal language model of transformers.
+
+    path: a folder, a hub id, a .gguf file, or the name of an installed package that ships one .gguf file
+    cache: directory of converted GGUF files; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
+    """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
+
+    path: str
+    cache: str | None = None
+
+    def prepare(self) -> str:
+        """What `from_pretrained` takes. A GGUF file is converted first unless the cache has it.
+
+        Raises FileNotFoundError for a folder or a file that is not there, and as `convert`.
+        """
+        if file := find_gguf(self.path):
+            return str(convert(file, places.cache(self.cache)))
+        if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
+            raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
+        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+
+
+def find_gguf(name: str) -> Path | None:
+    """The GGUF file that is meant by a path ending in .gguf, or by the name of an installed package that ships one.
+
+    None if the name is neither. Raises GGUFError for a package with several.
+    """
+    if name.endswith(".gguf"):
+        return Path(name).expanduser()
+    if set(name) & {"/", "\\", "~"} or name.startswith("."):
+        return None
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
+        return None
+    found = [Path(str(distribution.locate_file(file))) for file in distribution.files or () if file.suffix == ".gguf"]
+    if len(found) > 1:
+        raise GGUFError(
+            f"the package {name} has several GGUF files; give the path of one: {', '.join(map(str, found))}"
+        )
+    return found[0] if found else None
+
+
+def convert(path: Path, cache: Path) -> Path:
+    """The folder in `cache` with the model of a GGUF file and its tokenizer, made first unless it is there.
+
+    The end token is the one that closes a turn in the chat template, or else the file's own; both end a response. The
+    padding token is the file's, or else the end token.
+
+    Raises FileNotFoundError, and GGUFError without the package gguf, or for a file that is damaged, of an architecture
+    that transformers does not read, or without an end token.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such GGUF file")
+    try:
+        import gguf
+    except ImportError as error:
+        raise GGUFError(f"{path}: reading it needs the package gguf: pip install gguf") from error
+    folder = cache / f"gguf-{path.stem}-{files.sha256(path)[:16]}-{FORMAT}"
+    if folder.is_dir():
+        return folder
+    print(f"converting {path.name} (once; kept in {folder})", file=sys.stderr)
+    try:
+        fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+    except Exception as error:  # a damaged file leads the reader to errors of any kind
+        raise GGUFError(f"{path} is damaged or no GGUF file ({type(error).__name__}: {error})") from error
+    model, tokenizer = _load(path, fields)
+    ends = _special_tokens(path, tokenizer, fields)
+    model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
+    model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
+    with files.making(folder) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return folder
+
+
+def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+        model, loading = AutoModelForCausalLM.from_pretrained(**place, dtype="float32", output_loading_info=True)
+    except Exception as error:  # the library raises whatever it stumbles over: KeyError, ValueError, RuntimeError, …
+        architecture = fields.get("general.architecture")
+        said = str(error).strip().split("\n")[0]
+        raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {said}") from error
+    if missing := loading["missing_keys"]:
+        raise GGUFError(f"{path} lacks {len(missing)} of the model's weights, such as {sorted(missing)[0]}")
+    return model, tokenizer
+
+
+def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]) -> list[int]:
+    """Set the tokenizer's special tokens. Returns the ids that end a response."""
+    tokens: list[str] = fields.get("tokenizer.ggml.tokens", [])
+    for attribute, field in _SPECIAL.items():
+        number = fields.get(f"tokenizer.ggml.{field}_token_id")
+        # What the file does not name is none, whatever transformers has made of it.
+        setattr(tokenizer, attribute, None if number is None else tokens[number])
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    closing = PromptEncoder(Prompts("chat"), tokenizer).turn_ends() if tokenizer.chat_template else ()
+    if closing and [*closing] != ends:
+        tokenizer.eos_token = tokens[closing[0]]
+    ends = sorted({*ends, *closing})
+    if not ends:
+        raise GGUFError(
+            f"{path}: nothing ends a response: the file has no field tokenizer.ggml.eos_token_id, and its chat "
+            "template closes no turn with a special token"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.clean_up_tokenization_spaces = False  # decoding gives the text of the tokens, its spaces too
+    return ends
