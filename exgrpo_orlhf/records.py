@@ -214,8 +214,17 @@ class MixedBatch:
         return [row for rows in self.rows for row in rows]
 
     def metrics(self, step: int, entropies: Sequence[float]) -> dict[str, float]:
-        """Fresh and replayed rows apart. entropies: of each row of the flattened batch"""
+        """Fresh and replayed rows apart. entropies: of each row of the flattened batch
+
+        `policy/entropy_sound` and `…_lucky` are of the correct fresh rollouts whose reasoning was checked, and left out
+        where there are none: the paper replays the lowest entropy because it expects valid reasoning there.
+        """
         pairs = list(zip(self.flat_rows(), entropies, strict=True))
+        checked: dict[str, list[float]] = {}
+        for row, entropy in pairs:
+            grade = row.response.grade if isinstance(row.response, Rollout) else None
+            if grade is not None and grade.correct and grade.sound is not None:
+                checked.setdefault("sound" if grade.sound else "lucky", []).append(entropy)
         replayed = [row.replayed for row, _ in pairs if row.replayed is not None]
         ages = [step - trajectory.step for trajectory in replayed]
         return {
@@ -226,6 +235,7 @@ class MixedBatch:
             "replay/age_max": float(max(ages, default=0)),
             "replay/lucky_guess_rate": mean([not one.sound for one in replayed if one.sound is not None]),
             "replay/response_tokens": mean([len(trajectory) for trajectory in replayed]),
+            **{f"policy/entropy_{kind}": mean(values) for kind, values in checked.items()},
         }
 
 

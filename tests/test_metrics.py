@@ -9,7 +9,7 @@ import pytest
 from replay_builders import QUESTIONS, assemble, group, rollout, trajectory
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import Sampled
 
@@ -124,6 +124,19 @@ def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():
     assert (found["replay/age_mean"], found["replay/age_max"]) == (6.5, 10)
     assert (found["policy/entropy_fresh"], found["replay/entropy"]) == (2.0, 0.5)
     assert found["replay/response_tokens"] == 5.5
+
+
+def test_entropies_of_sound_and_lucky_answers_are_of_correct_fresh_rows_whose_reasoning_was_checked():
+    graded = [("correct", True), ("correct", False), ("correct", True), ("wrong", False), ("correct", None)]
+    fresh = [row(4) for _ in graded]
+    for one, (verdict, sound) in zip(fresh, graded, strict=True):
+        one.response.grade = Grade(verdict, float(verdict == "correct"), sound=sound)
+    rows = [*fresh, row(4), row(4, stored_at=1, sound=True)]
+    logprobs = [[-1.0] * 4] * 7
+    found = measured(rows, logprobs, logprobs, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+    assert (found["policy/entropy_sound"], found["policy/entropy_lucky"]) == (2.5, 2.0)
+    without = measured(rows[3:], logprobs[3:], logprobs[3:])
+    assert not {"policy/entropy_sound", "policy/entropy_lucky"} & without.keys(), "a mean of nothing would be a lie"
 
 
 def test_lucky_guesses_are_counted_among_replayed_rows_whose_reasoning_was_checked():
