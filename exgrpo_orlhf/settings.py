@@ -12,7 +12,6 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -128,9 +129,8 @@ def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():
 
 def test_entropies_of_sound_and_lucky_answers_are_of_correct_fresh_rows_whose_reasoning_was_checked():
     graded = [("correct", True), ("correct", False), ("correct", True), ("wrong", False), ("correct", None)]
-    fresh = [row(4) for _ in graded]
-    for one, (verdict, sound) in zip(fresh, graded, strict=True):
-        one.response.grade = Grade(verdict, float(verdict == "correct"), sound=sound)
+    grades = [Grade(verdict, float(verdict == "correct"), sound=sound) for verdict, sound in graded]
+    fresh = [replace(row(4), response=replace(row(4).response, grade=grade)) for grade in grades]
     rows = [*fresh, row(4), row(4, stored_at=1, sound=True)]
     logprobs = [[-1.0] * 4] * 7
     found = measured(rows, logprobs, logprobs, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])

@@ -70,10 +70,7 @@ BEGINNINGS: tuple[Kind, ...] = (
                 "There are {value} {thing} on {name}'s table.",
                 "{name} collects {value} {thing} in the morning.",
             ),
-            "validation": (
-                "{name} starts the day with {value} {thing}.",
-                "In {name}'s room there are {value} {thing}.",
-            ),
+            "validation": ("{name} starts the day with {value} {thing}.", "In {name}'s room there are {value} {thing}."),
         },
     ),
     Kind(
@@ -124,7 +121,9 @@ BEGINNINGS: tuple[Kind, ...] = (
                 "{name} has {a} {thing}. {other} has {b} times as many {thing} and gives all of them to {name}.",
                 "In May {name} sells {a} {thing}. In June {name} sells {b} times as many as in May.",
             ),
-            "validation": ("{name} buys {a} {thing} in the first week and {b} times as many in the second week.",),
+            "validation": (
+                "{name} buys {a} {thing} in the first week and {b} times as many in the second week.",
+            ),
         },
     ),
 )
@@ -151,10 +150,7 @@ EVENTS: tuple[Kind, ...] = (
                 "{other} takes {a} of the {thing}.",
                 "{a} {thing} are lost on the way.",
             ),
-            "validation": (
-                "In the evening {a} {thing} are thrown away.",
-                "{name} sends {a} of the {thing} to {other}.",
-            ),
+            "validation": ("In the evening {a} {thing} are thrown away.", "{name} sends {a} of the {thing} to {other}."),
         },
     ),
     Kind(
