@@ -6,6 +6,7 @@ puts them there) and writes to the current directory.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -14,3 +15,8 @@ _INSTALLED = _PACKAGE / "project"
 CHECKOUT: Path | None = None if _INSTALLED.is_dir() else _PACKAGE.parent
 PROJECT: Path = CHECKOUT or _INSTALLED  # of gin/, evals/ and scripts/
 WORKPLACE: Path = CHECKOUT or Path.cwd()  # of runs/, results/, datasets/ and mlflow.db
+
+
+def cache(chosen: str | Path | None) -> Path:
+    """The directory of models that are made or converted once: `chosen`, $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf."""
+    return Path(chosen or os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf").expanduser()

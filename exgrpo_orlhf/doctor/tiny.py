@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 from .. import config
 from ..experiment import Experiment
 from ..settings import ConfigError, PretrainedModel
-from ..tasks.tiny_models import chain_tokenizer
+from ..supervised.tiny_models import chain_tokenizer
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
 RESPONSE, PROMPT = 24, 32  # longest, tokens
