@@ -26,8 +26,10 @@ LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
     "models/continual_rlvr": ["PretrainedModel.path = 'some/model'"],
     "baselines/luffy": ["Work.experience = 'experts.jsonl'"],
-    "baselines/sft": ["SupervisedModel.model = @PretrainedModel()", "PretrainedModel.path = 'some/model'"]
-    + ["SupervisedModel.examples = @ModularChains()"],
+    "baselines/sft": [
+        *("SupervisedModel.model = @PretrainedModel()", "PretrainedModel.path = 'some/model'"),
+        "SupervisedModel.examples = @ModularChains()",
+    ],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
 
