@@ -34,7 +34,7 @@ from .questions.text import plain_text
 from .records import Question, RolloutGroup
 from .replay import Plan, snapshot
 from .stopping import Stop
-from .supervised.start import CURVE
+from .supervised.start import CURVE, SupervisedModel
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
 
@@ -61,7 +61,8 @@ class TrainingRun:
         self.x, self.run, self.buffer = x, run, x.buffer
         questions = x.questions.load()
         asked = x.validation.load() if x.validation else []
-        _refuse_overlap(questions, asked)
+        taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
+        _refuse_overlap([*questions, *taught], asked)
         self.fresh = FreshQuestions(questions, x.fresh_rng)
         found = checkpoints.find(run)
         self.step = max(found, default=0)
@@ -305,7 +306,7 @@ def _take_curve(source: Path, copy: Path) -> None:
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Validation must not contain training questions.
+    """Validation must not contain training questions, nor those of a supervised start's examples.
 
     Texts that differ in typesetting alone count as the same; other words are another question here
     (scripts/prepare_data.py --check-overlap finds those that share a run of words).

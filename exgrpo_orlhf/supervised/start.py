@@ -26,7 +26,9 @@ from .. import files, places
 from ..checkpoints import name_end_tokens
 from ..engines.local.machine import check as check_model
 from ..engines.local.machine import device_of, dtype_of, load
+from ..engines.rows import ForwardRow
 from ..questions.prompts import PromptEncoder, Prompts
+from ..records import Question
 from ..settings import Bound, Count, LocalEngine, NotNegative, Positive, Sampling, at_least, check, require
 from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
@@ -51,7 +53,7 @@ class SupervisedModel:
     learning_rate, schedule, warmup: the peak rate of AdamW, reached after this share of the steps; then it falls to 0
     weight_decay: of AdamW
     max_grad_norm: the gradient is clipped to this norm
-    seed: decides the orders
+    seed: decides the orders; apart from train.seed, so that runs with different seeds begin with the same model
     save_every: optimiser steps between saved states, from which an interrupted training goes on
     cache: directory of finished models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
     """
@@ -101,12 +103,13 @@ class SupervisedModel:
         prompts = PromptEncoder(self.prompts, tokenizer)
         folder = places.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         if not folder.is_dir():
+            rows = encode(examples, prompts, self.sampling.max_response_tokens)
             work = folder.with_name(f"{folder.name}.unfinished")
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_name(f".{folder.name}.lock")):
                 if not folder.is_dir():
                     work.mkdir(exist_ok=True)
-                    self._make(folder, work, base, examples, prompts)
+                    self._make(folder, work, base, rows, prompts)
                     torch.cuda.empty_cache()  # for the engine that comes
                 shutil.rmtree(work, ignore_errors=True)
         return folder
@@ -121,17 +124,17 @@ class SupervisedModel:
         identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
-    def _make(
-        self, folder: Path, work: Path, base: str | Path, examples: list[Example], prompts: PromptEncoder
-    ) -> None:
+    def taught(self) -> list[Question]:
+        """The questions of the examples."""
+        return [question for question, _ in self.examples.examples()]
+
+    def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, in the folder `work`, then fill `folder`."""
-        limit = self.sampling.max_response_tokens
-        rows = encode(examples, prompts, limit)
         threads, device = torch.get_num_threads(), device_of(self.machine)
         torch.set_num_threads(self.machine.threads)
         try:
             model = load(base, device)
-            check_model(model, base, self.prompts.max_tokens + limit)
+            check_model(model, base, self.prompts.max_tokens + self.sampling.max_response_tokens)
             training = SupervisedTraining(
                 model,
                 rows,

@@ -51,7 +51,9 @@ def optimiser_steps(
         loss = gradient(number)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ArithmeticError(f"{what}: step {number} is not finite (loss {loss}, gradient norm {norm})")
+            raise ArithmeticError(
+                f"{what}: step {number} is not finite (loss {loss}, gradient norm {norm}); lower its learning rate"
+            )
         rate = float(schedule.get_last_lr()[0])
         optimiser.step()
         schedule.step()

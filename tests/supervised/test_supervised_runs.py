@@ -127,6 +127,13 @@ def test_a_run_that_begins_again_with_another_model_leaves_the_curve_of_the_firs
     assert not (run / CURVE).exists()
 
 
+def test_validation_questions_among_the_examples_are_refused(warm_model, folder):
+    both = "SupervisedModel.examples = @validation/ModularChains()"
+    with pytest.raises(ValueError, match="10 of 10 validation questions are training questions too"):
+        go(warm_model, folder, "sft", both, "validation/ModularChains.split = 'train'", "ModularChains.seed = 1",
+           "validation/ModularChains.seed = 0", run="refused")  # fmt: skip
+
+
 def test_the_operative_configuration_of_such_a_run_gives_it_again(sft, folder):
     again = config.load([sft / "config.gin"])
     assert again.params == config.load([sft / "config.gin"], ["train.steps = 0"]).params
