@@ -51,8 +51,8 @@ from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
+from exgrpo_orlhf.supervised.tiny_models import ChainModel, chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.tasks.tiny_models import ChainModel, chain_tokenizer
 
 Figures = dict[str, Any]  # a number, or a number and what it may be at most (None: anything)
 PROMPT, ROW = 32, 512  # tokens at most, of a prompt and of a whole row

@@ -56,9 +56,11 @@ from .settings import (
     Work,
 )
 from .study.suite import Suite
+from .supervised.examples import SupervisedFile
+from .supervised.start import SupervisedModel
+from .supervised.tiny_models import ChainModel, CountdownModel
 from .tasks.countdown import Countdown
 from .tasks.modular_chains import ModularChains
-from .tasks.tiny_models import ChainModel, CountdownModel
 
 GIN_FOLDER = PROJECT / "gin"
 
@@ -66,7 +68,7 @@ GIN_FOLDER = PROJECT / "gin"
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
     *(ModularChains, Countdown, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
-    *(PretrainedModel, ChainModel, CountdownModel),
+    *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss),
 )

@@ -58,12 +58,8 @@ def read_experts(
     line: one that is no object, that belongs to no question of the run or to several, or whose response is no text,
     empty, longer than `max_tokens` with its end token, has an end token already, or is not correct.
     """
-    tokenizer, turn_ends = prompts.tokenizer, prompts.turn_ends()
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()}: no such file of expert trajectories (Work.experience)")
-    ends = [token for token in (*turn_ends, tokenizer.eos_token_id) if token is not None]
-    if not ends:
-        raise ValueError(f"{path}: neither the template nor the tokenizer names an end token to close a response with")
     known: dict[object, list[Question]] = {}
     for question in questions:
         for key in (question.id, question.prompt):
@@ -80,18 +76,14 @@ def read_experts(
         if len(found) != 1:
             shown = " and ".join(f"{key!r:.200}" for key in keys)
             raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {shown}")
-        ids = tokenizer(response, add_special_tokens=False)["input_ids"]
-        if not {*ends}.isdisjoint(ids):
-            raise ValueError(f"{where}: the response holds an end token, which is added here: {response!r:.200}")
-        if len(ids) + 1 > max_tokens:
-            raise ValueError(
-                f"{where}: the response has {len(ids) + 1} tokens with its end token; allowed are "
-                f"Sampling.max_response_tokens = {max_tokens}"
-            )
+        try:
+            ids = prompts.encode_response(response, max_tokens)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         asked.append(found[0])
-        encoded.append(np.array([*ids, ends[0]], np.int32))
+        encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
-    said = [str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
+    said = [str(prompts.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
     grades = verifier.grade_all(list(zip(asked, said, strict=True)))
     for row, (question, text, grade) in enumerate(zip(asked, said, grades, strict=True)):
         if not grade.correct or grade.reward is None:

@@ -32,7 +32,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def making(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill. At the end of the block it takes the name `folder`, unless another process was first.
+    """An empty folder to fill. At the end of the block it is synced and takes the name `folder`, unless another process
+    was first.
 
     If the block raises, nothing is left of it.
     """
@@ -41,8 +42,11 @@ def making(folder: Path) -> Iterator[Path]:
         unfinished = Path(temporary) / folder.name
         unfinished.mkdir()
         yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
+            sync(path)
         try:
             unfinished.rename(folder)
+            sync(folder.parent)
         except OSError:
             if not folder.is_dir():
                 raise

@@ -71,7 +71,7 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
 class TrainSettings:
     """The run (gin name `train`).
 
-    steps: batches in all; N means N
+    steps: batches in all; N means N. 0: the model is evaluated and saved as it comes
     questions_per_step: B, questions per batch, fresh and replayed
     group_size: K, rows per question
     seed: of every generator of the run
@@ -86,7 +86,7 @@ class TrainSettings:
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("steps", "save_every", "keep", "eval_every", "best_metric")
 
-    steps: Count = 200
+    steps: Annotated[int, at_least(0)] = 200
     questions_per_step: Count = 32
     group_size: Annotated[int, Bound("(K) must be at least 2", lambda value: value >= 2)] = 8
     seed: Annotated[int, at_least(0)] = 0

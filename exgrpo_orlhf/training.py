@@ -26,6 +26,7 @@ from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
+from .files import write
 from .progress import Clock, Progress
 from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
@@ -33,6 +34,7 @@ from .questions.text import plain_text
 from .records import Question, RolloutGroup
 from .replay import Plan, snapshot
 from .stopping import Stop
+from .supervised.start import CURVE, SupervisedModel
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
 
@@ -59,7 +61,8 @@ class TrainingRun:
         self.x, self.run, self.buffer = x, run, x.buffer
         questions = x.questions.load()
         asked = x.validation.load() if x.validation else []
-        _refuse_overlap(questions, asked)
+        taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
+        _refuse_overlap([*questions, *taught], asked)
         self.fresh = FreshQuestions(questions, x.fresh_rng)
         found = checkpoints.find(run)
         self.step = max(found, default=0)
@@ -92,6 +95,8 @@ class TrainingRun:
         self.metrics.cut_back(self.step)
         if checkpoint and self.metrics.last_step < self.step:
             log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
+        if not checkpoint:
+            _take_curve(Path(self.engine.model_path) / CURVE, run / CURVE)
         (run / "config.gin").write_text(x.config_text, encoding="utf-8")
         self.tracker = MlflowTracker(
             self.metrics,
@@ -101,6 +106,7 @@ class TrainingRun:
             params=x.params,
             tags={**tags, "config_hash": x.config_hash},
             run_id=state["mlflow_run_id"] if state else None,
+            start=MetricsLog(run / CURVE) if (run / CURVE).exists() else None,
         )
         self.tracker.artifact(run / "config.gin")
 
@@ -291,8 +297,16 @@ def _set_aside(run: Path, config_text: str) -> str | None:
     return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
 
 
+def _take_curve(source: Path, copy: Path) -> None:
+    """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
+    if source.is_file():
+        write(copy, source.read_bytes())
+    else:
+        copy.unlink(missing_ok=True)
+
+
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Validation must not contain training questions.
+    """Validation must not contain training questions, nor those of a supervised start's examples.
 
     Texts that differ in typesetting alone count as the same; other words are another question here
     (scripts/prepare_data.py --check-overlap finds those that share a run of words).

@@ -16,6 +16,7 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,8 @@ def main() -> int:
         outcome = train(
             experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", tags=tags
         )
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -29,7 +29,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def warm_model(tmp_path_factory) -> Path:
     """A chain model after a very short warm-up on 2 and 3 operands: it answers, and is right now and then."""
-    from exgrpo_orlhf.tasks.tiny_models import ChainModel
+    from exgrpo_orlhf.supervised.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return ChainModel(operands=(2, 3), steps=150, width=32, layers=2, cache=str(cache)).prepare()
@@ -38,7 +38,7 @@ def warm_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def raw_model(tmp_path_factory) -> Path:
     """A chain model that has seen next to nothing."""
-    from exgrpo_orlhf.tasks.tiny_models import ChainModel
+    from exgrpo_orlhf.supervised.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare()

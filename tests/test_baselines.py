@@ -46,16 +46,18 @@ def test_what_must_be_bound_is_said():
     for name in ("luffy", "rlep"):
         with pytest.raises(config.ConfigError, match=r"Work\.experience must be bound"):
             config.load([f"baselines/{name}.gin"])
+    for name in ("sft", "sft_rl"):
+        with pytest.raises(config.ConfigError, match=r"SupervisedModel\.model, .*\.examples must be bound"):
+            config.load([f"baselines/{name}.gin"])
 
 
 def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
-    """Without small_bindings' start of replay: that is the baseline's to say."""
-    small = [binding for binding in small_bindings(model) if not binding.startswith("ReplayMixer.")]
+    """Without small_bindings' start of replay and steps: those are the baseline's to say."""
+    small = [each for each in small_bindings(model) if not each.startswith(("ReplayMixer.", "train.steps"))]
+    steps = [] if name == "sft" else [f"train.steps = {STEPS}"]
     files = [f"baselines/{name}.gin"] if name != "base" else ["base.gin"]
     train(
-        config.load(
-            files, [*small, f"train.steps = {STEPS}", "train.eval_every = None", "train.save_every = 5", *more]
-        ),
+        config.load(files, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more]),
         run,
         resume=False,
         tracking_uri="unused",
@@ -65,8 +67,8 @@ def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def brought(warm_model, tmp_path_factory) -> dict[str, str]:
-    """What a baseline starts with: experts for every question, or another run's successes."""
+def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
+    """What a baseline starts with: experts for every question, another run's successes, or solutions to learn."""
     folder = tmp_path_factory.mktemp("experience")
     questions = ModularChains(count=24, operands=(2, 3)).load()
     experience.write_experts(folder / "experts.jsonl", [(q, right_reasoning(q.prompt)) for q in questions])
@@ -77,19 +79,28 @@ def brought(warm_model, tmp_path_factory) -> dict[str, str]:
         "RetirementPolicy.at_accuracy = None",
         "ReplayMixer.start_at_accuracy = None",
     )
-    return {"luffy": str(folder / "experts.jsonl"), "rlep": str(folder / "run" / "checkpoint-5" / "replay")}
+    supervised = [
+        *("Work.model = @SupervisedModel()", "SupervisedModel.model = @PretrainedModel()"),
+        *("SupervisedModel.examples = @ModularChains()", f"SupervisedModel.cache = {str(folder)!r}"),
+    ]
+    return {
+        "luffy": [f"Work.experience = {str(folder / 'experts.jsonl')!r}"],
+        "rlep": [f"Work.experience = {str(folder / 'run' / 'checkpoint-5' / 'replay')!r}"],
+        "sft": supervised,
+        "sft_rl": supervised,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_model, tmp_path):
-    more = [f"Work.experience = {brought[name]!r}"] if name in brought else []
-    rows = go(warm_model, tmp_path, name, *more)
+    rows = go(warm_model, tmp_path, name, *brought.get(name, []))
+    assert len(rows) == (0 if name == "sft" else STEPS)
     assert all(row["policy/grad_norm"] > 0 for row in rows)
     assert any(row["replay/actual_share"] > 0 for row in rows) == (name in REPLAYING)
     assert all(row["replay/retired"] == 0 for row in rows)
     if name == "dapo":
         assert any(row["rollout/rounds"] > 1 for row in rows)
-    elif name in brought:
+    elif name in ("luffy", "rlep"):
         assert all(row["replay/actual_share"] == min(1, row["replay/candidates"] / 8) for row in rows)
         assert len({row["replay/trajectories"] for row in rows}) == 1
     elif name == "remix":

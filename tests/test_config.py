@@ -26,6 +26,10 @@ LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
     "models/continual_rlvr": ["PretrainedModel.path = 'some/model'"],
     "baselines/luffy": ["Work.experience = 'experts.jsonl'"],
+    "baselines/sft": [
+        *("SupervisedModel.model = @PretrainedModel()", "PretrainedModel.path = 'some/model'"),
+        "SupervisedModel.examples = @ModularChains()",
+    ],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
 
@@ -193,7 +197,7 @@ BAD = [
     ("RetirementPolicy.at_accuracy = 0.0", "RetirementPolicy.at_accuracy must lie in (0, 1]"),
     ("train.group_size = 1", "train.group_size (K) must be at least 2, got 1"),
     ("train.group_size = 8.0", "train.group_size takes int, got 8.0"),
-    ("train.steps = 0", "train.steps must be at least 1"),
+    ("train.steps = -1", "train.steps must be at least 0"),
     ("MixedPolicyLoss.beta = 0.0", "MixedPolicyLoss.beta must be positive"),
     ("MixedPolicyLoss.clip_low = None", "both None"),
     ("Optimizer.schedule = 'cosine'", "Optimizer.decay_steps belongs to"),

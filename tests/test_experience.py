@@ -18,8 +18,8 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import snapshot
 from exgrpo_orlhf.run import train
+from exgrpo_orlhf.supervised.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.tiny_models import END, PAD
 
 QUESTIONS = ModularChains(count=24, operands=(2, 3)).load()
 FIRST = QUESTIONS[0]

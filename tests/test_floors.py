@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 FLOORS = (
     {"config", "run", "doctor", "__main__"},
     {"training", "study"},
-    {"engines", "evaluation", "tracking", "progress"},
+    {"engines", "supervised", "evaluation", "tracking", "progress"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained"},
     {"records", "settings", "files", "places", "checkpoints", "stopping"},

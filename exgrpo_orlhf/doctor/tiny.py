@@ -20,7 +20,8 @@ from .. import config
 from ..experiment import Experiment
 from ..pretrained import PretrainedModel
 from ..settings import ConfigError
-from ..tasks.tiny_models import chain_tokenizer
+from ..supervised.start import SupervisedModel
+from ..supervised.tiny_models import chain_tokenizer
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
 RESPONSE, PROMPT = 24, 32  # longest, tokens
@@ -44,6 +45,8 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
         model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
     except ConfigError:  # a recipe without a model; other errors are raised later
         return None, None
+    if isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
+        model = model.model
     if not isinstance(model, PretrainedModel):
         return None, None
     path = model.path

@@ -73,9 +73,11 @@ class Engine(ABC):
     """Both engines are of this class. The methods with a body are the same in both.
 
     whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
+    model_path: folder or hub id of the model that the run begins with
     """
 
     prompts: PromptEncoder
+    model_path: str | Path
     tokenizer: Any
     whole_batches: bool
 

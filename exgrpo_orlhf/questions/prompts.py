@@ -111,6 +111,7 @@ class PromptEncoder:
             )
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
+        self._ends: list[int] = []
 
     def encode(self, question: Question) -> list[int]:
         """The prompt's token ids.
@@ -151,6 +152,34 @@ class PromptEncoder:
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         added = self.tokenizer.get_added_vocab().values()
         return (ids[0],) if ids and ids[0] in added else ()
+
+    def ends(self) -> list[int]:
+        """The tokens that end a response; the first one closes a response that somebody else wrote, as the policy's own
+        are closed: the one that closes the template's turn, or else the tokenizer's end token.
+
+        Raises ValueError if there is none.
+        """
+        if not self._ends:
+            self._ends = [token for token in (*self.turn_ends(), self.tokenizer.eos_token_id) if token is not None]
+        if not self._ends:
+            raise ValueError("neither the template nor the tokenizer names an end token to close a response with")
+        return self._ends
+
+    def encode_response(self, text: str, max_tokens: int) -> list[int]:
+        """The token ids of a response that somebody else wrote, as it stands, and the token that closes it.
+
+        max_tokens: Sampling.max_response_tokens
+        Raises ValueError if that is exceeded, if the response holds an end token already, and as `ends`.
+        """
+        ends, ids = self.ends(), list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not {*ends}.isdisjoint(ids):
+            raise ValueError(f"the response holds an end token, which is added here: {text!r:.200}")
+        if len(ids) + 1 > max_tokens:
+            raise ValueError(
+                f"the response has {len(ids) + 1} tokens with its end token; allowed are "
+                f"Sampling.max_response_tokens = {max_tokens}"
+            )
+        return [*ids, ends[0]]
 
     def fingerprint(self) -> str:
         """Hash of what gives token ids their meaning: the tokenizer, its chat template and ours."""

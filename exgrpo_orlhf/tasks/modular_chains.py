@@ -96,6 +96,10 @@ class ModularChains(MadeQuestions):
                 f"operands (half of those there are), got {self.count}, which asks for {share}",
             )
 
+    def examples(self) -> list[tuple[Question, str]]:
+        """The same questions, each with its right reasoning."""
+        return [(question, right_reasoning(question.prompt)) for question in self.load()]
+
     def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
         drawn: dict[str, Question] = {}
         while len(drawn) < share:

@@ -17,6 +17,7 @@ from typing import Any
 from ..files import sync, write
 
 STEP_METRIC = "train/step"  # the tracker's own metric
+START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
 METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
 
 
@@ -103,7 +104,7 @@ class MetricsLog:
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         for name, value in metrics.items():
             check_name(name)
-            if name in ("step", "time", STEP_METRIC):
+            if name in ("step", "time", STEP_METRIC, START_METRIC):
                 raise ValueError(f"the metric name {name!r} is reserved: every row has it already")
             # Means over empty sets are 0 by definition, so a NaN is an error of the code that computed it.
             if not isinstance(value, Real) or not math.isfinite(value):

@@ -3,7 +3,8 @@
 The log is the record; `MlflowTracker` sends its rows from a daemon thread. Every step carries the metric `train/step`
 in the same atomic call, and its highest value is read back from the server at each (re)connection. So the steps of an
 outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint
-and the same steps ran again.
+and the same steps ran again. The curve of a supervised start, which counts steps of its own, goes the same way with
+`supervised/step`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from ..settings import Tracking
 from .client import LOG_TAG, connect, experiment_id, first_line, known_run, load, tagged_run, without_password
-from .metrics_log import METRICS_PER_CALL, STEP_METRIC, MetricsLog, check_name
+from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class MlflowTracker:
         the latest session. Raises ValueError for a name that MLflow would refuse.
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
         found by the log's identity.
+    start: the finished curve of the supervised start that the run began with
 
     An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
@@ -49,6 +51,7 @@ class MlflowTracker:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         run_id: str | None = None,
+        start: MetricsLog | None = None,
     ) -> None:
         for name in (*params, *tags):
             check_name(name)
@@ -61,7 +64,8 @@ class MlflowTracker:
         self._started = int(time.time() * 1000)
         self._client: Any = None
         self._connected = False  # false again after any failure: the server is then asked what has arrived
-        self._cursor = -1  # the highest step known to be in MLflow
+        self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
+        self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
         self._failure: str | None = None
         self._artifacts: deque[tuple[Path, str | None]] = deque()
         self._status = "RUNNING"
@@ -92,7 +96,7 @@ class MlflowTracker:
         self._status = status
         self._closing.set()
         self._thread.join(timeout)
-        steps = sum(1 for _ in self._log.rows(after=self._cursor))
+        steps = sum(1 for metric, log in self._logs.items() for _ in log.rows(after=self._cursors[metric]))
         if self._thread.is_alive() or self._failure or steps or self._artifacts:
             logger.warning(
                 "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
@@ -121,7 +125,7 @@ class MlflowTracker:
                     self._failure = None
                     logger.warning(
                         "MLflow at %s answers again and has all steps up to %d",
-                        *(without_password(self._uri), self._cursor),
+                        *(without_password(self._uri), self._cursors[STEP_METRIC]),
                     )
                 if closing:
                     return
@@ -130,9 +134,10 @@ class MlflowTracker:
     def _catch_up(self, closing: bool) -> None:
         if not self._connected:
             self._connect()
-        for batch in self._batches():
-            self._client.log_batch(self._run_id, metrics=batch)
-            self._cursor = batch[-1].step
+        for metric in self._logs:
+            for batch in self._batches(metric):
+                self._client.log_batch(self._run_id, metrics=batch)
+                self._cursors[metric] = batch[-1].step
         if closing:
             self._client.set_terminated(self._run_id, self._status)
         while self._artifacts:
@@ -145,8 +150,8 @@ class MlflowTracker:
                 self._client.log_artifact(self._run_id, str(path), artifact_path)
             self._artifacts.popleft()
 
-    def _batches(self) -> Iterator[list[Any]]:
-        """The rows beyond the cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
+    def _batches(self, step_metric: str) -> Iterator[list[Any]]:
+        """The rows of a log beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
         (MLflow's client would split a batch that is too large at any metric.)
 
         The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
@@ -154,12 +159,12 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         batch: list[Any] = []
-        for row in self._log.rows(after=self._cursor):
+        for row in self._logs[step_metric].rows(after=self._cursors[step_metric]):
             step, milliseconds = row.pop("step"), round(row.pop("time") * 1000)
             if len(batch) + len(row) + 1 > METRICS_PER_CALL:
                 yield batch
                 batch = []
-            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, STEP_METRIC: step}.items()]
+            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, step_metric: step}.items()]
         if batch:
             yield batch
 
@@ -181,7 +186,7 @@ class MlflowTracker:
         tags = [RunTag(name, value) for name, value in self._tags.items()]
         self._client.log_batch(run.info.run_id, params=missing, tags=tags)
         self._client.update_run(run.info.run_id, status="RUNNING")
-        self._cursor = int(run.data.metrics.get(STEP_METRIC, -1))
+        self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
         self._run_id = run.info.run_id
         self._connected = True
 

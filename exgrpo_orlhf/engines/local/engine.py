@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from ...checkpoints import name_end_tokens
 from ...objective import MixedPolicyLoss
@@ -15,10 +15,10 @@ from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
-from ..model import too_few_positions
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
+from .machine import check, device_of, dtype_of, load
 from .update import PolicyUpdate
 
 
@@ -45,25 +45,20 @@ class TorchEngine(Engine):
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
         torch.set_num_threads(settings.threads)
-        name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-        self.device = torch.device(name)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                f"LocalEngine.device = {settings.device!r}, but torch sees no GPU here; use 'auto' or 'cpu'"
-            )
-        dtype = settings.dtype if settings.dtype != "auto" else ("bfloat16" if name != "cpu" else "float32")
+        self.device = device_of(settings)
+        self.model_path = model_path
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
-        self.model = self._load(weights_path or model_path)
-        self._check_model(model_path, prompts.max_tokens + sampling.max_response_tokens)
+        self.model = load(weights_path or model_path, self.device)
+        check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
         if not self.end:
             raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
         pad = self.tokenizer.pad_token_id
         self.pad = self.end[0] if pad is None else pad
-        self.forward = PolicyForward(self.model, sampling.temperature, getattr(torch, dtype))
-        frozen = self._load(model_path).requires_grad_(False) if reference else None
+        self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings, self.device))
+        frozen = load(model_path, self.device).requires_grad_(False) if reference else None
         self._update = PolicyUpdate(
             self.forward,
             None if frozen is None else PolicyForward(frozen, sampling.temperature, self.forward.compute_dtype),
@@ -71,23 +66,6 @@ class TorchEngine(Engine):
             micro_batch_tokens=settings.micro_batch_tokens,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
-
-    def _load(self, path: str | Path) -> PreTrainedModel:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        model.to(self.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-        model.eval()  # with dropout, the behaviour log-probs would be those of another policy
-        return model
-
-    def _check_model(self, path: str | Path, tokens: int) -> None:
-        """Raises ValueError now for what would fail later, in a generation or at a checkpoint."""
-        try:
-            self.model.generation_config.validate(strict=True)
-        except ValueError as error:
-            raise ValueError(f"{path}: its generation config could not be saved with a checkpoint: {error}") from error
-        if wrong := too_few_positions(self.model.config, tokens, path):
-            raise ValueError(wrong)
 
     # -- generate -----------------------------------------------------------------------------------------------------
 

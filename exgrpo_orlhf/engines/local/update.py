@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, get_scheduler
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
@@ -18,6 +17,7 @@ from ...settings import Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs, micro_batches
 from .forward import PolicyForward, measure, per_row
+from .machine import Recomputing
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,7 @@ class PolicyUpdate:
         self.forward, self.reference, self.settings = forward, reference, settings
         self.model: PreTrainedModel = forward.model
         self.micro_batch_tokens = micro_batch_tokens
-        self._checkpointed: list[GradientCheckpointingLayer] = []
-        if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-            if not layers:
-                raise ValueError(
-                    f"LocalEngine.gradient_checkpointing: {type(self.model).__name__} has no layers that can do it"
-                )
-            self._checkpointed = layers
+        self._recomputing = Recomputing(self.model, gradient_checkpointing)
         self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -145,13 +137,8 @@ class PolicyUpdate:
         forward = [work.forward[i] for i in part]
         rows = [work.rows[i] for i in part]
         lengths = [len(row.token_ids) for row in rows]
-        # transformers checkpoints only modules in training mode. Only the layers are, and only here: their submodules
-        # stay in evaluation mode, so that dropout stays off and generation keeps its cache.
-        for layer in self._checkpointed:
-            layer.training = True
-        logprobs, entropies = self.forward(forward)  # (T,), (T,)
-        for layer in self._checkpointed:
-            layer.training = False
+        with self._recomputing():
+            logprobs, entropies = self.forward(forward)  # (T,), (T,)
         for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):
             work.record(i, measured)
 

@@ -79,6 +79,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.x = x = self.job.experiment
         self.settings = self.job.settings
         self.prompts = PromptEncoder(x.prompts, tokenizer)
+        self.model_path = pretrain
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         self.sampler = Sampler(
             self.vllm_engines,

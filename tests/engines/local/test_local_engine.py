@@ -40,7 +40,7 @@ from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
-from exgrpo_orlhf.tasks.tiny_models import END, PAD
+from exgrpo_orlhf.supervised.tiny_models import END, PAD
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 

@@ -20,8 +20,8 @@ from run_builders import ROOT, ends_by_its_template, small_bindings
 from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, experience
+from exgrpo_orlhf.supervised.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.tiny_models import END, PAD
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 

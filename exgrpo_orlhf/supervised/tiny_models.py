@@ -13,9 +13,6 @@ result is an ordinary Hugging Face model directory. Only reward can correct what
 import dataclasses
 import hashlib
 import json
-import sys
-import tempfile
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +23,13 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from .. import places
+from .. import files, places
 from ..settings import require
-from . import countdown, modular_chains
-from .countdown import Hunches
-from .made_questions import OPERATORS, check_operands, check_seed, check_shares
-from .modular_chains import PRESETS, Beliefs
+from ..tasks import countdown, modular_chains
+from ..tasks.countdown import Hunches
+from ..tasks.made_questions import OPERATORS, check_operands, check_seed, check_shares
+from ..tasks.modular_chains import PRESETS, Beliefs
+from .steps import optimiser_steps
 
 PAD, END = "<pad>", "<end>"
 MAX_POSITIONS = 256  # tokens of prompt and response together
@@ -118,16 +116,9 @@ class WarmedUpModel(ABC):
         if directory.is_dir():
             return directory
         model = self._warmed_up()
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".unfinished-") as temporary:
-            unfinished = Path(temporary) / "model"
+        with files.making(directory) as unfinished:
             model.save_pretrained(unfinished)
             character_tokenizer(self.vocabulary).save_pretrained(unfinished)
-            try:
-                unfinished.rename(directory)
-            except OSError:
-                if not directory.is_dir():  # otherwise another process was first
-                    raise
         return directory
 
     def _warmed_up(self) -> Qwen2ForCausalLM:
@@ -146,20 +137,15 @@ class WarmedUpModel(ABC):
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.learning_rate, self.steps, pct_start=0.1, cycle_momentum=False
         )
-        began = reported = time.monotonic()
-        for step in range(1, self.steps + 1):
+
+        def gradient(step: int) -> float:
             loss = _response_loss(model, *self._batch(rng))
-            optimiser.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-            now = time.monotonic()
-            if now - reported > 5:
-                left = (now - began) / step * (self.steps - step)
-                progress = f"step {step} of {self.steps}, loss {loss.item():.3f}, {left:.0f} s left"
-                print(f"warming up the {self.task} model: {progress}", file=sys.stderr)
-                reported = now
+            return loss.item()
+
+        what = f"warming up the {self.task} model"
+        for _ in optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=what):
+            pass
         model.eval()
         return model
 

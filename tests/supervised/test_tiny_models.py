@@ -15,17 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.tasks import tiny_models
+from exgrpo_orlhf.supervised import tiny_models
+from exgrpo_orlhf.supervised.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
 from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
-from exgrpo_orlhf.tasks.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
 
 VOCABULARY = ChainModel.vocabulary
 SMALL = dict(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
 TINY, COUNTDOWN = ChainModel(**SMALL), CountdownModel(**SMALL)
 # Forked from a process that has imported everything and computed nothing: clean processes for one import's time.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["exgrpo_orlhf.tasks.tiny_models"])
+PROCESSES.set_forkserver_preload(["exgrpo_orlhf.supervised.tiny_models"])
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,69 @@
+"""The optimiser steps of supervised training: gradient, clipping, update, schedule, and a line in the terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SAY_EVERY = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished optimiser step. number: from 1; loss: before it; rate: the learning rate it used; norm: of the
+    gradient, before clipping"""
+
+    number: int
+    loss: float
+    rate: float
+    norm: float
+
+
+def optimiser_steps(
+    gradient: Callable[[int], float],
+    optimiser: torch.optim.Optimizer,
+    schedule: Any,
+    *,
+    first: int = 1,
+    last: int,
+    max_grad_norm: float,
+    what: str,
+) -> Iterator[Done]:
+    """Take the optimiser steps first … last, and yield each when it is done.
+
+    Args:
+        gradient: adds the gradient of a step to the parameters' and returns the loss
+        schedule: of torch.optim.lr_scheduler, one step for each of the optimiser's
+        what: is trained, for the line that is printed to stderr every few seconds
+
+    Raises ArithmeticError for a loss or a gradient that is not finite. The weights are then as they were before.
+    """
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    began = said = time.monotonic()
+    for number in range(first, last + 1):
+        optimiser.zero_grad()
+        loss = gradient(number)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ArithmeticError(
+                f"{what}: step {number} is not finite (loss {loss}, gradient norm {norm}); lower its learning rate"
+            )
+        rate = float(schedule.get_last_lr()[0])
+        optimiser.step()
+        schedule.step()
+        now = time.monotonic()
+        if now - said > SAY_EVERY:
+            left = (now - began) / (number - first + 1) * (last - number)
+            print(f"{what}: step {number} of {last}, loss {loss:.3f}, {_duration(left)} left", file=sys.stderr)
+            said = now
+        yield Done(number, loss, rate, norm)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
