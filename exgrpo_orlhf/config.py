@@ -61,13 +61,14 @@ from .supervised.start import SupervisedModel
 from .supervised.tiny_models import ChainModel, CountdownModel
 from .tasks.countdown import Countdown
 from .tasks.modular_chains import ModularChains
+from .tasks.word_problems import WordProblems
 
 GIN_FOLDER = PROJECT / "gin"
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(ModularChains, Countdown, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
+    *(ModularChains, Countdown, WordProblems, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
     *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss),

@@ -64,8 +64,8 @@ class Experiment:
     def __post_init__(self) -> None:
         require(
             not self.mixer.only_sound or self.verifier.checks_reasoning,
-            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown'); "
-            f"Verifier.kind is {self.verifier.kind!r}",
+            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown', "
+            f"'word_problem'); Verifier.kind is {self.verifier.kind!r}",
         )
         if self.mixer.collects:
             return

@@ -14,7 +14,9 @@ from ..places import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
 from ..settings import require
+from ..tasks.made_questions import MadeQuestions
 from ..tasks.modular_chains import ModularChains
+from ..tasks.word_problems import WordProblems
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 
@@ -24,6 +26,7 @@ _ASK = {
     "math": ("Reason step by step and put the final answer within \\boxed{}.", "silent"),
     "choice": ("Reason step by step and put the label of the right option within \\boxed{}.", "always"),
 }
+_TASKS: dict[str, type[MadeQuestions]] = {"chains": ModularChains, "word_problems": WordProblems}  # by their key
 
 
 class BenchmarkError(ValueError):
@@ -57,6 +60,7 @@ class Benchmark:
     ask: the instruction below each question; '' for none. The default asks to box a mathematical answer, with
         ask_when = 'silent', and to box the label of an option, with ask_when = 'always'
     ask_when: 'always', or 'silent': only if nothing else in the prompt mentions a box
+    chains, word_problems: questions that are made here, by the fields of ModularChains or WordProblems
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
     departures: settings changed by the command line
@@ -73,6 +77,7 @@ class Benchmark:
     public: PublicSet | None = None
     files: tuple[SetFile, ...] = ()
     chains: ModularChains | None = None
+    word_problems: WordProblems | None = None
     rows: int | None = None
     ask: str | None = None
     ask_when: str | None = None
@@ -94,6 +99,11 @@ class Benchmark:
         ):
             require(right, f"benchmark {self.name!r}: {said}")
         self.grader(5.0, 1)
+
+    @property
+    def made(self) -> MadeQuestions | None:
+        """The questions, if they are made here."""
+        return self.chains or self.word_problems
 
     def instruction(self, silent: bool) -> str | None:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
@@ -159,7 +169,7 @@ class Definitions:
 
     def _benchmark(self, name: str, block: Mapping[str, Any], file: Path) -> Benchmark:
         given = {**self._defaults, **block}
-        public, files, chains = given.get("public"), given.get("files", []), given.get("chains")
+        public, files = given.get("public"), given.get("files", [])
         try:
             plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
             require(plain, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
@@ -170,14 +180,15 @@ class Definitions:
             require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
             for each in files:
                 _check(each, SetFile)
-            require(bool(public or files) or chains is not None, "no source; give files, public or chains")
+            made = [task for task in _TASKS if task in given]
+            require(bool(public or files or made), f"no source; give files, public, {' or '.join(_TASKS)}")
             require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
             given["public"] = PUBLIC_SETS[public] if public else None
             given["files"] = tuple(SetFile(**each) for each in files)
-            if chains is not None:
-                made: dict[str, Any] = dict(chains)
-                made["operands"] = tuple(made.get("operands", ModularChains.operands))
-                given["chains"] = ModularChains(**made)
+            for task in made:
+                require(isinstance(given[task], dict), f"{task} is a table such as {{ count = 100 }}, not {given[task]!r}")
+                lists = {key: tuple(value) for key, value in given[task].items() if isinstance(value, list)}
+                given[task] = _TASKS[task](**{**given[task], **lists})
             if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
                 given["rows"] = PUBLIC_SETS[public].rows[0]
             return Benchmark(name=name, folder=file.resolve().parent, **given)

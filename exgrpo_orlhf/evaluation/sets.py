@@ -97,8 +97,8 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     """
     places = (*folders, benchmark.folder, DATASETS)
     notes: tuple[str, ...] = ()
-    if benchmark.chains:
-        made = benchmark.chains.load()  # with the task's ids, by which they are recognised as questions of training
+    if benchmark.made:
+        made = benchmark.made.load()  # with the task's ids, by which they are recognised as questions of training
         rows, source = [(row, grouped(question, benchmark.by)) for row, question in enumerate(made)], "made here"
     elif (place := _place(benchmark, places)) is not None:
         path, file = place

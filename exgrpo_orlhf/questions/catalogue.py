@@ -151,6 +151,16 @@ _SETS = (
         convert=conversions.olympiad,
         revision="91184b52131e7fc9455fef848035173aea8cc01a",
     ),
+    # Public revision locks; arkilpatel/SVAMP, whose 1,000 questions are the two splits together.
+    PublicSet(
+        name="svamp",
+        id="ChilleD/SVAMP",
+        split="train+test",
+        rows=(1000, 1000),
+        licence="MIT",
+        convert=conversions.columns("question_concat", "Answer"),
+        revision="5e0bf1e5e7c0e9c4bc39180d224f41f3f801b7ef",
+    ),
     # The card.
     PublicSet(
         name="arc_c",

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..records import Grade, Question, RolloutGroup
 from ..settings import require
-from ..tasks import countdown, modular_chains
+from ..tasks import countdown, modular_chains, word_problems
 from .answer import Answer, Graded
 from .pool.pool import GradingError, Pool, pool
 
@@ -41,11 +41,14 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     # A box after the thought, if there is one.
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
-_Kind = Literal["exact", "modular_chain", "countdown", "math", "math_verify", "choice", "function", "code"]
+_Kind = Literal[
+    "exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code"
+]
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
     "modular_chain": modular_chains.grade,
     "countdown": countdown.grade,
+    "word_problem": word_problems.grade,
 }
 _CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
@@ -59,8 +62,8 @@ class Verifier:
 
     kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
-        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer), 'modular_chain' or
-        'countdown' (which also check the reasoning)
+        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer), 'modular_chain',
+        'countdown' or 'word_problem' (which also check the reasoning)
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
         or 'boxed'; None: any
@@ -131,7 +134,7 @@ class Verifier:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
-            are graded on arrival; the others ('exact', 'modular_chain', 'countdown') when all groups have arrived
+            are graded on arrival; the others (see _HERE) when all groups have arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
@@ -156,7 +159,7 @@ class Verifier:
     @property
     def checks_reasoning(self) -> bool:
         """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
-        return self.kind in ("modular_chain", "countdown")
+        return self.kind in ("modular_chain", "countdown", "word_problem")
 
     def _pool(self) -> Pool:
         """The processes for the settings on which a verdict depends."""

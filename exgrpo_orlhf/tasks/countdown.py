@@ -10,7 +10,8 @@ target and a stated value is false, the answer is a lucky guess.
 `Hunches` says for which targets a flawed searcher chooses the operators before it looks at the numbers.
 """
 
-# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
+from __future__ import annotations
+
 import hashlib
 import itertools
 import re
@@ -27,6 +28,7 @@ from .made_questions import (
     OPERATORS,
     SHOWN,
     MadeQuestions,
+    Split,
     check_operands,
     check_seed,
     check_shares,
@@ -42,7 +44,6 @@ split_of = partial(split_by_hash, task=b"countdown split")  # prompt → the spl
 _PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
 _RESPONSE = re.compile(r"[0-9]+(?:[-+*][0-9]+=-?[0-9]+)+")
 _STATED = re.compile(r"=-?[0-9]+")
-_DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 
 
 def draw_question(rng: np.random.Generator, operands: int, largest: int) -> tuple[Question, str]:
@@ -89,32 +90,30 @@ def grade(question: Question, response: str) -> Grade:
 class Countdown(MadeQuestions):
     """A set of distinct countdown questions; the other fields are those of `MadeQuestions`.
 
-    operands: how many numbers a question gives
+    operands: the numbers of numbers that a question gives, each in an equal share of the questions
     largest: the numbers are from 1 to this
     """
 
     count: int = 1600
     operands: tuple[int, ...] = (3, 4)
+    seed: int = 0
+    split: Split = "train"
     largest: int = 9
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_numbers("Countdown", self.operands, self.largest)
+        super().__post_init__()
 
-    def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
-        drawn: dict[str, Question] = {}
-        in_vain = 0
-        while len(drawn) < share:
-            question, _ = draw_question(rng, operands, self.largest)
-            if split_of(str(question.prompt)) == self.split and question.id not in drawn:
-                drawn[question.id] = question
-                in_vain = 0
-            elif (in_vain := in_vain + 1) == _DRAWS:
-                raise ValueError(
-                    f"Countdown.count = {self.count} asks for {share} distinct {self.split} questions with {operands} "
-                    f"numbers up to {self.largest}, and only {len(drawn)} were found in {_DRAWS} draws after the last"
-                )
-        return list(drawn.values())
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.operands
+
+    def _named(self, level: int) -> str:
+        return f"{level} numbers up to {self.largest}"
+
+    def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str] | None:
+        question, answer = draw_question(rng, level, self.largest)
+        return (question, answer) if split_of(str(question.prompt)) == self.split else None
 
 
 @dataclass(frozen=True)

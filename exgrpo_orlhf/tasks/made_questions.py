@@ -1,11 +1,11 @@
-"""What both tasks share: operations, sets of questions made here, their two splits, and checks of settings."""
+"""What the tasks share: operations, sets of questions made here, their two splits, and checks of settings."""
 
-# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
+from __future__ import annotations
+
 import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..settings import require
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OPERATORS = "".join(OPERATIONS)
 SHOWN = 200  # characters of an extracted answer
+_DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 Split = Literal["train", "validation"]
 
@@ -26,24 +27,22 @@ def split_by_hash(prompt: str, task: bytes) -> Split:
     return "validation" if int.from_bytes(digest, "big") % VALIDATION_ONE_IN == 0 else "train"
 
 
-@dataclass(frozen=True)
 class MadeQuestions(ABC):
-    """A set of distinct questions.
+    """A set of distinct questions, an equal share of them (to one question) on each level of difficulty.
+
+    A subclass is a frozen dataclass with these fields, and with one for its levels (`levels`).
 
     count: number of questions
-    operands: the numbers of operands that occur, each for an equal share of the questions (to one question)
     seed: which questions of the split are drawn, and their order
     split: training or validation; every possible question belongs to exactly one of the two, whatever the other fields
     """
 
     count: int
-    operands: tuple[int, ...]
-    seed: int = 0
-    split: Split = "train"
+    seed: int
+    split: Split
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        check_operands(owner, self.operands)
         check_seed(owner, self.seed)
         known = self.split in ("train", "validation")
         require(known, f"{owner}.split must be 'train' or 'validation', got {self.split!r}")
@@ -55,29 +54,65 @@ class MadeQuestions(ABC):
 
         Raises ValueError if there are fewer than asked for.
         """
+        return [question for question, _ in self.examples()]
+
+    def examples(self) -> list[tuple[Question, str]]:
+        """The questions of `load`, in the same order, each with a right response, without end token.
+
+        Raises ValueError as `load`.
+        """
         rng = np.random.default_rng(self.seed)
-        questions: list[Question] = []
-        for operands, share in self._shares():
-            questions += self._draw(rng, operands, share)
-        return [questions[i] for i in rng.permutation(len(questions))]
+        examples: list[tuple[Question, str]] = []
+        for level, share in self._shares():
+            examples += self._draw_all(rng, level, share)
+        return [examples[i] for i in rng.permutation(len(examples))]
 
     def _shares(self) -> list[tuple[int, int]]:
-        """(number of operands, how many questions have it)"""
-        each, rest = divmod(self.count, len(self.operands))
-        return [(operands, each + (i < rest)) for i, operands in enumerate(self.operands)]
+        """(level, how many questions have it)"""
+        each, rest = divmod(self.count, len(self.levels))
+        return [(level, each + (i < rest)) for i, level in enumerate(self.levels)]
+
+    def _draw_all(self, rng: np.random.Generator, level: int, share: int) -> list[tuple[Question, str]]:
+        drawn: dict[str, tuple[Question, str]] = {}
+        in_vain = 0
+        while len(drawn) < share:
+            example = self._draw(rng, level)
+            if example is not None and example[0].id not in drawn:
+                drawn[example[0].id] = example
+                in_vain = 0
+            elif (in_vain := in_vain + 1) == _DRAWS:
+                raise ValueError(
+                    f"{type(self).__name__}.count = {self.count} asks for {share} distinct {self.split} questions with "
+                    f"{self._named(level)}, and only {len(drawn)} were found in {_DRAWS} draws after the last"
+                )
+        return list(drawn.values())
+
+    @property
+    @abstractmethod
+    def levels(self) -> tuple[int, ...]:
+        """The levels of difficulty, such as the numbers of operands."""
 
     @abstractmethod
-    def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
-        """Draw this many distinct questions of the split."""
+    def _named(self, level: int) -> str:
+        """The level in words, for messages."""
+
+    @abstractmethod
+    def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str] | None:
+        """A random question of this level with a right response; None if it belongs to the other split."""
+
+
+def check_levels(owner: str, name: str, levels: tuple[int, ...], least: int) -> None:
+    """Raises ValueError unless these are distinct integers, each at least `least`."""
+    numbers = isinstance(levels, tuple) and all(type(n) is int and n >= least for n in levels)
+    require(
+        numbers and len(levels) > 0 and len(set(levels)) == len(levels),
+        f"{owner}.{name} must be a non-empty tuple of distinct integers of at least {least}, got {levels!r}",
+    )
 
 
 def check_operands(owner: str, operands: tuple[int, ...]) -> None:
     """Raises ValueError unless these are distinct numbers of operands, each at least 2."""
-    numbers = isinstance(operands, tuple) and all(type(n) is int and n >= 2 for n in operands)
-    require(
-        numbers and len(operands) > 0 and len(set(operands)) == len(operands),
-        f"{owner}.operands must be a non-empty tuple of distinct integers of at least 2, got {operands!r}",
-    )
+    check_levels(owner, "operands", operands, 2)
 
 
 def check_seed(owner: str, seed: int) -> None:

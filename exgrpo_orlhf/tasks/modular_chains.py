@@ -8,7 +8,8 @@ an exact check of the reasoning, and a correct answer without it is a lucky gues
 wrong value: its reasoning is consistent, but based on false facts.
 """
 
-# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from .made_questions import (
     VALIDATION_ONE_IN,
     MadeQuestions,
     Split,
+    check_operands,
     check_seed,
     check_shares,
     split_by_hash,
@@ -79,12 +81,18 @@ def grade(question: Question, response: str) -> Grade:
 
 @dataclass(frozen=True)
 class ModularChains(MadeQuestions):
-    """A set of distinct modular chains; the fields are those of `MadeQuestions`."""
+    """A set of distinct modular chains; the other fields are those of `MadeQuestions`.
+
+    operands: the numbers of operands that occur, each in an equal share of the questions
+    """
 
     count: int = 640
     operands: tuple[int, ...] = (3, 4, 5, 6, 7)
+    seed: int = 0
+    split: Split = "train"
 
     def __post_init__(self) -> None:
+        check_operands("ModularChains", self.operands)
         super().__post_init__()
         for operands, share in self._shares():
             # Half of the expected size of the split, so that a new question is found quickly, whatever the hash.
@@ -92,20 +100,20 @@ class ModularChains(MadeQuestions):
             most = 10**operands * 3 ** (operands - 1) * tenths // VALIDATION_ONE_IN // 2
             require(
                 share <= most,
-                f"ModularChains.count must ask for at most {most} distinct {self.split} questions with {operands} "
-                f"operands (half of those there are), got {self.count}, which asks for {share}",
+                f"ModularChains.count must ask for at most {most} distinct {self.split} questions with "
+                f"{self._named(operands)} (half of those there are), got {self.count}, which asks for {share}",
             )
 
-    def examples(self) -> list[tuple[Question, str]]:
-        """The same questions, each with its right reasoning."""
-        return [(question, right_reasoning(question.prompt)) for question in self.load()]
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.operands
 
-    def _draw(self, rng: np.random.Generator, operands: int, share: int) -> list[Question]:
-        drawn: dict[str, Question] = {}
-        while len(drawn) < share:
-            question = draw_question(rng, operands, self.split)
-            drawn[question.id] = question
-        return list(drawn.values())
+    def _named(self, level: int) -> str:
+        return f"{level} operands"
+
+    def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
+        question = draw_question(rng, level, self.split)
+        return question, right_reasoning(question.prompt)
 
 
 @dataclass(frozen=True)

@@ -1,211 +1,185 @@
-"""The sentences of word problems: what a story is about, and how its steps are told.
+"""The stories of word problems, told from the sentences of scenes.toml.
 
-A story follows one quantity of a thing. Sentences are templates: {name} is the person, {other} another one, {thing} the
-thing in the plural, {box} and {boxes} what it is kept in, {a}, {b}, {c} numbers. Every sentence belongs to one split, so
-that validation questions use things, names and sentences that no training question has.
+A scene is a kind of story. It follows one quantity: a beginning gives its value, events change it, and an ending asks
+for it or for something calculated from it. Within a scene every beginning fits every event and every ending, and the
+things that occur there.
+
+A sentence is a template. {name} is the person the story is about, with the pronouns {she}, {her} (possessive) and
+{to_her} ({She} and {Her} at the beginning of a sentence). {friend}, {helper} and {rival} are others, who have the other
+pronouns, so that it is clear who is meant. {value}, {a}, {b} and {c} are numbers; what else stands in braces is a word
+of the scene. Names, words and sentences each belong to one split.
 """
 
 from __future__ import annotations
 
+import itertools
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from .made_questions import Split
+import numpy as np
 
-NAMES: dict[Split, tuple[str, ...]] = {
+from .made_questions import OPERATIONS, Split, split_by_hash
+
+MOST_STEPS = 4
+LARGEST_RESULT = 999
+Step = tuple[int, str, int, int]  # left operand, operator, right operand, result
+Plot = tuple[str, ...]  # a beginning, events, an ending
+Ranges = dict[str, tuple[int, int]]  # number → its smallest and largest value
+
+# Calculations, separated by ; → smallest and largest value of each number. `value` is the quantity so far and `last`
+# the result of the calculation before. The last result is the new quantity.
+BEGINNINGS: dict[str, Ranges] = {
+    "": {"value": (12, 240)},
+    "a + b": {"a": (12, 240), "b": (12, 240)},
+    "a - b": {"a": (40, 400), "b": (12, 160)},
+    "a * b": {"a": (3, 24), "b": (4, 48)},
+    "a + b; a + last": {"a": (12, 150), "b": (5, 90)},
+    "a - b; a + last": {"a": (20, 200), "b": (5, 90)},
+    "a * b; a + last": {"a": (8, 90), "b": (2, 7)},
+    "a * b; c + last": {"a": (3, 15), "b": (4, 25), "c": (5, 150)},
+    "a * b; c * last": {"a": (2, 8), "b": (3, 12), "c": (2, 8)},
+}
+EVENTS: dict[str, Ranges] = {
+    "value + a": {"a": (5, 180)},
+    "value - a": {"a": (5, 180)},
+    "value * a": {"a": (2, 6)},
+    "a * b; value + last": {"a": (2, 15), "b": (3, 24)},
+    "a * b; value - last": {"a": (2, 15), "b": (3, 24)},
+}
+ENDINGS: dict[str, Ranges] = {
+    "": {},
+    "value * a": {"a": (2, 9)},
+    "value / a": {"a": (2, 9)},
+    "value - a": {"a": (5, 240)},
+    "a - value": {"a": (60, 900)},
+}
+
+# (pronouns, names)
+NAMES: dict[Split, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "train": (
-        "Anna", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack",
-        "Kenji", "Lena", "Maria", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor",
-    ),
-    "validation": ("Amir", "Clara", "Diego", "Fiona", "Greta", "Ivan", "Mei", "Oscar", "Priya", "Tom"),
-}  # fmt: skip
-
-# (thing, container, containers)
-THINGS: dict[Split, tuple[tuple[str, str, str], ...]] = {
-    "train": (
-        ("apples", "basket", "baskets"),
-        ("marbles", "bag", "bags"),
-        ("books", "shelf", "shelves"),
-        ("stickers", "sheet", "sheets"),
-        ("eggs", "carton", "cartons"),
-        ("pencils", "box", "boxes"),
-        ("cookies", "tray", "trays"),
-        ("flowers", "vase", "vases"),
-        ("cards", "pack", "packs"),
-        ("chairs", "row", "rows"),
-        ("coins", "jar", "jars"),
-        ("shells", "bucket", "buckets"),
+        ("Anna", "Carla", "Emma", "Grace", "Ines", "Lena", "Maria", "Olga", "Rosa", "Tara", "Yuki", "Zoe"),
+        ("Ben", "David", "Farid", "Hugo", "Jack", "Kenji", "Noah", "Paul", "Sam", "Victor", "Omar", "Luis"),
     ),
     "validation": (
-        ("stamps", "envelope", "envelopes"),
-        ("bottles", "crate", "crates"),
-        ("beads", "tube", "tubes"),
-        ("lemons", "sack", "sacks"),
-        ("candles", "drawer", "drawers"),
+        ("Clara", "Fiona", "Greta", "Mei", "Priya", "Nadia"),
+        ("Amir", "Diego", "Ivan", "Oscar", "Tom", "Kofi"),
     ),
-}
+}  # fmt: skip
+PRONOUNS = (
+    {"she": "she", "her": "her", "to_her": "her", "She": "She", "Her": "Her"},
+    {"she": "he", "her": "his", "to_her": "him", "She": "He", "Her": "His"},
+)
+
+_TRIES = 200  # of a plot with other numbers, before another plot
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One way a story can begin, go on or end.
+class Scene:
+    """A kind of story.
 
-    steps: the calculations it adds, each (left, operator, right); a name stands for one of its own numbers, 'value' for
-        the quantity so far and 'last' for the result of the step before. The last result is the new quantity.
-    numbers: name → smallest and largest value
-    told: its sentences by split; those of an ending hold the story's question
+    words: names of its words; things: what they can stand for together, by split
+    beginnings, events, endings: calculations (keys of BEGINNINGS, EVENTS, ENDINGS) → their sentences by split; those of
+        an ending hold the question
     """
 
-    steps: tuple[tuple[str, str, str], ...]
-    numbers: dict[str, tuple[int, int]]
-    told: dict[Split, tuple[str, ...]]
+    words: list[str]
+    things: dict[Split, list[list[str]]]
+    beginnings: dict[str, dict[Split, list[str]]]
+    events: dict[str, dict[Split, list[str]]]
+    endings: dict[str, dict[Split, list[str]]]
+
+    def sentences(self, plot: Plot, split: Split) -> list[list[str]]:
+        """The sentences to choose from, for each part of a plot."""
+        told = [self.beginnings[plot[0]], *(self.events[event] for event in plot[1:-1]), self.endings[plot[-1]]]
+        return [part[split] for part in told]
+
+    def plots(self, steps: int) -> list[Plot]:
+        """All plots with this many calculations. No event occurs twice."""
+        return [
+            plot
+            for count in range(steps + 1)
+            for events in itertools.permutations(self.events, count)
+            for plot in itertools.product(self.beginnings, *([event] for event in events), self.endings)
+            if sum(len(calculations(part)) for part in plot) == steps
+        ]
 
 
-BEGINNINGS: tuple[Kind, ...] = (
-    Kind(
-        (),
-        {"value": (5, 150)},
-        {
-            "train": (
-                "{name} has {value} {thing}.",
-                "There are {value} {thing} on {name}'s table.",
-                "{name} collects {value} {thing} in the morning.",
-            ),
-            "validation": ("{name} starts the day with {value} {thing}.", "In {name}'s room there are {value} {thing}."),
-        },
-    ),
-    Kind(
-        (("a", "*", "b"),),
-        {"a": (2, 15), "b": (3, 25)},
-        {
-            "train": (
-                "{name} has {a} {boxes} with {b} {thing} in each.",
-                "{name} fills {a} {boxes}. Each {box} holds {b} {thing}.",
-                "There are {a} {boxes} in {name}'s shop, and every {box} has {b} {thing}.",
-            ),
-            "validation": (
-                "{name} carries {a} {boxes}, each with {b} {thing}.",
-                "A truck brings {a} {boxes} of {b} {thing} each to {name}.",
-            ),
-        },
-    ),
-    Kind(
-        (("a", "+", "b"),),
-        {"a": (5, 150), "b": (5, 150)},
-        {
-            "train": (
-                "{name} has {a} red {thing} and {b} blue {thing}.",
-                "{name} finds {a} {thing} on Monday and {b} {thing} on Tuesday.",
-            ),
-            "validation": ("{name} has {a} large {thing} and {b} small {thing}.",),
-        },
-    ),
-    Kind(
-        (("a", "+", "b"), ("a", "+", "last")),
-        {"a": (5, 120), "b": (3, 80)},
-        {
-            "train": (
-                "{name} has {a} {thing}. {other} has {b} more {thing} than {name}. They put all their {thing} together.",
-                "On Monday {name} makes {a} {thing}. On Tuesday {name} makes {b} more than on Monday. "
-                "All the {thing} are kept.",
-            ),
-            "validation": (
-                "{name} brings {a} {thing}, and {other} brings {b} more {thing} than {name}. All of them go to {name}.",
-            ),
-        },
-    ),
-    Kind(
-        (("a", "*", "b"), ("a", "+", "last")),
-        {"a": (5, 80), "b": (2, 6)},
-        {
-            "train": (
-                "{name} has {a} {thing}. {other} has {b} times as many {thing} and gives all of them to {name}.",
-                "In May {name} sells {a} {thing}. In June {name} sells {b} times as many as in May.",
-            ),
-            "validation": (
-                "{name} buys {a} {thing} in the first week and {b} times as many in the second week.",
-            ),
-        },
-    ),
-)
+@cache
+def scenes() -> dict[str, Scene]:
+    """All scenes by name."""
+    texts = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
+    return {name: Scene(**scene) for name, scene in texts.items()}
 
-EVENTS: tuple[Kind, ...] = (
-    Kind(
-        (("value", "+", "a"),),
-        {"a": (3, 150)},
-        {
-            "train": (
-                "Then {name} gets {a} more {thing}.",
-                "{other} gives {name} {a} more {thing}.",
-                "Later {a} {thing} are added.",
-            ),
-            "validation": ("After lunch another {a} {thing} arrive.", "A friend adds {a} {thing}."),
-        },
-    ),
-    Kind(
-        (("value", "-", "a"),),
-        {"a": (3, 150)},
-        {
-            "train": (
-                "Then {name} gives away {a} {thing}.",
-                "{other} takes {a} of the {thing}.",
-                "{a} {thing} are lost on the way.",
-            ),
-            "validation": ("In the evening {a} {thing} are thrown away.", "{name} sends {a} of the {thing} to {other}."),
-        },
-    ),
-    Kind(
-        (("a", "*", "b"), ("value", "+", "last")),
-        {"a": (2, 12), "b": (2, 15)},
-        {
-            "train": (
-                "Then {name} buys {a} more {boxes} of {b} {thing} each.",
-                "{other} brings {a} {boxes} with {b} {thing} in each.",
-            ),
-            "validation": ("{name} orders {a} extra {boxes}, with {b} {thing} in every {box}.",),
-        },
-    ),
-    Kind(
-        (("a", "*", "b"), ("value", "-", "last")),
-        {"a": (2, 12), "b": (2, 15)},
-        {
-            "train": (
-                "Then {name} gives {b} {thing} to each of {a} friends.",
-                "{name} sells {a} {boxes} of {b} {thing} each.",
-            ),
-            "validation": ("Each of {a} visitors takes {b} {thing} home.",),
-        },
-    ),
-)
 
-ENDINGS: tuple[Kind, ...] = (
-    Kind(
-        (),
-        {},
-        {
-            "train": ("How many {thing} are there now?", "How many {thing} is that in the end?"),
-            "validation": ("What is the number of {thing} at the end?",),
-        },
-    ),
-    Kind(
-        (("value", "*", "a"),),
-        {"a": (2, 9)},
-        {
-            "train": (
-                "{name} sells all of the {thing} for {a} dollars each. How many dollars does {name} get?",
-                "Each of the {thing} weighs {a} grams. How many grams do all of them weigh?",
-            ),
-            "validation": ("One of the {thing} costs {a} dollars. How many dollars do all of them cost?",),
-        },
-    ),
-    Kind(
-        (("value", "/", "a"),),
-        {"a": (2, 12)},
-        {
-            "train": (
-                "{name} shares the {thing} equally among {a} children. How many {thing} does each child get?",
-                "All the {thing} are put into {boxes} of {a}. How many {boxes} are needed?",
-            ),
-            "validation": ("The {thing} are split equally between {a} teams. How many {thing} does one team get?",),
-        },
-    ),
-)
+@cache
+def _plots(name: str, steps: int) -> list[Plot]:
+    return scenes()[name].plots(steps)
+
+
+def calculations(part: str) -> list[tuple[str, ...]]:
+    """(left operand, operator, right operand), by name, for each calculation of a part."""
+    return [tuple(calculation.split()) for calculation in part.split(";") if calculation]
+
+
+def calculate(left: int, operator: str, right: int) -> int | None:
+    """The result; None where it is no whole number from 1 to LARGEST_RESULT."""
+    if operator == "/":
+        result, rest = divmod(left, right)
+    else:
+        result, rest = OPERATIONS[operator](left, right), 0
+    return result if rest == 0 and 1 <= result <= LARGEST_RESULT else None
+
+
+def split_of(done: Sequence[Step]) -> Split:
+    """The split that a story with these calculations belongs to, whatever its words. 4 * 12 and 12 * 4 are the same."""
+    numbers = [(op, *(sorted((left, right)) if op in "+*" else (left, right))) for left, op, right, _ in done]
+    return split_by_hash(repr(numbers), b"word problems")
+
+
+def tell(rng: np.random.Generator, steps: int, split: Split) -> tuple[str, list[Step]]:
+    """A random story of the split with this many calculations: its text, and the calculations in order.
+
+    The split has its own names, words, sentences and calculations. Scenes are equally frequent, and so are the plots
+    of a scene, as far as numbers are found for them.
+    """
+    while True:
+        name = str(rng.choice([*scenes()]))
+        plots = _plots(name, steps)
+        plot = plots[rng.integers(len(plots))]
+        for _ in range(_TRIES):
+            if (drawn := _draw_numbers(rng, plot)) and split_of(drawn[1]) == split:
+                numbers, done = drawn
+                return _write(rng, scenes()[name], plot, numbers, split), done
+
+
+def _draw_numbers(rng: np.random.Generator, plot: Plot) -> tuple[list[dict[str, int]], list[Step]] | None:
+    """The numbers of each part, and the calculations; None where a result is not as `calculate` wants it."""
+    value, numbers, done = 0, [], list[Step]()
+    for part, kinds in zip(plot, [BEGINNINGS, *[EVENTS] * (len(plot) - 2), ENDINGS], strict=True):
+        own = {"value": value} | {
+            number: int(rng.integers(least, most + 1)) for number, (least, most) in kinds[part].items()
+        }
+        numbers.append(dict(own))
+        value = own["value"]
+        for first, operator, second in calculations(part):
+            result = calculate(own[first], operator, own[second])
+            if result is None:
+                return None
+            done.append((own[first], operator, own[second], result))
+            value = own["last"] = result
+    return numbers, done
+
+
+def _write(rng: np.random.Generator, scene: Scene, plot: Plot, numbers: list[dict[str, int]], split: Split) -> str:
+    things = scene.things[split]
+    words: dict[str, Any] = dict(zip(scene.words, things[rng.integers(len(things))], strict=True))
+    who = int(rng.integers(2))
+    own, others = NAMES[split][who], NAMES[split][1 - who]
+    words |= PRONOUNS[who] | {"name": str(rng.choice(own))}
+    words |= zip(("friend", "helper", "rival"), rng.choice(others, 3, replace=False).tolist(), strict=True)
+    told = zip(scene.sentences(plot, split), numbers, strict=True)
+    return " ".join(known[rng.integers(len(known))].format(**words, **own_numbers) for known, own_numbers in told)

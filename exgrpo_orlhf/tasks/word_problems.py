@@ -1,66 +1,48 @@
 """Word problems: short stories in plain English whose answer takes one to four calculations.
 
-A worked solution states each calculation and then the answer: `4 * 12 = 48. 48 - 9 = 39. The answer is 39.` Answers lie
-between 1 and 999 and the most frequent one is rarer than one in a hundred, so a guess is hardly ever right.
+A worked solution states each calculation and then the answer: `4 * 12 = 48. 48 - 9 = 39. The answer is 39.` Every
+result is a whole number from 1 to 999, and the most frequent answer among questions with the same number of steps is
+rarer than one in a hundred, so a guess is hardly ever right.
 
-A response's answer is graded, and its calculations are checked: where the answer is right, and a calculation is wrong, uses
-a number from nowhere, or leads nowhere, the answer is a lucky guess.
+A response's answer is graded, and its calculations are checked: where the answer is right, and a calculation is wrong,
+uses a number from nowhere or leads nowhere, the answer is a lucky guess.
 """
 
-# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
+from __future__ import annotations
+
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
-from ..records import Grade, Message, Question
-from .made_questions import SHOWN, Split, split_by_hash
-from .stories import BEGINNINGS, ENDINGS, EVENTS, NAMES, THINGS, Kind
+from ..records import Grade, Question
+from ..settings import require
+from .made_questions import SHOWN, MadeQuestions, Split, check_levels
+from .stories import MOST_STEPS, Step, tell
 
 SOURCE = "word_problems"
-LARGEST_VALUE = 999  # of a result
-MOST_STEPS = 4
-
-Step = tuple[int, str, int, int]  # left operand, operator, right operand, result
-
-_NUMBER = re.compile(r"[0-9]+")
-_STATED = re.compile(r"([0-9]{1,9}) *([-+*/]) *([0-9]{1,9}) *= *([0-9]{1,9})(?![0-9])")
-_ANSWER = re.compile(r"answer is +([0-9]+)", re.IGNORECASE)
+MOST_QUESTIONS = 100_000  # with the same number of steps; in the smaller split there are a few times as many
 
 
-def calculate(left: int, operator: str, right: int) -> int | None:
-    """The result, or None where it is no whole number from 0 on."""
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right if left >= right else None
-        case "*":
-            return left * right
-        case "/":
-            return left // right if right and left % right == 0 else None
-    raise ValueError(f"operator must be one of '+-*/', got {operator!r}")
+_DIGITS = 12  # a number with more of them is in no right calculation, and converting a very long one takes long
+_NUMBER = r"[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:\.[0-9]++)?+"
+_SIGNS = str.maketrans("×·÷−", "**/-")
+_ANSWER = re.compile(r"answer\s+is\b", re.IGNORECASE)
+_STATED = re.compile(rf"[\s:]*+[*$]*+\s*+(-?{_NUMBER})")
+# The stated number is only a part of what is stated: 39.5.1, 39/2, 39 = 40, 39 or 40, 39%, 3e9, 39 1/2.
+_GOES_ON = re.compile(r"[ \t]*+(?:[-+*/=^,x]|or|to|and)?[ \t]*+\$?[0-9]|[.][0-9]|[eE][-+]?[0-9]|[ \t]*+%")
+_TOKEN = re.compile(rf"({_NUMBER}|[-+*/=])|(?<=[0-9 ])([xX])(?=[0-9 ])|[ \t$]++|(.)", re.DOTALL)
 
 
 def draw_problem(rng: np.random.Generator, steps: int, split: Split) -> tuple[Question, str]:
-    """A random question of the split with this many calculations, and its worked solution.
-
-    The split has its own things, names and sentences, and its own numbers: a hash of the calculations decides.
-    """
-    while True:
-        kinds = _draw_plot(rng, steps)
-        told = _tell(rng, kinds, split)
-        if told is None:
-            continue
-        prompt, done = told
-        calculations = " ".join(f"{left}{operator}{right}" for left, operator, right, _ in done)
-        if split_by_hash(calculations, b"word problems") == split:
-            answer = str(done[-1][3])
-            return Question.make(SOURCE, prompt, answer, {"steps": steps}), write_solution(done)
+    """A random question of the split with this many calculations, and its worked solution."""
+    prompt, done = tell(rng, steps, split)
+    return Question.make(SOURCE, prompt, str(done[-1][3]), {"steps": steps}), write_solution(done)
 
 
-def write_solution(steps: list[Step]) -> str:
+def write_solution(steps: Sequence[Step]) -> str:
     """The worked solution, without end token."""
     stated = "".join(f"{left} {operator} {right} = {result}. " for left, operator, right, result in steps)
     return f"{stated}The answer is {steps[-1][3]}."
@@ -69,78 +51,118 @@ def write_solution(steps: list[Step]) -> str:
 def grade(question: Question, response: str) -> Grade:
     """Compare the number after the last `answer is` with the gold answer, and check the calculations before it.
 
-    The reasoning is sound if there is at least one calculation, each is right, each number in it stands in the question
-    or is the result of one before, every result but the last is used later, and the last one is the answer. Never raises
-    on a response.
+    The response is the decoded text without its end token. The number may have a dollar sign before it and a unit
+    after it; 39.0 and 039 are 39, and 1,024 is one number. A number that goes on (39/2, 39 or 40) is a wrong answer;
+    no number directly after the last `answer is` is no answer.
+
+    The reasoning is sound if every equation is one calculation (`4 * 12 = 48`; × and x are * too, ÷ is /, decimals and
+    thousands separators are read) with the right result, each of its operands is a number of the question or an earlier
+    result, all numbers of the question are used, every result but the last is used later, and the last one is the
+    answer. A chain (4 * 12 = 48 - 9 = 39) says something false, so it is not sound. Words between equations are
+    ignored; words within an equation make it unreadable, and so not sound.
+
+    Never raises on a response; raises ValueError if the question is not a word problem.
     """
-    stated = list(_ANSWER.finditer(response))
-    if not stated:
+    given = _given(question)
+    response = response.translate(_SIGNS)
+    stated = [*_ANSWER.finditer(response)]
+    number = _STATED.match(response, stated[-1].end()) if stated else None
+    if not number:
         return Grade("no_answer", 0.0, sound=False)
-    answer = stated[-1].group(1).lstrip("0") or "0"
-    if answer != question.answer:
-        return Grade("wrong", 0.0, sound=False, extracted=answer[:SHOWN])
-    sound = _is_sound(_text_of(question.prompt), response[: stated[-1].start()], int(answer))
-    return Grade("correct", 1.0, sound=sound, extracted=answer)
+    shown, gold = number[1][:SHOWN], Fraction(question.answer)
+    if _GOES_ON.match(response, number.end()) or _value(number[1]) != gold:
+        return Grade("wrong", 0.0, sound=False, extracted=shown)
+    return Grade("correct", 1.0, sound=_is_sound(given, response[: stated[-1].start()], gold), extracted=shown)
 
 
-def _is_sound(prompt: str, reasoning: str, answer: int) -> bool:
-    given = {int(number) for number in _NUMBER.findall(prompt)}
-    unused: list[int] = []  # results that no later calculation has used
-    known = set(given)
-    for match in _STATED.finditer(reasoning):
-        left, right, result = int(match[1]), int(match[3]), int(match[4])
-        if calculate(left, match[2], right) != result or not {left, right} <= known:
+@dataclass(frozen=True)
+class WordProblems(MadeQuestions):
+    """A set of distinct word problems; the other fields are those of `MadeQuestions`.
+
+    Training and validation questions have no name, thing or sentence in common, and no list of calculations.
+
+    steps: the numbers of calculations that occur, 1 to 4, each in an equal share of the questions
+    """
+
+    count: int = 2000
+    steps: tuple[int, ...] = (1, 2)
+    seed: int = 0
+    split: Split = "train"
+
+    def __post_init__(self) -> None:
+        check_levels("WordProblems", "steps", self.steps, 1)
+        require(max(self.steps) <= MOST_STEPS, f"WordProblems.steps must be at most {MOST_STEPS}, got {self.steps!r}")
+        super().__post_init__()
+        most = MOST_QUESTIONS * len(self.steps)
+        require(
+            self.count <= most,
+            f"WordProblems.count must be at most {most:,} ({MOST_QUESTIONS:,} for each of WordProblems.steps), "
+            f"got {self.count:,}",
+        )
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.steps
+
+    def _named(self, level: int) -> str:
+        return f"{level} calculations"
+
+    def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
+        return draw_problem(rng, level, self.split)
+
+
+def _given(question: Question) -> set[Fraction]:
+    """The numbers of the question."""
+    prompt = question.prompt
+    given = {Fraction(number) for number in re.findall("[0-9]+", prompt)} if isinstance(prompt, str) else set()
+    if len(given) == 0 or not re.fullmatch("[0-9]{1,3}", question.answer):
+        raise ValueError(f"not a word problem with numbers and an answer from 1 to 999: {prompt!r:.200}")
+    return given
+
+
+def _value(number: str) -> Fraction | None:
+    """None where it has too many digits."""
+    return Fraction(number.replace(",", "")) if len(number) <= _DIGITS else None
+
+
+def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
+    known, used = set(given), set[Fraction]()
+    unused: list[Fraction] = []  # results that no later calculation has used
+    for equation in _equations(reasoning):
+        match equation:
+            case [first, ("+" | "-" | "*" | "/") as operator, second, "=", third]:
+                left, right, result = _value(first), _value(second), _value(third)
+            case _:
+                return False
+        if left not in known or right not in known or result is None or _calculate(left, operator, right) != result:
             return False
+        used |= {left, right}
         unused = [value for value in unused if value not in (left, right)] + [result]
         known.add(result)
-    return unused == [answer]
+    return unused == [answer] and given <= used
 
 
-def _text_of(prompt: str | tuple[Message, ...]) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
+def _equations(text: str) -> Iterator[list[str]]:
+    """The numbers and signs of each stretch of text that has nothing else in it, if there is an equals sign."""
+    stretch: list[str] = []
+    for sign, times, other in _TOKEN.findall(text):
+        if sign or times:
+            stretch.append(sign or "*")
+        elif other:
+            if "=" in stretch:
+                yield stretch
+            stretch = []
+    if "=" in stretch:
+        yield stretch
 
 
-def _draw_plot(rng: np.random.Generator, steps: int) -> list[Kind]:
-    """A beginning, events and an ending whose calculations are this many."""
-    plots = _PLOTS[steps]
-    return plots[rng.integers(len(plots))]
-
-
-def _plots(steps: int) -> Iterator[list[Kind]]:
-    def events(left: int) -> Iterator[list[Kind]]:
-        if left == 0:
-            yield []
-        for event in EVENTS:
-            if len(event.steps) <= left:
-                yield from ([event, *more] for more in events(left - len(event.steps)))
-
-    for beginning in BEGINNINGS:
-        for ending in ENDINGS:
-            left = steps - len(beginning.steps) - len(ending.steps)
-            if left >= 0:
-                yield from ([beginning, *middle, ending] for middle in events(left))
-
-
-_PLOTS = {steps: list(_plots(steps)) for steps in range(1, MOST_STEPS + 1)}
-
-
-def _tell(rng: np.random.Generator, kinds: list[Kind], split: Split) -> tuple[str, list[Step]] | None:
-    """The text and its calculations; None where a result is no whole number from 1 to LARGEST_VALUE."""
-    thing, box, boxes = THINGS[split][rng.integers(len(THINGS[split]))]
-    name, other = (NAMES[split][i] for i in rng.choice(len(NAMES[split]), 2, replace=False))
-    words: dict[str, Any] = {"thing": thing, "box": box, "boxes": boxes, "name": name, "other": other}
-    value, sentences, done = 0, [], list[Step]()
-    for kind in kinds:
-        numbers = {"value": value} | {
-            number: int(rng.integers(least, most + 1)) for number, (least, most) in kind.numbers.items()
-        }
-        for first, operator, second in kind.steps:
-            left, right = numbers[first], numbers[second]
-            result = calculate(left, operator, right)
-            if result is None or not 1 <= result <= LARGEST_VALUE or right == 1:
-                return None
-            done.append((left, operator, right, result))
-            numbers["last"] = result
-        value = numbers["last"] if kind.steps else numbers["value"]
-        sentences.append(kind.told[split][rng.integers(len(kind.told[split]))].format(**words, **numbers))
-    return " ".join(sentences), done
+def _calculate(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
+    """None for a division by 0."""
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+    return left / right if right else None
