@@ -186,7 +186,8 @@ class Definitions:
             given["public"] = PUBLIC_SETS[public] if public else None
             given["files"] = tuple(SetFile(**each) for each in files)
             for task in made:
-                require(isinstance(given[task], dict), f"{task} is a table such as {{ count = 100 }}, not {given[task]!r}")
+                table = isinstance(given[task], dict)
+                require(table, f"{task} is a table such as {{ count = 100 }}, not {given[task]!r}")
                 lists = {key: tuple(value) for key, value in given[task].items() if isinstance(value, list)}
                 given[task] = _TASKS[task](**{**given[task], **lists})
             if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:

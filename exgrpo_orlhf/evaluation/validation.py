@@ -29,6 +29,8 @@ from .sets import grouped
 from .subject import Subject, requests_of, write_prompt
 
 log = logging.getLogger(__name__)
+
+_LEVELS = ("operands", "steps")  # fields of the questions that are made here
 NAME = "validation"
 Responder = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
 
@@ -60,7 +62,8 @@ class Validation:
         Raises:
             ValueError: a test set has some of the questions.
         """
-        self.questions, self.settings = [grouped(question, "operands") for question in questions], settings
+        self._level = next((name for name in _LEVELS if any(name in question.meta for question in questions)), None)
+        self.questions, self.settings = [grouped(question, self._level) for question in questions], settings
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         benchmark = Benchmark(
             name=NAME,
@@ -106,12 +109,12 @@ class Validation:
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 
     def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
-        """Short metric names of a greedy evaluation, in total and by number of operands if questions have one."""
+        """Short metric names of a greedy evaluation, in total and by number of operands or steps if they have one."""
         found = {"eval/lucky_guess_rate": measured["lucky_guess_rate"] or 0.0}
         if self.settings.temperature == 0:
             found["eval/greedy_accuracy"] = measured["avg"]["value"]
             for group, score in measured["by_group"].items():
-                found[f"eval/greedy_accuracy_{group}_operands"] = score["value"]
+                found[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]
         return found
 
 

@@ -33,10 +33,10 @@ Ranges = dict[str, tuple[int, int]]  # number → its smallest and largest value
 # Calculations, separated by ; → smallest and largest value of each number. `value` is the quantity so far and `last`
 # the result of the calculation before. The last result is the new quantity.
 BEGINNINGS: dict[str, Ranges] = {
-    "": {"value": (12, 240)},
+    "": {"value": (12, 400)},
     "a + b": {"a": (12, 240), "b": (12, 240)},
     "a - b": {"a": (40, 400), "b": (12, 160)},
-    "a * b": {"a": (3, 24), "b": (4, 48)},
+    "a * b": {"a": (3, 28), "b": (4, 60)},
     "a + b; a + last": {"a": (12, 150), "b": (5, 90)},
     "a - b; a + last": {"a": (20, 200), "b": (5, 90)},
     "a * b; a + last": {"a": (8, 90), "b": (2, 7)},

@@ -121,13 +121,13 @@ def _given(question: Question) -> set[Fraction]:
 
 
 def _value(number: str) -> Fraction | None:
-    """None where it has too many digits."""
-    return Fraction(number.replace(",", "")) if len(number) <= _DIGITS else None
+    """None for a sign, and for a number with too many digits."""
+    return Fraction(number.replace(",", "")) if number not in "+-*/=" and len(number) <= _DIGITS else None
 
 
 def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
     known, used = set(given), set[Fraction]()
-    unused: list[Fraction] = []  # results that no later calculation has used
+    unused = set[Fraction]()  # results that no later calculation has used; the last result is always among them
     for equation in _equations(reasoning):
         match equation:
             case [first, ("+" | "-" | "*" | "/") as operator, second, "=", third]:
@@ -137,9 +137,10 @@ def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
         if left not in known or right not in known or result is None or _calculate(left, operator, right) != result:
             return False
         used |= {left, right}
-        unused = [value for value in unused if value not in (left, right)] + [result]
+        unused -= {left, right}
+        unused.add(result)
         known.add(result)
-    return unused == [answer] and given <= used
+    return unused == {answer} and given <= used
 
 
 def _equations(text: str) -> Iterator[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Benchmark, BenchmarkError, Definitions, override
 from exgrpo_orlhf.questions.hub import HubError, explain
 from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.text import math
+from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 
 def mine(folder: Path, **more: str) -> Benchmark:
@@ -25,12 +29,36 @@ def mine(folder: Path, **more: str) -> Benchmark:
 
 def test_official_row_counts_of_the_sets_that_are_here(shared_data):
     counts = {}
-    for name in ("aime24", "aime25", "math500", "minerva", "arc_c", "mmlu_pro", "gsm8k"):
+    for name in ("aime24", "aime25", "math500", "minerva", "arc_c", "mmlu_pro", "gsm8k", "svamp"):
         found = sets.load(Definitions().benchmark(name), (shared_data,), None, hub=False)
         counts[name] = found.found
         assert found.whole, found.notes
         assert len({row for row, _ in found.rows}) == found.found == found.benchmark.rows
     assert counts["mmlu_pro"] == 12_032
+
+
+@pytest.mark.parametrize(("name", "decimals"), [("svamp", 0), ("mawps", 182)])
+def test_word_problems_by_people_are_graded_from_free_text(name, decimals, shared_data):
+    golds = [
+        question.answer
+        for _, question in sets.load(Definitions().benchmark(name), (shared_data,), None, hub=False).rows
+    ]
+    assert sum("." in gold for gold in golds) == decimals
+    golds = golds[:150]
+    for said in ("12 + 3 = 15. The answer is {}.", "The answer is {} apples.", "The answer is ${}."):
+        assert {math.grade(Answer(gold, said.format(gold))).verdict for gold in golds} == {"correct"}
+        assert {math.grade(Answer(gold, said.format(float(gold) + 1))).verdict for gold in golds} == {"wrong"}
+
+
+def test_word_problems_are_the_held_out_ones_by_steps():
+    benchmark = Definitions().benchmark("word_problems")
+    found = sets.load(benchmark, (), None)
+    made = WordProblems(400, (1, 2, 3, 4), split="validation")
+    assert [question for _, question in found.rows] == made.load()
+    assert Counter(question.meta["group"] for _, question in found.rows) == dict.fromkeys("1234", 100)
+    assert found.source == "made here"
+    assert benchmark.instruction(silent=True) is None
+    assert benchmark.grader(5.0, 1).checks_reasoning
 
 
 def test_a_limit_takes_questions_spread_over_the_set_and_a_larger_one_takes_them_too(shared_data):
@@ -69,7 +97,10 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ({"verifier": '"code"'}, "programs are not evaluated here"),
         ({"temperature": "0", "samples": "4"}, "would all be the same"),
         ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
-        ({"files": "[]"}, "no source"),
+        ({"files": "[]"}, "no source; give files, public, chains or word_problems"),
+        ({"word_problems": "{ steps = [5] }"}, "WordProblems.steps must be at most 4, got (5,)"),
+        ({"word_problems": "{ stops = [1] }"}, "stops"),
+        ({"word_problems": "3"}, "word_problems is a table such as { count = 100 }, not 3"),
     ],
 )
 def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_path):

@@ -1,4 +1,4 @@
-"""What the sets of both tasks share: splits, seeds, refused settings, and graders that take any text."""
+"""What the sets of all tasks share: splits, seeds, refused settings, and graders that take any text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.tasks import countdown, modular_chains
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches
 from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
+from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 
-@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (Countdown, 700)])
+@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (Countdown, 700), (WordProblems, 700)])
 def test_train_and_validation_never_overlap(made, count):
     train = {q.id for seed in range(3) for q in made(count, (3,), seed=seed).load()}
     validation = {q.id for seed in range(3) for q in made(count // 10, (3,), seed=seed, split="validation").load()}
@@ -31,6 +33,12 @@ def test_train_and_validation_never_overlap(made, count):
     [
         (ModularChains, "1+6+7=", "c7871b35c5ac6ede1cedf085c405832a"),
         (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
+        (
+            WordProblems,
+            "At first Lena has no money. For 23 weeks she gets 19 dollars a week and saves all of it. She sells an old "
+            "bicycle for 165 dollars. How many dollars does Lena have now?",
+            "7884bd4f225c25b89328c8ee48af928e",
+        ),
     ],
 )
 def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, question_id):
@@ -57,7 +65,15 @@ def test_questions_are_distinct_balanced_and_say_how_many_operands_they_have(mad
     assert {len(re.findall(r"\d+", q.prompt.partition(">")[0])) - q.meta["operands"] for q in questions} == {0}
 
 
-@pytest.mark.parametrize("made", [ModularChains, Countdown])
+@pytest.mark.parametrize("made", [ModularChains, Countdown, WordProblems])
+def test_every_set_gives_its_questions_with_a_right_response(made):
+    kind = {ModularChains: "modular_chain", Countdown: "countdown", WordProblems: "word_problem"}[made]
+    examples = made(count=60).examples()
+    assert [question for question, _ in examples] == made(count=60).load()
+    assert all(Verifier(kind).grade(question, response).sound for question, response in examples)
+
+
+@pytest.mark.parametrize("made", [ModularChains, Countdown, WordProblems])
 def test_loading_leaves_the_global_generators_alone(made):
     before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     made(count=20).load()
@@ -97,20 +113,23 @@ SHARED = [
     (dict(count=0), r"count .* at least 1, got 0"),
     (dict(count=2.0), r"count .* integer .* got 2\.0"),
     (dict(count=True), r"count .* got True"),
+    (dict(seed=-1), r"seed .* at least 0, got -1"),
+    (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
+]
+OPERANDS = [
     (dict(operands=()), r"operands .* got \(\)"),
     (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
     (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
     (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
     (dict(operands=3), r"operands .* got 3"),
-    (dict(seed=-1), r"seed .* at least 0, got -1"),
-    (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
 ]
 
 
 @pytest.mark.parametrize(
     ("made", "fields", "message"),
     [
-        *((made, *case) for made in (ModularChains, Countdown) for case in SHARED),
+        *((made, *case) for made in (ModularChains, Countdown) for case in SHARED + OPERANDS),
+        *((WordProblems, *case) for case in SHARED),
         (ModularChains, dict(count=136, operands=(2,)), r"count .* at most 135 distinct train .* got 136"),
         (ModularChains, dict(count=16, operands=(2,), split="validation"), r"count .* at most 15 distinct validation"),
         (Countdown, dict(operands=(3, 7)), r"operands must be at most 6, got \(3, 7\)"),

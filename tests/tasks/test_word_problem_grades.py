@@ -1,0 +1,217 @@
+"""Grading of word problems: which number is the answer, and which reasoning is sound."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.tasks.word_problems import WordProblems, grade
+
+ASKED = Question.make(
+    "word_problems", "Anna has 4 bags with 12 marbles in each bag. She loses 9 of her marbles. How many …?", "39"
+)
+SOLUTION = "4 * 12 = 48. 48 - 9 = 39. The answer is 39."
+
+
+@cache
+def examples() -> list[tuple[Question, str]]:
+    return [
+        example for split in ("train", "validation") for example in WordProblems(400, (1, 2, 3, 4), 5, split).examples()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("The answer is 39.", "correct"),
+        ("The answer is 39", "correct"),
+        ("the ANSWER is: 39.", "correct"),
+        ("The answer is\n39", "correct"),
+        ("The answer is 39 apples.", "correct"),
+        ("The answer is $39.", "correct"),
+        ("The answer is **39**.", "correct"),
+        ("The answer is 039.", "correct"),
+        ("The answer is 39.0.", "correct"),
+        ("The answer is 39. 4 * 12 = 48.", "correct"),  # what follows is another sentence
+        ("The answer is 40. No, the answer is 39.", "correct"),
+        ("The answer is 39. The answer is 40.", "wrong"),
+        ("The answer is 40.", "wrong"),
+        ("The answer is 39.5.", "wrong"),
+        ("The answer is 39.5.1", "wrong"),
+        ("The answer is 3.9e1", "wrong"),
+        ("The answer is 39e2", "wrong"),
+        ("The answer is 1,039.", "wrong"),
+        ("The answer is 39,5.", "wrong"),
+        ("The answer is 39,039.", "wrong"),
+        ("The answer is -39.", "wrong"),
+        ("The answer is −39.", "wrong"),
+        ("The answer is 39%.", "wrong"),
+        ("The answer is 39/2.", "wrong"),
+        ("The answer is 39 1/2.", "wrong"),
+        ("The answer is 39 x 2.", "wrong"),
+        ("The answer is 39 × 2.", "wrong"),
+        ("The answer is 39 or 40.", "wrong"),
+        ("The answer is 39 to 41.", "wrong"),
+        ("The answer is 39, 40 or 41.", "wrong"),
+        ("The answer is 39 = 40.", "wrong"),
+        ("The answer is 48 - 9 = 39.", "wrong"),  # the number after the words is 48
+        ("The answer is 391.", "wrong"),
+        ("The answer is " + "3" * 100_000, "wrong"),
+        ("The answer is " + "0" * 100_000 + "39", "wrong"),
+        ("The answer is not 39.", "no_answer"),
+        ("The answer is thirty-nine.", "no_answer"),
+        ("The answer is ３９.", "no_answer"),
+        ("The answer is ٣٩.", "no_answer"),
+        ("The answer is 39. The answer is", "no_answer"),
+        ("The answer is", "no_answer"),
+        ("The answer isn't 39.", "no_answer"),
+        ("The answer is39.", "no_answer"),
+        ("39", "no_answer"),
+        ("", "no_answer"),
+    ],
+)
+def test_the_answer_is_the_number_after_the_last_answer_is(said, verdict):
+    given = grade(ASKED, said)
+    assert (given.verdict, given.reward, given.sound) == (verdict, float(verdict == "correct"), False)
+    assert given == Verifier("word_problem").grade(ASKED, said)
+    assert given.extracted is None or len(given.extracted) <= 200
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "sound"),
+    [
+        ("4 * 12 = 48. 48 - 9 = 39.", True),
+        ("12*4=48\n48-9=39\n", True),
+        ("4 × 12 = 48; 48 − 9 = 39;", True),
+        ("4 x 12 = 48, so 48 - 9 = 39 marbles.", True),
+        ("4x12=48. 48-9=39.", True),
+        ("She has 4 * 12 = 48 marbles at first. Then 48 - 9 = 39.", True),
+        ("Step 1: 4 * 12 = 48. Step 2: 48 - 9 = 39.", True),
+        ("4 * $12 = $48. $48 - 9 = 39.", True),
+        ("4 * 12 = 48.0. 48 - 9.0 = 39.", True),
+        ("4 * 12 = 48. 4 * 12 = 48. 48 - 9 = 39.", True),  # said again
+        ("9 / 4 = 2.25. 12 - 2.25 = 9.75. 9.75 * 4 = 39.", True),  # another way
+        ("", False),
+        ("I guess.", False),
+        ("48 - 9 = 39.", False),  # a skipped step
+        ("4 * 12 = 48.", False),  # not the answer
+        ("4 * 12 = 48. 48 - 9 = 38.", False),
+        ("4 * 12 = 47. 48 - 9 = 39.", False),
+        ("4 * 12 = 48. 49 - 10 = 39.", False),  # numbers from nowhere
+        ("4 * 12 = 48. 48 - 9 = 39. 4 + 9 = 13.", False),  # the last result is not the answer
+        ("4 + 9 = 13. 4 * 12 = 48. 48 - 9 = 39.", False),  # a result that leads nowhere
+        ("48 - 9 = 39. 4 * 12 = 48.", False),  # the wrong order
+        ("12 * 4 = 48. 48 - 9 = 39. 39 + 0 = 39.", False),
+        ("4 * 12 = 48 - 9 = 39.", False),  # 4 * 12 is not 39
+        ("4 * 12 - 9 = 39.", False),  # not one calculation
+        ("(4 * 12) - 9 = 39.", False),
+        ("4 * 12 = 48. 39 = 48 - 9.", False),
+        ("4 * 12 = 48 = 48. 48 - 9 = 39.", False),
+        ("4 * 12 == 48. 48 - 9 = 39.", False),
+        ("4 bags * 12 marbles = 48. 48 - 9 = 39.", False),  # cannot be read
+        ("4 * 12 = 48. -9 + 48 = 39.", False),
+        ("4 * 12 = 48.5. 48 - 9 = 39.", False),
+        ("4 * 12 = 48.48 - 9 = 39.", False),
+        ("4 * 12 = 4,8. 48 - 9 = 39.", False),
+        ("4 * 1,2 = 48. 48 - 9 = 39.", False),
+        ("4 * 12 = 4８. 48 - 9 = 39.", False),
+        ("4 ٭ 12 = 48. 48 - 9 = 39.", False),
+        ("4 / 0 = 48. 48 - 9 = 39.", False),
+        ("9 - 9 = 0. 4 / 0 = 39.", False),
+        ("4 * 12 = " + "0" * 100_000 + "48. 48 - 9 = 39.", False),
+        ("4 * 12 = " + "1" * 100_000 + ". 48 - 9 = 39.", False),
+    ],
+)
+def test_reasoning_is_sound_if_every_equation_holds_and_leads_to_the_answer(reasoning, sound):
+    given = grade(ASKED, f"{reasoning} The answer is 39.")
+    assert (given.verdict, given.sound) == ("correct", sound)
+
+
+def test_a_thousand_is_read_with_and_without_its_comma():
+    asked = Question.make("word_problems", "There are 100 rows of 20 seats for 4 schools. How many …?", "500")
+    for thousands in ("2000", "2,000", "2,000.0"):
+        assert grade(asked, f"100 * 20 = {thousands}. {thousands} / 4 = 500. The answer is 500.").sound
+    assert not grade(asked, "100 * 20 = 2,00. 2,00 / 4 = 500. The answer is 500.").sound
+
+
+def test_a_number_of_the_question_that_is_not_used_makes_a_lucky_guess():
+    asked = Question.make("word_problems", "Anna has 40 marbles in 2 bags and loses 20. How many …?", "20")
+    given = grade(asked, "40 - 20 = 20. The answer is 20.")
+    assert given.correct
+    assert not given.sound
+
+
+def test_every_worked_solution_is_correct_and_sound():
+    for question, solution in examples():
+        assert grade(question, solution) == Verifier("word_problem").grade(question, solution)
+        assert grade(question, solution).sound, (question, solution)
+
+
+def test_a_changed_solution_is_never_correct_and_sound():
+    """One number changed, one step left out, one number from nowhere, the answer changed."""
+    rng = np.random.default_rng(0)
+    for question, solution in examples()[::2]:
+        *steps, last = solution.split(". ")
+        at = int(rng.integers(len(steps)))
+        left, sign, right, _, result = steps[at].split(" ")
+        wrong = f"{left} {sign} {right} = {int(result) + int(rng.integers(1, 10))}"
+        nowhere = f"{int(left) + 1000} {sign} {right} = {result}"
+        changes = [[*steps[:at], wrong, *steps[at + 1 :]], [*steps[:at], nowhere, *steps[at + 1 :]]]
+        fewer = [*steps[:at], *steps[at + 1 :]]
+        if result not in re.findall("[0-9]+", " ".join([str(question.prompt), *(s.split("= ")[1] for s in fewer)])):
+            changes.append(fewer)  # else it is known without this step
+        for changed in changes:
+            given = grade(question, ". ".join([*changed, last]))
+            assert given.correct
+            assert not given.sound, (question, changed)
+        answer = f"The answer is {int(question.answer) + int(rng.integers(1, 10))}."
+        assert grade(question, ". ".join([*steps, answer])).verdict == "wrong"
+
+
+def test_an_edit_of_one_character_never_turns_the_solution_into_another_sound_answer():
+    for question, solution in examples()[:40]:
+        for at in range(solution.index("The answer")):
+            for character in "0179+-*/= .,x":
+                edited = solution[:at] + character + solution[at + 1 :]
+                given = grade(question, edited)
+                if given.sound:  # the same calculations, in other spaces, signs or marks
+                    same = [[*map(int, re.findall("[0-9]+", text))] for text in (edited.replace(".0", ""), solution)]
+                    assert same[0] == same[1], edited
+
+
+def test_no_text_makes_the_checker_raise_or_slow():
+    rng = np.random.default_rng(0)
+    parts = [
+        *("4", "12", "48", "9", "39", "0", "000", "3.5", "1,200", ",", ".", "-", "−", "$", "%", " ", "\n", "\t"),
+        *("+", "*", "/", "×", "÷", "x", "X", "=", "==", "(", ")", "The answer is", "answer is", "answer", "is"),
+        *("٣", "３", "½", "²", "\x00", "\u2028", "\ud800", "😀", "e5", "9" * 5000, "_", "inf", "nan"),
+    ]
+    for _ in range(1000):
+        text = "".join(parts[i] for i in rng.integers(len(parts), size=int(rng.integers(1, 25))))
+        for response in (text, f"{SOLUTION} {text}", f"{text} The answer is 39.", f"The answer is {text}"):
+            given = grade(ASKED, response)
+            assert given.reward in (0.0, 1.0)
+            assert given.sound is False or given.correct
+    for long in (
+        "4 * 12 = " * 20_000,
+        "answer is " * 20_000,
+        "4," * 50_000,
+        "1 " * 50_000,
+        "answer is" + " " * 100_000,
+        "12 - 9 = 3. " * 20_000,
+    ):
+        assert grade(ASKED, long + " The answer is 39.").sound is False
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [("How many?", "39"), ("4 and 5?", "39.5"), ("4 and 5?", ""), ((("user", "4 and 5?"),), "9"), ("4 and 5?", "٣")],
+)
+def test_a_question_of_another_kind_is_named_in_the_error(prompt, answer):
+    with pytest.raises(ValueError, match=r"^not a word problem"):
+        grade(Question.make("made", prompt, answer), SOLUTION)

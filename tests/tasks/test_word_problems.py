@@ -1,0 +1,216 @@
+"""Word problems: what is asked, which answers there are, and what training and validation questions share (nothing)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import string
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.tasks.stories import (
+    BEGINNINGS,
+    ENDINGS,
+    EVENTS,
+    MOST_STEPS,
+    NAMES,
+    PRONOUNS,
+    calculate,
+    scenes,
+    split_of,
+)
+from exgrpo_orlhf.tasks.word_problems import MOST_QUESTIONS, WordProblems, draw_problem, grade
+
+SPLITS = ("train", "validation")
+STEPS = tuple(range(1, MOST_STEPS + 1))
+EQUATION = re.compile(r"([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)\. ")
+
+
+@cache
+def examples(split: str, steps: int, count: int = 4000) -> list[tuple[Question, str]]:
+    return WordProblems(count, (steps,), seed=1, split=split).examples()
+
+
+def calculations(solution: str) -> list[tuple[int, str, int, int]]:
+    return [(int(a), sign, int(b), int(c)) for a, sign, b, c in EQUATION.findall(solution)]
+
+
+def given(question: Question) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]+", question.prompt)]
+
+
+def test_load_gives_the_questions_of_the_examples_in_the_same_order():
+    made = WordProblems(50, (1, 3), seed=2)
+    assert made.load() == [question for question, _ in made.examples()]
+
+
+def test_questions_are_distinct_and_the_numbers_of_steps_have_equal_shares():
+    questions = WordProblems(402, (1, 2, 4)).load()
+    assert len({question.prompt for question in questions}) == len({question.id for question in questions}) == 402
+    assert Counter(question.meta["steps"] for question in questions) == {1: 134, 2: 134, 4: 134}
+    assert [question.meta["steps"] for question in questions[:8]] != [1] * 8  # shuffled
+    assert {question.source for question in questions} == {"word_problems"}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split):
+    for question, solution in examples(split, steps)[:500]:
+        told = re.fullmatch(rf"((?:{EQUATION.pattern}){{{steps}}})The answer is ([0-9]+)\.", solution)
+        assert told, solution
+        assert told[told.lastindex] == question.answer
+        values = Counter(given(question))
+        for equation in EQUATION.finditer(solution):
+            expression, result = equation[0].rstrip(". ").split(" = ")
+            assert eval(expression.replace("/", "//")) == int(result) == eval(expression) <= 999
+            values += Counter([int(result)])
+            assert values[int(equation[1])] >= 1, "an operand from nowhere"
+            assert values[int(equation[3])] >= 1, "an operand from nowhere"
+        assert 1 <= int(question.answer) <= 999
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("steps", STEPS)
+def test_no_answer_is_frequent_and_no_shortcut_finds_many(steps, split):
+    questions = [question for question, _ in examples(split, steps)]
+    ((_, most),) = Counter(question.answer for question in questions).most_common(1)
+    assert most < 0.01 * len(questions), "the best constant guess, if the number of steps is known"
+    if steps == 1:
+        return
+    shortcuts = {
+        "last": lambda numbers: numbers[-1],
+        "largest": max,
+        "sum": sum,
+        "sum of two": lambda numbers: numbers[0] + numbers[1],
+        "difference of two": lambda numbers: abs(numbers[0] - numbers[1]),
+        "product of two": lambda numbers: numbers[0] * numbers[1],
+        "product": math.prod,
+    }
+    for name, shortcut in shortcuts.items():
+        right = np.mean([str(shortcut(given(question))) == question.answer for question in questions])
+        assert right < 0.1, name
+
+
+def test_most_questions_need_a_calculation_that_few_others_need():
+    for split, steps in itertools.product(SPLITS, STEPS):
+        lists = Counter(tuple(calculations(solution)) for _, solution in examples(split, steps))
+        assert max(lists.values()) <= 0.005 * 4000
+        assert {sign for done in lists for _, sign, _, _ in done} == set("+-*/")
+
+
+def test_no_calculations_no_names_and_no_sentences_are_in_both_splits():
+    lists, words, sentences, texts = [], [], [], []
+    for split in SPLITS:
+        drawn = [example for steps in STEPS for example in examples(split, steps)]
+        done = [calculations(solution) for _, solution in drawn]
+        assert all(split_of(one) == split for one in done)
+        lists.append(
+            {tuple((sign, *sorted((a, b))) if sign in "+*" else (sign, a, b) for a, sign, b, _ in d) for d in done}
+        )
+        names = set(itertools.chain(*NAMES[split]))
+        things = {thing[0] for scene in scenes().values() for thing in scene.things[split]}
+        words.append(names | things)
+        told = " ".join(question.prompt for question, _ in drawn)
+        assert all(re.search(rf"\b{word}\b", told) for word in words[-1]), "every name and thing occurs"
+        texts.append(told)
+        sentences.append(
+            {
+                sentence
+                for scene in scenes().values()
+                for part in (scene.beginnings, scene.events, scene.endings)
+                for sentences_of in part.values()
+                for sentence in sentences_of[split]
+            }
+        )
+    assert lists[0].isdisjoint(lists[1])
+    assert words[0].isdisjoint(words[1])
+    assert sentences[0].isdisjoint(sentences[1])
+    for mine, others in ((0, 1), (1, 0)):
+        assert not [word for word in words[others] if re.search(rf"\b{word}\b", texts[mine])]
+
+
+def test_a_tenth_of_the_calculations_is_for_validation_and_the_order_of_factors_does_not_count():
+    sums = [[(a, "+", b, a + b)] for a in range(10, 110) for b in range(10, 110)]
+    assert np.mean([split_of(done) == "validation" for done in sums]) == pytest.approx(0.1, abs=0.01)
+    assert all(split_of([(a, "+", b, r)]) == split_of([(b, "+", a, r)]) for [(a, _, b, r)] in sums)
+    assert {split_of([(a, "-", b, 1)]) for a, b in itertools.permutations(range(20), 2)} == set(SPLITS)
+
+
+def test_every_scene_tells_the_same_calculations_in_both_splits_with_all_numbers_and_known_words():
+    pronouns = set(PRONOUNS[0]) | {"name", "friend", "helper", "rival"}
+    for scene in scenes().values():
+        assert all(len(thing) == len(scene.words) for split in SPLITS for thing in scene.things[split])
+        parts = ((scene.beginnings, BEGINNINGS), (scene.events, EVENTS), (scene.endings, ENDINGS))
+        for (told, ranges), split in itertools.product(parts, SPLITS):
+            assert told.keys() <= ranges.keys()
+            for part, sentences in told.items():
+                assert sentences[split]
+                for sentence in sentences[split]:
+                    fields = [field for _, field, _, _ in string.Formatter().parse(sentence) if field is not None]
+                    numbers = [field for field in fields if field in {"value", "a", "b", "c"}]
+                    assert sorted(numbers) == sorted(ranges[part]), sentence
+                    assert set(fields) - set(numbers) <= pronouns | set(scene.words), sentence
+                    assert not re.search(r"[0-9]|\b(half|twice|double|dozen|couple|pair|third|quarter)\b", sentence)
+
+
+def test_the_text_reads_as_sentences_that_end_with_one_question():
+    for split, steps in itertools.product(SPLITS, STEPS):
+        for question, _ in examples(split, steps)[:500]:
+            text = question.prompt
+            assert text.count("?") == 1
+            assert text.endswith("?")
+            assert not re.search(r"[{}]|  |\bhis his\b|\b(\w+) \1\b", text), text
+            sentences = re.split(r"(?<=[.?]) ", text)
+            assert all(sentence[0].isupper() or sentence[0].isdigit() for sentence in sentences)
+            assert len(set(sentences)) == len(sentences), text
+
+
+def test_every_scene_has_plots_of_every_length_without_repetitions():
+    for name, scene in scenes().items():
+        for steps in STEPS:
+            plots = scene.plots(steps)
+            assert len(plots) >= 5, name
+            assert len(set(plots)) == len(plots)
+            assert all(len(set(plot[1:-1])) == len(plot) - 2 for plot in plots)
+
+
+@pytest.mark.parametrize(
+    ("left", "operator", "right", "result"),
+    [(7, "/", 2, None), (8, "/", 2, 4), (3, "-", 3, None), (3, "-", 5, None), (100, "*", 10, None), (998, "+", 1, 999)],
+)
+def test_results_are_whole_numbers_from_1_to_999(left, operator, right, result):
+    assert calculate(left, operator, right) == result
+
+
+def test_a_draw_is_of_the_split_and_the_steps_asked_for():
+    rng = np.random.default_rng(0)
+    for split, steps in itertools.product(SPLITS, STEPS):
+        question, solution = draw_problem(rng, steps, split)
+        assert question.meta == {"steps": steps}
+        assert split_of(calculations(solution)) == split
+        assert grade(question, solution).sound
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(steps=(1, 5)), r"steps must be at most 4, got \(1, 5\)"),
+        (dict(steps=(0,)), r"steps must be a non-empty tuple of distinct integers of at least 1, got \(0,\)"),
+        (dict(steps=()), r"steps .* got \(\)"),
+        (dict(steps=(2, 2)), r"steps .* got \(2, 2\)"),
+        (dict(steps=[1]), r"steps .* got \[1\]"),
+        (dict(steps=2), r"steps .* got 2"),
+        (
+            dict(count=MOST_QUESTIONS + 1, steps=(1,)),
+            r"count must be at most 100,000 \(100,000 for each of WordProblems\.steps\), got 100,001",
+        ),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=rf"^WordProblems\.{message}"):
+        WordProblems(**fields)
