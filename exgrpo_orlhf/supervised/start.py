@@ -7,6 +7,7 @@ alone costs supervised baselines accuracy (arXiv 2604.23747).
 """
 
 # No postponed annotations: `settings.check` reads them from `__init__`.
+import gc
 import hashlib
 import json
 import math
@@ -110,7 +111,8 @@ class SupervisedModel:
                 if not folder.is_dir():
                     work.mkdir(exist_ok=True)
                     self._make(folder, work, base, rows, prompts)
-                    torch.cuda.empty_cache()  # for the engine that comes
+                    gc.collect()
+                    torch.cuda.empty_cache()  # the engine needs the memory
                 shutil.rmtree(work, ignore_errors=True)
         return folder
 

@@ -151,7 +151,7 @@ class MlflowTracker:
             self._artifacts.popleft()
 
     def _batches(self, step_metric: str) -> Iterator[list[Any]]:
-        """The rows of a log beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
+        """A log's rows beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
         (MLflow's client would split a batch that is too large at any metric.)
 
         The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
