@@ -27,8 +27,8 @@ from transformers.masking_utils import sdpa_mask
 from ..rows import ForwardRow
 
 NAME = "packed_rows"  # of the attention function
-# Rows are packed where at least this share of their tokens is copies of prompts: it bounds what can be saved. With less,
-# as in runs with long responses and of the chain models (a quarter), rows are computed as one would expect them to be.
+# Rows are packed where copies of prompts are at least this share of their tokens, which is about what packing saves.
+# With less, as in runs with long responses or of the chain models (a quarter), they are padded.
 WORTHWHILE = 1 / 3
 SHORTEST = 0.75  # of a table's longest span: the rest of the table is padding
 
