@@ -167,9 +167,11 @@ def attention(
         # The G query heads of a key-value head are queries of one attention: no key is copied for them.
         asked = query.index_select(0, table.queries).view(rows, width, heads, grouped, -1)
         asked = asked.permute(0, 2, 3, 1, 4).reshape(rows, heads, grouped * width, -1)
-        seen = [x.index_select(0, table.keys).view(rows, -1, heads, x.shape[2]).transpose(1, 2) for x in (key, value)]
+        keys, values = (
+            x.index_select(0, table.keys).view(rows, -1, heads, x.shape[2]).transpose(1, 2) for x in (key, value)
+        )
         mask = table.mask.repeat(1, 1, grouped, 1)
-        result = scaled_dot_product_attention(asked, *seen, attn_mask=mask, scale=scaling)
+        result = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scaling)
         result = result.view(rows, heads, grouped, width, -1).permute(0, 3, 1, 2, 4)  # (B, T, H, G, D)
         results.append(result.reshape(rows * width, heads * grouped, -1))
     return torch.cat(results).index_select(0, packed.order)[None], None
