@@ -62,6 +62,11 @@ CASES = [
         "no gradients|gradients of log-probs|gradients of both",
         "plain_seconds|time_ratio|plain_peak_bytes|memory_ratio|largest_difference",
     ),
+    case(
+        "update",
+        "90 + 30|90 + 120|quickstart, 10 + 27",
+        "copies|update_padded_s|update_packed_s|update_ratio|measure_ratio|log_probs_off|gradient_off",
+    ),
 ]
 
 

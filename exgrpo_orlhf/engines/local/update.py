@@ -15,7 +15,7 @@ from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
-from ..rows import ForwardRow, behaviour_logprobs, micro_batches
+from ..rows import ForwardRow, behaviour_logprobs
 from .forward import PolicyForward, measure, per_row
 from .machine import Recomputing
 
@@ -34,7 +34,7 @@ class PolicyUpdate:
         micro_batch_tokens: int,
         gradient_checkpointing: bool,
     ) -> None:
-        """reference: the frozen initial policy, for a KL term; micro_batch_tokens: padded tokens of a forward pass"""
+        """reference: the frozen initial policy, for a KL term; micro_batch_tokens: of a forward pass"""
         self.forward, self.reference, self.settings = forward, reference, settings
         self.model: PreTrainedModel = forward.model
         self.micro_batch_tokens = micro_batch_tokens
@@ -120,8 +120,8 @@ class PolicyUpdate:
             for parameter in self.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for part in micro_batches([work.forward[i] for i in active], self.micro_batch_tokens):
-            total += self._micro_step(work, [active[j] for j in part], weights, token_weight, loss)
+        for part, pack in self.forward.batches([work.forward[i] for i in active], self.micro_batch_tokens):
+            total += self._micro_step(work, [active[j] for j in part], pack, weights, token_weight, loss)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
         if not np.isfinite(total) or not np.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
@@ -132,13 +132,19 @@ class PolicyUpdate:
         return total, norm
 
     def _micro_step(
-        self, work: _Work, part: list[int], weights: Mapping[int, float], token_weight: float, loss: MixedPolicyLoss
+        self,
+        work: _Work,
+        part: list[int],
+        pack: bool,
+        weights: Mapping[int, float],
+        token_weight: float,
+        loss: MixedPolicyLoss,
     ) -> float:
         forward = [work.forward[i] for i in part]
         rows = [work.rows[i] for i in part]
         lengths = [len(row.token_ids) for row in rows]
         with self._recomputing():
-            logprobs, entropies = self.forward(forward)  # (T,), (T,)
+            logprobs, entropies = self.forward(forward, pack)  # (T,), (T,)
         for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):
             work.record(i, measured)
 
@@ -148,7 +154,7 @@ class PolicyUpdate:
         reference = None
         if self.reference is not None:
             with torch.no_grad():
-                reference, _ = self.reference(forward)
+                reference, _ = self.reference(forward, pack)
         behaviour = np.concatenate([work.behaviour_logprobs[i] for i in part])
         value = loss(
             TokenBatch(

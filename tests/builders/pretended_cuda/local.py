@@ -162,9 +162,9 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     passes = dict.fromkeys((cuda.engine.forward, cuda.engine._update.reference), 0)
     call = forward.PolicyForward.__call__
 
-    def count(self: forward.PolicyForward, rows: Any) -> Any:
+    def count(self: forward.PolicyForward, *given: Any) -> Any:
         passes[self] += 1
-        return call(self, rows)
+        return call(self, *given)
 
     with cuda.here(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward.PolicyForward, "__call__", count)

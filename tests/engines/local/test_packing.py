@@ -1,0 +1,302 @@
+"""Rows packed with each prompt once, against padded rows: the same statistics, the same gradients, the same update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_builders import (
+    SMALL,
+    SMALL_GPT2,
+    K,
+    float32_error,
+    make_engine,
+    plain_stats,
+    trajectory,
+    use_sgd,
+    weights,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import forward as forward_module
+from exgrpo_orlhf.engines.local.forward import PolicyForward, measure
+from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batches, repeated_share
+from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.settings import LocalEngine, Optimizer
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.tasks.tiny_models import chain_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser
+CPU = torch.device("cpu")
+# With weights of this size attention is sharp: a token that is seen or placed wrongly shows in the results.
+SHARP = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.3}
+LLAMA = LlamaConfig(**SHARP)
+SAME = 1e-5  # relative to the largest
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+def rows_of(*groups: tuple[int, tuple[int, ...]]) -> list[ForwardRow]:
+    """groups: length of the prompt, lengths of its responses. The rows are shuffled."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for prompt, responses in groups:
+        ids = rng.integers(2, 18, prompt).tolist()
+        rows += [ForwardRow(list(ids), rng.integers(2, 18, n).astype(np.int32)) for n in responses]
+    return [rows[i] for i in rng.permutation(len(rows))]
+
+
+# Mixed lengths, equal ones, a single row, responses of one token alone and among longer ones
+MIXED = rows_of((20, (3, 9, 1, 25, 9)), (7, (4, 4, 4, 4)), (31, (12,)), (1, (2, 30, 1)), (12, (1, 1)))
+
+
+def assert_same(found, expected) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=SAME * float(theirs.abs().max()), rtol=0)
+
+
+def gradients(model, values: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Of a sum in which each value has a weight of its own."""
+    generator = torch.Generator().manual_seed(1)
+    model.zero_grad()
+    sum((value * torch.randn(value.shape, generator=generator)).sum() for value in values).backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA,
+        Qwen2Config(**SHARP, tie_word_embeddings=True),
+        Qwen3Config(**SHARP, head_dim=16),
+        GPT2Config(**SMALL_GPT2, initializer_range=0.3),
+    ],
+    ids=["llama", "qwen2", "qwen3", "gpt2"],
+)
+def test_statistics_and_gradients_equal_those_of_padded_rows(config):
+    model = model_of(config)
+    forward = PolicyForward(model, 0.8, torch.float32)
+    assert forward.packs
+    expected = forward(MIXED)
+    slopes = gradients(model, expected)
+    found = forward(MIXED, pack=True)
+    assert_same(found, expected)
+    assert_same(gradients(model, found), slopes)
+    alone = plain_stats(model, MIXED[0].prompt, MIXED[0].response, 0.8)[0]
+    torch.testing.assert_close(found[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
+    # And after packed rows, padded ones are computed to the bit as before.
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(MIXED), expected, strict=True))
+
+
+class GoesOn(Packed):
+    """A fault: the positions of a response go on from the response before it."""
+
+    def __init__(self, rows, device):
+        super().__init__(rows, device)
+        self.positions = torch.arange(self.ids.shape[1])[None]
+
+
+class OneSequence(Packed):
+    """A fault: plain causal attention, so that a response sees the responses before it."""
+
+    def __init__(self, rows, device):
+        super().__init__(rows, device)
+        length = self.ids.shape[1]
+        self.tables, self.order = [Table([Span(0, length)], device)], torch.arange(length)
+
+
+class NextPrompt(Packed):
+    """A fault: the first token of each response is predicted from the place before it, which is another response's."""
+
+    def __init__(self, rows, device):
+        super().__init__(rows, device)
+        first = np.cumsum([0, *(len(row.response) for row in rows)])[:-1]
+        for at, row in zip(first, rows, strict=True):
+            if len(row.response) > 1:
+                self.predicts[at] = self.predicts[at + 1] - 1
+
+
+@pytest.mark.parametrize("fault", [GoesOn, OneSequence, NextPrompt])
+def test_a_fault_in_the_packing_shows_in_the_statistics_and_in_the_comparison_at_load(fault, monkeypatch):
+    forward = PolicyForward(model_of(LLAMA), 1.0, torch.float32)
+    expected = forward(MIXED)[0]
+    monkeypatch.setattr(forward_module, "Packed", fault)
+    assert (forward(MIXED, pack=True)[0] - expected).abs().max() > 0.1
+    assert not PolicyForward(forward.model, 1.0, torch.float32).packs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**SHARP, sliding_window=16),
+        Qwen3Config(**SHARP, head_dim=16, use_sliding_window=True, sliding_window=16, max_window_layers=1),
+        FalconConfig(**{**SHARP, "bos_token_id": 1}, alibi=True),
+    ],
+    ids=["mistral", "qwen3", "falcon"],
+)
+def test_a_model_with_a_window_or_with_an_attention_of_its_own_gets_padded_rows(config):
+    """The window is longer than the rows that are compared at load."""
+    forward = PolicyForward(model_of(config), 1.0, torch.float32)
+    assert not forward.packs
+    rows = rows_of((20, (9, 10, 11, 12)))
+    assert [pack for _, pack in forward.batches(rows, 4096)] == [False] * len(list(micro_batches(rows, 4096)))
+    for row, measured in zip(rows, measure(forward, rows, 4096), strict=True):
+        alone = plain_stats(forward.model, row.prompt, row.response)[0]
+        assert measured.logprobs == pytest.approx(alone.numpy(), abs=1e-4)
+
+
+def test_a_prompt_is_computed_once_and_nothing_is_padded():
+    model, tokens = model_of(LLAMA), []
+    forward = PolicyForward(model, 1.0, torch.float32)
+    model.model.layers[0].mlp.register_forward_hook(lambda _, given, out: tokens.append(given[0].numel() // 48))
+    rows = rows_of((20, (3, 9, 1, 25)), (7, (4, 4)))
+    with torch.no_grad():
+        forward(rows, pack=True)
+    assert tokens == [20 + 2 + 8 + 0 + 24 + 7 + 3 + 3]
+
+
+@pytest.mark.parametrize(
+    ("groups", "packed"),
+    [
+        ([(90, (30,) * 8)] * 4, True),
+        ([(90, (120,) * 8)] * 4, True),
+        ([(90, (480,) * 8)] * 2, False),
+        ([(10, (27,) * 8)] * 32, False),  # the chain models
+        ([(90, (30,))] * 8, False),
+        ([(90, (30,) * 8)] * 2 + [(10, (27,) * 8)] * 2, True),
+    ],
+)
+def test_rows_are_packed_where_copies_of_prompts_are_a_third_of_the_tokens(groups, packed):
+    rows = rows_of(*groups)
+    forward = PolicyForward(model_of(LLAMA), 1.0, torch.float32)
+    batches = list(forward.batches(rows, 2048))
+    assert {pack for _, pack in batches} == {packed}
+    if not packed:
+        assert [part for part, _ in batches] == list(micro_batches(rows, 2048))
+
+
+@pytest.mark.parametrize("budget", [1, 60, 200, 10_000])
+def test_packed_batches_hold_each_row_once_within_the_budget_and_a_prompts_rows_together(budget):
+    batches = list(packed_batches(MIXED, budget))
+    assert sorted(i for part in batches for i in part) == list(range(len(MIXED)))
+    for part in batches:
+        packed = Packed([MIXED[i] for i in part], CPU)
+        assert packed.ids.shape[1] <= budget or len(part) == 1
+    prompts = [tuple(MIXED[i].prompt) for part in batches for i in part]
+    changes = sum(before != after for before, after in pairwise(prompts))
+    assert changes == len(set(prompts)) - 1
+    assert len(batches) == {1: len(MIXED), 10_000: 1}.get(budget, len(batches))
+
+
+def test_what_is_measured_does_not_depend_on_the_budget():
+    forward = PolicyForward(model_of(LLAMA), 1.0, torch.float32)
+    rows = rows_of((30, (3, 9, 1, 25, 9)), (20, (4, 4, 4, 4)))
+    assert repeated_share(rows) > 0.5
+    expected = [plain_stats(forward.model, row.prompt, row.response) for row in rows]
+    for budget in (1, 60, 4096):
+        for measured, (logprobs, entropies) in zip(measure(forward, rows, budget), expected, strict=True):
+            assert measured.logprobs == pytest.approx(logprobs.numpy(), abs=1e-4)
+            assert measured.entropy == pytest.approx(float(entropies.mean()), abs=1e-4)
+
+
+# -- the update -------------------------------------------------------------------------------------------------------
+
+
+RATE = 0.02  # of SGD: with a larger one each step multiplies the rounding error of those before it
+
+
+@pytest.fixture(scope="module")
+def sharp_model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sharp")
+    model_of(LLAMA).save_pretrained(folder)
+    chain_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def batch_of(short: int = 3) -> MixedBatch:
+    """Six groups with prompts of 23 tokens and responses of 1 to 8, the last three around a stored trajectory; one row
+    that could not be graded, and one group without a signal."""
+    rng = np.random.default_rng(0)
+    groups, rows = [], []
+    for g, question in enumerate(ModularChains(count=6, operands=(12,)).load()):
+        drawn = [rng.integers(2, 18, int(n)).astype(np.int32) for n in rng.integers(1, 9, K - (g >= short))]
+        fresh = tuple(Rollout(ids, "stop", Grade("wrong", 0.0)) for ids in drawn)
+        members = [*fresh, trajectory(rng, 5)] if g >= short else list(fresh)
+        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25]) * (g != 1)
+        groups.append(RolloutGroup(question, fresh, replayed=g >= short))
+        rows.append([Row(question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
+    rows[0][2] = replace(rows[0][2], advantage=0.0, in_loss=False)
+    return MixedBatch(groups, rows, K)
+
+
+def updated(path: Path, pack: bool, **settings) -> tuple[torch.Tensor, list, TorchEngine]:
+    """Where the weights moved, and what was measured, in an update of several optimiser steps and passes with a KL."""
+    optimizer = Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=2, passes_per_batch=2)
+    engine = make_engine(path, optimizer=optimizer, settings=LocalEngine(device="cpu", **settings), reference=True)
+    assert engine.forward.packs
+    engine.forward.packs = pack
+    use_sgd(engine, RATE)
+    start = weights(engine)
+    stats = engine.update(batch_of(), MixedPolicyLoss(response_length=8, entropy_coef=0.01, kl_coef=0.1))
+    passes = [stats.policy_logprobs, *([one[i] for i in sorted(one)] for one in stats.later_passes)]
+    behaviour = [*stats.behaviour_logprobs, np.array(stats.entropies)]
+    return weights(engine) - start, [*(x for one in passes for x in one), *behaviour], engine
+
+
+def test_an_update_of_several_steps_and_passes_equals_that_of_padded_rows(sharp_model):
+    moved, measured, engine = updated(sharp_model, pack=False)
+    assert moved.abs().max() > 5e-3
+    bound = float32_error(weights(engine), batch_of(), moved, steps=4)
+    assert repeated_share(engine.forward_rows(batch_of())) > 0.5
+    for settings in ({}, {"micro_batch_tokens": 50}, {"gradient_checkpointing": True}):
+        ours, statistics, _ = updated(sharp_model, pack=True, **settings)
+        torch.testing.assert_close(ours, moved, atol=bound, rtol=0)
+        for found, expected in zip(statistics, measured, strict=True):
+            assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_gradient_checkpointing_computes_packed_rows_again_as_they_were(sharp_model):
+    """In the backward pass, also with a padded pass of the same model in between."""
+    model = AutoModelForCausalLM.from_pretrained(sharp_model)
+    forward = PolicyForward(model, 1.0, torch.float32)
+    expected = gradients(model, forward(MIXED))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers:
+        layer.training = True
+    values = forward(MIXED, pack=True)
+    with torch.no_grad():
+        forward(MIXED)
+    assert_same(gradients(model, values), expected)
+
+
+def test_bfloat16_rounds_packed_rows_as_much_as_padded_ones(sharp_model):
+    model = AutoModelForCausalLM.from_pretrained(sharp_model)
+    exact = PolicyForward(model, 1.0, torch.float32)(MIXED)
+    slopes = torch.cat([slope.flatten() for slope in gradients(model, exact)])
+    rounded = PolicyForward(model, 1.0, torch.bfloat16)
+    errors, angles = [], []
+    for pack in (False, True):
+        values = rounded(MIXED, pack)
+        errors.append(float((values[0] - exact[0]).abs().mean()))
+        ours = torch.cat([slope.flatten() for slope in gradients(model, values)])
+        angles.append(1 - float(torch.cosine_similarity(ours, slopes, dim=0)))
+    assert 0 < errors[1] < 1.5 * errors[0]
+    assert 0 < angles[1] < 2 * angles[0]
