@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf.engines.local.machine import load
 from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.questions.prompts import Prompts
-from exgrpo_orlhf.settings import LocalEngine, PretrainedModel, Sampling
+from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.supervised import start
 from exgrpo_orlhf.supervised.examples import SupervisedFile
 from exgrpo_orlhf.supervised.start import CURVE, SupervisedModel

@@ -20,6 +20,7 @@ from engine_builders import (
     use_sgd,
     weights,
 )
+from exgrpo_orlhf.tasks.tiny_models import chain_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -39,7 +40,6 @@ from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.tasks.tiny_models import chain_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser
 CPU = torch.device("cpu")
