@@ -72,12 +72,7 @@ TEN = [f"o{i}" for i in range(10)]
     ("name", "row", "question", "answer"),
     [
         ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
-        (
-            "svamp",
-            {"question_concat": "Dan had 4 dollars. How many?", "Answer": "1.0"},
-            "Dan had 4 dollars. How many?",
-            "1",
-        ),
+        ("svamp", {"question_concat": "4 less 3?", "Answer": "1.0"}, "4 less 3?", "1.0"),
         (
             "gsm8k_train",
             {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"},

@@ -174,7 +174,7 @@ def test_a_changed_solution_is_never_correct_and_sound():
 
 
 def test_an_edit_of_one_character_never_turns_the_solution_into_another_sound_answer():
-    for question, solution in examples()[:40]:
+    for question, solution in examples()[:12]:
         for at in range(solution.index("The answer")):
             for character in "0179+-*/= .,x":
                 edited = solution[:at] + character + solution[at + 1 :]
