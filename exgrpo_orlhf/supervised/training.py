@@ -6,11 +6,12 @@ import math
 import pickle
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
 from .. import files
 from ..engines.local.forward import PolicyForward
@@ -18,6 +19,19 @@ from ..engines.local.machine import Recomputing, dtype_of
 from ..engines.rows import ForwardRow, micro_batches
 from ..settings import LocalEngine
 from .steps import optimiser_steps
+
+
+def rate_share(step: int, *, steps: int, warmup: int, schedule: str) -> float:
+    """The learning rate of an optimiser step, counted from 1, as a share of its peak.
+
+    It rises in `warmup` equal steps and then falls, linearly or as half a cosine, to what would be 0 one step after the
+    last. (transformers' schedules begin at 0, so that their first step trains nothing.)
+    """
+    if step < warmup:
+        return step / warmup
+    peak = max(warmup, 1)
+    gone = (step - peak) / (steps - peak + 1)  # of the fall
+    return 1 - gone if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * gone))
 
 
 class SupervisedTraining:
@@ -47,9 +61,8 @@ class SupervisedTraining:
         self._budget, self._recomputing = machine.micro_batch_tokens, Recomputing(model, machine.gradient_checkpointing)
         self._batch_size, self._seed, self._max_grad_norm = batch_size, seed, max_grad_norm
         self._optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
-        self._schedule = get_scheduler(
-            schedule, self._optimiser, num_warmup_steps=math.ceil(warmup * steps), num_training_steps=steps
-        )
+        shape = partial(rate_share, steps=steps, warmup=math.ceil(warmup * steps), schedule=schedule)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda done: shape(done + 1))
 
     def batch(self, step: int) -> list[int]:
         """The rows of an optimiser step, counted from 1. Each epoch has its own order, of this seed alone."""

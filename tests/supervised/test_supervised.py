@@ -25,7 +25,7 @@ from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.supervised import start
 from exgrpo_orlhf.supervised.examples import SupervisedFile
 from exgrpo_orlhf.supervised.start import CURVE, SupervisedModel
-from exgrpo_orlhf.supervised.training import SupervisedTraining
+from exgrpo_orlhf.supervised.training import SupervisedTraining, rate_share
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
@@ -125,6 +125,20 @@ def test_each_epoch_has_every_example_once_in_another_order(raw_model):
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("linear", 0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 2, [0.5, 1, 2 / 3, 1 / 3]),
+        ("cosine", 1, [1, 0.5 + 0.25 * 2**0.5, 0.5, 0.5 - 0.25 * 2**0.5]),
+        ("linear", 4, [0.25, 0.5, 0.75, 1]),
+    ],
+)
+def test_every_step_trains_and_the_rate_peaks_after_the_warm_up(schedule, warmup, expected):
+    rates = [rate_share(step, steps=4, warmup=warmup, schedule=schedule) for step in (1, 2, 3, 4)]
+    assert rates == pytest.approx(expected)
+
+
 def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_path):
     folder = supervised(raw_model, tmp_path, epochs=8).prepare()
     logprobs = [
@@ -136,10 +150,8 @@ def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_pa
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert rows[-1]["supervised/loss"] < rows[0]["supervised/loss"] - 0.5
     assert rows[-1]["supervised/tokens"] == 8 * sum(len(row.response) for row in rows_of(raw_model))
-    rates = [row["supervised/learning_rate"] for row in rows]
-    assert max(rates) == rates[4] == 1e-3
-    assert rates[0] == 0
-    assert 0 < rates[-1] < 1e-5
+    assert rows[0]["supervised/learning_rate"] == 1e-3 / 4, "of 40 steps a tenth is warm-up"
+    assert rows[3]["supervised/learning_rate"] == max(row["supervised/learning_rate"] for row in rows) == 1e-3
 
 
 def test_the_finished_folder_is_a_model_with_its_tokenizer(warm_model, tmp_path):

@@ -229,8 +229,8 @@ def test_a_long_log_is_sent_in_calls_of_whole_steps(tmp_path, sqlite):
     for name in ("m0", "m399", "train/step"):
         assert history(sqlite, sender.run_id, name) == once_each(range(5))
     assert history(sqlite, sender.run_id, "m998") == [(2, 2.0)]
-    sender._cursor = -1
-    calls = [[metric.step for metric in call] for call in sender._batches()]
+    sender._cursors["train/step"] = -1
+    calls = [[metric.step for metric in call] for call in sender._batches("train/step")]
     assert [sorted(set(call)) for call in calls] == [[0, 1], [2], [3, 4]]
     assert max(map(len, calls)) == METRICS_PER_CALL
 
