@@ -42,7 +42,7 @@ class Batch:
         self.attention = None if bool(attention.all()) else attention.to(model.device)  # (rows, columns)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.logits, self.cache = self._forward(ids.to(model.device), None)
-        if self.takes_positions and fits(model, self.cache):
+        if self.takes_positions and fits(model, self.cache, len(owner)):
             self._shared = SharedPromptCache(self.cache, attention, torch.tensor(owner), tokens)
             self.logits = self.logits[self._shared.owner]
         elif list(owner) != list(range(len(prompts))):

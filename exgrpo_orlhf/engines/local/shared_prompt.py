@@ -27,6 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from .cache import Reserved
 
 NAME = "shared_prompt"  # of the attention function
+LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; with fewer, copying is as fast
 # What models hand to every attention function and full attention by `sdpa` has no use for.
 UNUSED = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache", "cache_position"}
 
@@ -35,14 +36,15 @@ class Unfit(Exception):
     """The model's attention is more than `attention` computes."""
 
 
-def fits(model: PreTrainedModel, cache: Cache) -> bool:
-    """Whether the model may continue from this cache of prompts with `attention` in the place of its own.
+def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
+    """Whether the rows may continue from this cache of prompts with `attention` in the place of the model's own, and
+    are worth it.
 
     Its attention must be the general one of transformers (`sdpa`) in every layer, without windows. What shows only when
     attention is called, it refuses then (`Unfit`).
     """
     config = model.config
-    return (
+    if not (
         model.device.type == "cpu"
         and model._supports_attention_backend
         and config._attn_implementation == "sdpa"
@@ -50,8 +52,10 @@ def fits(model: PreTrainedModel, cache: Cache) -> bool:
         and type(cache) is DynamicCache
         and len(cache.layers) == config.num_hidden_layers
         and all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
-        and len({tensor.shape for layer in cache.layers for tensor in (layer.keys, layer.values)}) == 1
-    )
+    ):
+        return False
+    shapes = {tensor.shape for layer in cache.layers for tensor in (layer.keys, layer.values)}
+    return len(shapes) == 1 and rows * shapes.pop()[1:].numel() >= LEAST
 
 
 class SharedPromptCache(Cache):
