@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from exgrpo_orlhf.engines.local import batch, generation
 
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "vocab_size": 49_152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -69,10 +69,11 @@ def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[l
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
-    found = model.generate(
+    engine: Any = model
+    found: list[list[int]] = engine.generate(
         ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0, **length
-    )
-    return found[:, width:].tolist()
+    ).tolist()
+    return [row[width:] for row in found]
 
 
 def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts, int], list[list[int]]]:
@@ -87,7 +88,7 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
     def generate(prompts: Prompts, tokens: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        found = engine.generate(asked, sampling, use_tqdm=False)  # type: ignore[arg-type]
+        found = engine.generate(asked, sampling, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in found]
 
     return generate
@@ -102,6 +103,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
+    model: Any
     if given.model:
         model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, attn_implementation="sdpa")
     else:

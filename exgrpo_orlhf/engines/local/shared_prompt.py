@@ -54,8 +54,14 @@ def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
         and all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
     ):
         return False
-    shapes = {tensor.shape for layer in cache.layers for tensor in (layer.keys, layer.values)}
+    shapes = {tensor.shape for pair in _held(cache) for tensor in pair}
     return len(shapes) == 1 and rows * shapes.pop()[1:].numel() >= LEAST
+
+
+def _held(cache: Cache) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer of a filled dynamic cache."""
+    layers: Any = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 class SharedPromptCache(Cache):
@@ -65,7 +71,7 @@ class SharedPromptCache(Cache):
     the rows.
     """
 
-    def __init__(self, filled: DynamicCache, attention: Tensor, owner: Tensor, tokens: int) -> None:
+    def __init__(self, filled: Cache, attention: Tensor, owner: Tensor, tokens: int) -> None:
         """
         Args:
             filled: by the prompts.
@@ -74,7 +80,7 @@ class SharedPromptCache(Cache):
             tokens: to be appended to a row at most.
         """
         super().__init__(layers=[])
-        pairs = [(layer.keys, layer.values) for layer in filled.layers]
+        pairs = _held(filled)
         dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
         self.prompts = [(keys.to(dtype), values.to(dtype)) for keys, values in pairs]
         _, self.heads, self.columns, features = pairs[0][0].shape
