@@ -8,9 +8,9 @@ SmolLM2-135M, or --model FOLDER.
 Profile of 64 rows × 16 tokens with copied prompts, one thread of an AMD EPYC (torch.profiler, before `shared_prompt`;
 other programs ran too): matrix products of the layers 47 %, copies (keys and values repeated for each query head, the
 probabilities' conversion to float64) 21 %, attention itself 15 %, the cumulative sum of 49,152 probabilities a row 7 %,
-appending to the cache 4 %. Now products are about 80 %, attention with all of its copies 7 %, sampling 3 %. Of the
-products, MKL computed 64 rows × 576 × 49,152 at 57 Gflop/s and those of the layers at 80 to 95; oneDNN computes the
-first at 87, and 576 × 1,536 at 89 instead of 80 (`products`). Packing the weights before was no faster as a whole.
+appending to the cache 4 %. With `shared_prompt` products are 77 %, products and softmax of attention 5 %. Of the
+products, MKL computed 64 rows × 576 × 49,152 at 57 Gflop/s and those of the layers at 67 to 97; oneDNN computes the
+first at 87, and 576 × 1,536 at 89 instead of 80 (`products`). Packing the weights first was no faster as a whole.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def main() -> int:
             begin = time.perf_counter()
             found[name] = run()
             seconds[name].append(time.perf_counter() - begin)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
     assert all(len(row) == tokens for rows in found.values() for row in rows)
 
     rate = {name: len(prompts) * tokens / statistics.median(times[1:]) for name, times in seconds.items()}
