@@ -30,7 +30,8 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand: `openrlhf_overhead --cpu`, which starts OpenRLHF three times, and `eval_throughput --engine vllm`.
+# By hand: `openrlhf_overhead --cpu`, which starts OpenRLHF three times, and vLLM: `eval_throughput --engine vllm`,
+# `generation --vllm`.
 CASES = [
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
@@ -49,6 +50,7 @@ CASES = [
         passes=8,
         marks=SLOW_OPENRLHF,
     ),
+    case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),

@@ -32,7 +32,7 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
             cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
 
 
-class _Reserved:
+class Reserved:
     """A tensor (R, H, T, D) of rows, heads, positions and features, which grows along T within a larger buffer."""
 
     def __init__(self, tensor: Tensor, positions: int, dtype: torch.dtype | None) -> None:
@@ -62,6 +62,11 @@ class _Reserved:
         self._begin = max(self._begin, self._end - keep)
         return self.held
 
+    def shorten(self, rows: int, holes: Tensor, tails: Tensor) -> None:
+        """Keeps so many rows, after the rows `tails` have moved into the places `holes`."""
+        self.held[holes] = self.held[tails]
+        self._buffer = self._buffer[:rows]
+
     def select(self, rows: Tensor) -> Tensor:
         self._buffer = self._buffer.index_select(0, rows)
         return self.held
@@ -76,7 +81,7 @@ class ReservedLayer(DynamicLayer):
         vars(self).update(vars(layer))
         assert layer.keys is not None
         assert layer.values is not None
-        self._keys, self._values = (_Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
+        self._keys, self._values = (Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
         self.keys, self.values = self._keys.held, self._values.held
         self.dtype = self.keys.dtype
 

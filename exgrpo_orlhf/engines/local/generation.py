@@ -1,24 +1,23 @@
 """Samples responses in a loop over a transformers model and its cache.
 
 `model.generate` gives the same distribution, but computes a question's prompt once per rollout and continues every row
-until the last one has ended. Here each distinct prompt is computed once and its cache is repeated, and a row leaves the
-batch with its end token. Both are the same operation, the selection of rows of the cache. Delaying the selection until
-several rows have ended gains little: each copies the cache once, and there are at most as many selections as rows.
+until the last one has ended. Here each distinct prompt is computed once, and a row leaves the batch with its end token.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...records import Rollout
-from .cache import reserve
+from .batch import Batch
+from .products import large_products
 
+BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
 
 
@@ -68,31 +67,30 @@ def generate(
     """
     n, device = len(prompts), model.device
     ends = torch.tensor(end, device=device)
-    distinct = list(dict.fromkeys(map(tuple, prompts)))
-    batch = _Batch(model, distinct, pad, max_new_tokens - 1)
-    if len(distinct) < n:
-        index = {prompt: i for i, prompt in enumerate(distinct)}
-        batch.select(torch.tensor([index[tuple(prompt)] for prompt in prompts], device=device))
+    index = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}  # each prompt once
+    owner = [index[tuple(prompt)] for prompt in prompts]
     uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
-    for position in range(max_new_tokens):
-        finite[position] = batch.logits.amax(1).isfinite().all()
-        if (position + 1) % CHECK_EVERY == 0:
-            _check(finite)
-        if temperature is None:
-            token = batch.logits.argmax(1)
-        else:
-            token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
-        tokens[rows, position] = token
-        going = torch.isin(token, ends, invert=True).nonzero().squeeze(1)
-        if not len(going) or position + 1 == max_new_tokens:
-            break
-        if len(going) < len(rows):
-            batch.select(going)
-            rows, token = rows[going], token[going]
-        batch.append(token)
+    with large_products(model):
+        batch = Batch(model, list(index), owner, pad, max_new_tokens - 1)
+        for position in range(max_new_tokens):
+            finite[position] = batch.logits.amax(1).isfinite().all()
+            if (position + 1) % CHECK_EVERY == 0:
+                _check(finite)
+            if temperature is None:
+                token = batch.logits.argmax(1)
+            else:
+                token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
+            tokens[rows, position] = token
+            going = torch.isin(token, ends, invert=True).nonzero().squeeze(1)
+            if not len(going) or position + 1 == max_new_tokens:
+                break
+            if len(going) < len(rows):
+                going = batch.keep(going)
+                rows, token = rows[going], token[going]
+            batch.append(token)
     _check(finite)
     rollouts = []
     for response in tokens.to("cpu", torch.int32).numpy():
@@ -143,60 +141,24 @@ def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1
         ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
         before = ranked.cumsum(1, dtype=torch.float64) - ranked  # what the more probable ones have together
         probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.where(before < top_p, 0))
-    cumulative = probabilities.cumsum(1, dtype=torch.float64)  # float32 would swallow tokens rarer than 1e-7
-    total = cumulative[:, -1:]  # 1 but for rounding
-    token = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
-    return token.clamp_(max=logits.shape[1] - 1).squeeze(1)  # rounding can make uniform · total the total itself
+    # First a block of tokens, then one of its tokens: summing in float64 over the whole vocabulary would take longer
+    # than softmax. float32 would swallow tokens rarer than 1e-7.
+    blocks = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    sums = blocks.sum(2, dtype=torch.float64)
+    cumulative = sums.cumsum(1)
+    aim = uniform[:, None] * cumulative[:, -1:]  # the total is 1 but for rounding
+    block = _first_above(cumulative, aim)
+    aim -= cumulative.gather(1, block) - sums.gather(1, block)
+    within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1).cumsum(1, dtype=torch.float64)
+    token = block * BLOCK + _first_above(within, aim)
+    return token.clamp_(max=logits.shape[1] - 1).squeeze(1)  # of NaN
 
 
-class _Batch:
-    """Rows of one length in a model's cache. logits: (R, V) of each row's next token."""
+def _first_above(cumulative: Tensor, aim: Tensor) -> Tensor:
+    """cumulative: (R, N) float64, aim: (R, 1) → (R, 1): the first that exceeds it, whose own share is not 0 therefore.
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int, tokens: int) -> None:
-        """tokens: to be appended to a row at most"""
-        self.model = model
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), pad)
-        attention = torch.zeros_like(ids)
-        for i, prompt in enumerate(prompts):  # padded on the left: all responses begin in one column
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            attention[i, width - len(prompt) :] = 1
-        # Without padding no mask is given: attention is faster.
-        self.attention = None if bool(attention.all()) else attention.to(model.device)  # (R, W)
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.logits, self.cache = self._forward(ids.to(model.device), None)
-        kind = model.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        if kind != "cpu" or dtype is not None:  # in float32 on a CPU a growing cache is as fast, and faster if small
-            reserve(self.cache, tokens, dtype)
-
-    def append(self, token: Tensor) -> None:
-        """token: (R,)"""
-        if self.attention is not None:
-            self.attention = torch.nn.functional.pad(self.attention, (0, 1), value=1)
-        self.logits, self.cache = self._forward(token[:, None], self.cache)
-
-    def select(self, indices: Tensor) -> None:
-        """Makes these rows the batch, in this order. A row may come several times."""
-        # Named for beam search; the only selection of rows that every kind of layer has. indices: int64, as it asks for
-        self.cache.reorder_cache(indices)  # type: ignore[arg-type]
-        self.logits = self.logits[indices]
-        if self.attention is not None:
-            self.attention = self.attention[indices]
-
-    def _forward(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
-        """cache: None lets the model make one"""
-        padding = {}
-        if self.attention is not None:
-            padding["attention_mask"] = self.attention
-            if self.takes_positions:  # a row's positions begin with its prompt, not with its padding
-                positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
-                padding["position_ids"] = positions[:, -ids.shape[1] :]
-        output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding)
-        cache = output.get("past_key_values")
-        if not isinstance(cache, Cache):
-            raise ValueError(
-                f"{type(self.model).__name__} keeps no cache whose rows can be selected: the local engine cannot "
-                "generate with such a model"
-            )
-        return output.logits[:, -1], cache
+    Rounding can make `aim` as large as the last; then it is the first that equals the last.
+    """
+    below = torch.nextafter(cumulative[:, -1:], torch.zeros_like(aim))
+    found = torch.searchsorted(cumulative, aim.minimum(below), right=True)
+    return found.clamp_(max=cumulative.shape[1] - 1)  # of NaN

@@ -1,67 +1,182 @@
-"""Decoding with one copy of each prompt's keys and values, whatever the number of its responses.
+"""Decoding with one copy of each prompt's keys and values, whatever the number of its responses. For CPUs.
 
 At every token, transformers' caches copy all keys and values to append one position, and attention repeats grouped keys
-and values for each query head. With short responses of a small model on a CPU, that copying takes three quarters of the
-time. Here
+and values for each query head. With short responses of a small model on a CPU, that copying takes a third of the time
+(benchmarks/generation.py). Here
 
 - a prompt's keys and values are kept once, and the queries of all of its rows are one matrix product with them;
-- a row's own keys and values are written in place into a buffer with room for its longest response;
-- the query heads that share a key-value head are rows of one matrix product.
+- a row's own keys and values are written in place into a buffer with spare positions;
+- the query heads that share a key-value head are rows of one matrix product;
+- when a row ends, the last row takes its place, and nothing else is copied.
 
-The model's own modules do the rest: this is an attention function (`AttentionInterface`) and its cache.
+The model's own modules do the rest: this is an attention function (`AttentionInterface`) and its cache. It computes in
+float32 or better, whatever the dtype of the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache, DynamicCache
+from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from .cache import Reserved
 
 NAME = "shared_prompt"  # of the attention function
+LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; with fewer, copying is as fast
+# What models hand to every attention function and full attention by `sdpa` has no use for.
+UNUSED = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache", "cache_position"}
+
+
+class Unfit(Exception):
+    """The model's attention is more than `attention` computes."""
+
+
+def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
+    """Whether the rows may continue from this cache of prompts with `attention` in the place of the model's own, and
+    are worth it.
+
+    Its attention must be the general one of transformers (`sdpa`) in every layer, without windows. What shows only when
+    attention is called, it refuses then (`Unfit`).
+    """
+    config = model.config
+    if not (
+        model.device.type == "cpu"
+        and model._supports_attention_backend
+        and config._attn_implementation == "sdpa"
+        and all(getattr(config, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
+        and type(cache) is DynamicCache
+        and len(cache.layers) == config.num_hidden_layers
+        and all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
+    ):
+        return False
+    shapes = {tensor.shape for pair in _held(cache) for tensor in pair}
+    return len(shapes) == 1 and rows * shapes.pop()[1:].numel() >= LEAST
+
+
+def _held(cache: Cache) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer of a filled dynamic cache."""
+    layers: Any = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 class SharedPromptCache(Cache):
-    """Keys and values of P prompts of W columns, and of R rows of responses to them.
+    """Keys and values of P prompts of W columns, and of R rows of T tokens that continue them.
 
-    prompts: (P, H, W, D) for each layer, keys and values; H key-value heads of D features
-    outside: (P, W) bool, True where a column is padding
+    For each layer and both keys and values: (P · H, W, D) of the prompts, H heads of D features, and (R, H, T, D) of
+    the rows.
     """
 
-    def __init__(self, filled: DynamicCache, outside: Tensor | None, owner: Tensor, tokens: int) -> None:
-        """filled: after the prompts; owner: (R,) the prompt of each row, ascending; tokens: longest response"""
-        self.prompts = [(layer.keys, layer.values) for layer in filled.layers]
-        self.outside = outside
-        keys = self.prompts[0][0]
-        shape = (len(owner), keys.shape[1], tokens, keys.shape[3])
-        self.responses = [(keys.new_empty(shape), keys.new_empty(shape)) for _ in self.prompts]
-        self.length = 0  # tokens of each response so far
-        self._own(owner)
-
-    def _own(self, owner: Tensor) -> None:
-        """Rows of a prompt are consecutive; `place` is where each stands in a table (P, most rows of a prompt)."""
-        count = torch.bincount(owner, minlength=len(self.prompts[0][0]))
-        first = count.cumsum(0) - count
-        self.most = int(count.max())
+    def __init__(self, filled: Cache, attention: Tensor, owner: Tensor, tokens: int) -> None:
+        """
+        Args:
+            filled: by the prompts.
+            attention: (P, W), 0 where a column is padding.
+            owner: (R,) the prompt of each row.
+            tokens: to be appended to a row at most.
+        """
+        super().__init__(layers=[])
+        pairs = _held(filled)
+        dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
+        self.prompts = [(keys.to(dtype), values.to(dtype)) for keys, values in pairs]
+        _, self.heads, self.columns, features = pairs[0][0].shape
+        empty = torch.empty(len(owner), self.heads, 0, features, dtype=dtype)
+        self.rows = [(Reserved(empty, tokens, None), Reserved(empty, tokens, None)) for _ in pairs]
         self.owner = owner
-        self.place = owner * self.most + torch.arange(len(owner), device=owner.device) - first[owner]
+        self.starts = attention.sum(1)  # (P,) the position of the first token after a prompt
+        self.length = 0  # T
+        self.hidden = None  # or (P, 1, 1, W), added to scores: -inf where a column is padding
+        if not attention.all():
+            self.hidden = torch.zeros(attention.shape, dtype=dtype).masked_fill_(attention == 0, float("-inf"))
+            self.hidden = self.hidden[:, None, None]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Finds for each row and head its place in a table (P, H, N), N: the most rows of a prompt, and the reverse."""
+        count = torch.bincount(self.owner, minlength=len(self.starts))
+        self.most = int(count.max())
+        order = self.owner.argsort(stable=True)
+        among = torch.empty_like(order)  # number of a row among those of its prompt
+        among[order] = torch.arange(len(order)) - (count.cumsum(0) - count)[self.owner[order]]
+        heads = torch.arange(self.heads)
+        places = (self.owner[:, None] * self.heads + heads) * self.most + among[:, None]
+        self.to_rows = places.flatten()  # (R · H)
+        self.to_table = torch.zeros(len(count) * self.heads * self.most, dtype=torch.int64)  # empty places: any row
+        self.to_table[self.to_rows] = torch.arange(len(self.to_rows))
+
+    def keep(self, rows: Tensor) -> Tensor:
+        """Drops all rows but these, (n,) ascending. Returns them in the order that they have now."""
+        order, holes, tails = _closed(rows)
+        for pair in self.rows:
+            for reserved in pair:
+                reserved.shorten(len(rows), holes, tails)
+        self.owner = self.owner[order]
+        if self.length:  # before the first token, the batch may still need all prompts
+            self._drop_prompts()
+        self._arrange()
+        return order
+
+    def _drop_prompts(self) -> None:
+        """Those without a row."""
+        used = self.owner.unique()
+        if len(used) == len(self.starts):
+            return
+        order, holes, tails = _closed(used)
+        for pair in self.prompts:
+            for tensor in pair:
+                tensor[holes] = tensor[tails]
+        self.prompts = [(keys[: len(used)], values[: len(used)]) for keys, values in self.prompts]
+        moved = torch.empty_like(self.starts)
+        moved[order] = torch.arange(len(order))
+        self.owner, self.starts = moved[self.owner], self.starts[order]
+        if self.hidden is not None:
+            self.hidden = self.hidden[order]
+
+    def positions(self) -> Tensor:
+        """(R,) of the next tokens"""
+        return self.starts[self.owner] + self.length
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.prompts[0][0].shape[2]) + self.length
+        return self.columns + self.length
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """key_states, value_states: (R, H, 1, D) of the newest token."""
-        keys, values = self.responses[layer_idx]
-        keys[:, :, self.length] = key_states[:, :, 0]
-        values[:, :, self.length] = value_states[:, :, 0]
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """key_states, value_states: (R, H, 1, D) of the newest token. Returns the rows' own (R, H, T + 1, D)."""
+        keys, values = self.rows[layer_idx]
         self.layer = layer_idx
-        return keys[:, :, : self.length + 1], values[:, :, : self.length + 1]
+        return keys.append(key_states), values.append(value_states)
 
-    def select(self, rows: Tensor) -> None:
-        """Keeps these rows, in ascending order."""
-        self.responses = [(keys[rows], values[rows]) for keys, values in self.responses]
-        self._own(self.owner[rows])
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query: (R · H, G, D), scaled, G query heads for each key-value head; key, value: (R, H, T, D), what `update`
+        returned. Returns (R · H, G, D)."""
+        group, features = query.shape[1:]
+        prompt_keys, prompt_values = (tensor.flatten(0, 1) for tensor in self.prompts[self.layer])  # (P · H, W, D)
+        table = query.index_select(0, self.to_table).view(len(prompt_keys), -1, features)  # (P · H, N · G, D)
+        scores = table @ prompt_keys.transpose(1, 2)  # (P · H, N · G, W)
+        if self.hidden is not None:
+            scores.view(len(self.starts), self.heads, -1, self.columns).add_(self.hidden)
+        scores = scores.view(-1, group, self.columns).index_select(0, self.to_rows)  # (R · H, G, W)
+        own = query @ key.flatten(0, 1).transpose(1, 2)  # (R · H, G, T)
+        weights = torch.cat([scores, own], dim=2).softmax(2)
+        table = weights[..., : self.columns].index_select(0, self.to_table)
+        seen = table.view(len(prompt_keys), -1, self.columns) @ prompt_values  # (P · H, N · G, D)
+        seen = seen.view(-1, group, features).index_select(0, self.to_rows)
+        return torch.baddbmm(seen, weights[..., self.columns :], value.flatten(0, 1))
+
+
+def _closed(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For (n,) ascending indices that stay: their order when those from n on have moved into the places below n that
+    became free; these places; and what moves there."""
+    n = len(kept)
+    free = torch.ones(n, dtype=torch.bool)
+    free[kept[kept < n]] = False
+    holes, tails = free.nonzero().squeeze(1), kept[kept >= n]
+    return torch.arange(n).index_copy_(0, holes, tails), holes, tails
 
 
 def attention(
@@ -70,34 +185,37 @@ def attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float,
-    shared: SharedPromptCache,
-    dropout: float = 0.0,
+    scaling: float | None = None,
+    shared_prompt: SharedPromptCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One new token per row. query: (R, H·G, 1, D); key, value: (R, H, T, D) of the responses → (R, 1, H·G, D)."""
-    rows, _, _, width = query.shape
-    heads = key.shape[1]
-    grouped = query.view(rows, heads, -1, width) * scaling  # (R, H, G, D)
-    group = grouped.shape[2]
-    prompt_keys, prompt_values = shared.prompts[shared.layer]  # (P, H, W, D)
-    prompts, columns = prompt_keys.shape[0], prompt_keys.shape[2]
-    # The queries of a prompt's rows as one matrix: (P, H, most · G, D)
-    table = grouped.new_zeros(prompts * shared.most, heads, group, width)
-    table[shared.place] = grouped
-    together = table.view(prompts, shared.most, heads, group, width).transpose(1, 2).flatten(2, 3)
-    scores = together @ prompt_keys.transpose(2, 3)  # (P, H, most · G, W)
-    if shared.outside is not None:
-        scores = scores.masked_fill(shared.outside[:, None, None], float("-inf"))
-    scores = scores.view(prompts, heads, shared.most, group, columns).transpose(1, 2).flatten(0, 1)[shared.place]
-    own = grouped @ key.transpose(2, 3)  # (R, H, G, T)
-    weights = torch.cat([scores, own], dim=3).softmax(3)
-    table = weights.new_zeros(prompts * shared.most, heads, group, columns)
-    table[shared.place] = weights[..., :columns]
-    together = table.view(prompts, shared.most, heads, group, columns).transpose(1, 2).flatten(2, 3)
-    seen = (together @ prompt_values).view(prompts, heads, shared.most, group, width).transpose(1, 2)
-    result = seen.flatten(0, 1)[shared.place] + weights[..., columns:] @ value  # (R, H, G, D)
-    return result.view(rows, 1, heads * group, width), None
+    """One new token per row. query: (R, H · G, 1, D); key, value: (R, H, T, D). Returns (R, 1, H · G, D).
+
+    Raises Unfit if the model asks for more than that.
+    """
+    asked = {name for name, value in kwargs.items() if value is not None and name not in UNUSED}
+    if shared_prompt is None or attention_mask is not None or asked:
+        raise Unfit
+    rows, heads, _, features = query.shape
+    scaled = query.to(key.dtype) * (features**-0.5 if scaling is None else scaling)
+    scaled = scaled.reshape(rows * key.shape[1], -1, features)
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            result = shared_prompt.attend(scaled, key, value)
+    else:
+        result = shared_prompt.attend(scaled, key, value)
+    return result.view(rows, 1, heads, features).to(query.dtype), None
 
 
 AttentionInterface.register(NAME, attention)
+
+
+@contextmanager
+def shared_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model's attention is `attention`; afterwards again what it was."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before

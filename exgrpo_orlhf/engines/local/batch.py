@@ -1,0 +1,119 @@
+"""The rows of a generation, which grow by one token at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from .cache import reserve
+from .shared_prompt import SharedPromptCache, Unfit, fits, shared_attention
+
+
+class Batch:
+    """Rows of one length with their keys and values. Each prompt is computed once, whatever the number of its rows.
+
+    On a CPU a prompt's keys and values are kept once too, if the model allows it (`shared_prompt`). Otherwise each row
+    has a copy of them in a cache of transformers.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], owner: Sequence[int], pad: int, tokens: int
+    ) -> None:
+        """Computes the prompts. `logits` (R, V) are then those of each row's first token.
+
+        Args:
+            prompts: P different ones.
+            owner: the prompt of each of the R rows.
+            tokens: to be appended to a row at most.
+        """
+        self.model, self._tokens = model, tokens
+        self._shared: SharedPromptCache | None = None
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), pad)
+        attention = torch.zeros_like(ids)
+        for i, prompt in enumerate(prompts):  # padded on the left: all responses begin in one column
+            ids[i, width - len(prompt) :] = torch.tensor(prompt)
+            attention[i, width - len(prompt) :] = 1
+        # Without padding no mask is given: attention is faster.
+        self.attention = None if bool(attention.all()) else attention.to(model.device)  # (rows, columns)
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.logits, self.cache = self._forward(ids.to(model.device), None)
+        if self.takes_positions and fits(model, self.cache, len(owner)):
+            self._shared = SharedPromptCache(self.cache, attention, torch.tensor(owner), tokens)
+            self.logits = self.logits[self._shared.owner]
+        elif list(owner) != list(range(len(prompts))):
+            rows = torch.tensor(owner, device=model.device)
+            self._select(rows)
+            self.logits = self.logits[rows]
+        if self._shared is None:
+            self._reserve()
+
+    def append(self, token: Tensor) -> None:
+        """token: (R,)"""
+        if self._shared is not None:
+            try:
+                self._append_shared(self._shared, token)
+                return
+            except Unfit:  # not later than at the first token, before a prompt is dropped
+                rows, self._shared = self._shared.owner, None
+                self._select(rows)
+                self._reserve()
+        if self.attention is not None:
+            self.attention = torch.nn.functional.pad(self.attention, (0, 1), value=1)
+        self.logits, self.cache = self._forward(token[:, None], self.cache)
+
+    def keep(self, rows: Tensor) -> Tensor:
+        """Drops all rows but these, (n,) ascending. Returns them in the order that the rows of the batch have now.
+
+        The logits stay as they were until the next token is appended.
+        """
+        if self._shared is not None:
+            return self._shared.keep(rows)
+        self._select(rows)
+        return rows
+
+    def _append_shared(self, shared: SharedPromptCache, token: Tensor) -> None:
+        with shared_attention(self.model):
+            output = self.model(
+                input_ids=token[:, None],
+                position_ids=shared.positions()[:, None],
+                past_key_values=shared,
+                use_cache=True,
+                logits_to_keep=1,
+                shared_prompt=shared,
+            )
+        shared.length += 1
+        self.logits = output.logits[:, -1]
+
+    def _reserve(self) -> None:
+        kind = self.model.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if kind != "cpu" or dtype is not None:  # in float32 on a CPU a growing cache is as fast, and faster if small
+            reserve(self.cache, self._tokens, dtype)
+
+    def _select(self, indices: Tensor) -> None:
+        # Named for beam search; the only selection of rows that every kind of layer has. indices: int64, as it asks for
+        self.cache.reorder_cache(indices)  # type: ignore[arg-type]
+        if self.attention is not None:
+            self.attention = self.attention[indices]
+
+    def _forward(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """cache: None lets the model make one"""
+        padding = {}
+        if self.attention is not None:
+            padding["attention_mask"] = self.attention
+            if self.takes_positions:  # a row's positions begin with its prompt, not with its padding
+                positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
+                padding["position_ids"] = positions[:, -ids.shape[1] :]
+        output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding)
+        cache = output.get("past_key_values")
+        if not isinstance(cache, Cache):
+            raise ValueError(
+                f"{type(self.model).__name__} keeps no cache whose rows can be selected: the local engine cannot "
+                "generate with such a model"
+            )
+        return output.logits[:, -1], cache

@@ -1,0 +1,222 @@
+"""Decoding with one copy of each prompt: the responses of copied prompts, for every model that it fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engine_builders import SMALL, SMALL_GPT2
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from exgrpo_orlhf.engines.local import batch, cache, shared_prompt
+from exgrpo_orlhf.engines.local.batch import Batch
+from exgrpo_orlhf.engines.local.generation import generate
+from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
+
+GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+CONFIGS = {
+    "llama": LlamaConfig(**GROUPED),
+    "llama without groups": LlamaConfig(**{**GROUPED, "num_key_value_heads": 6}),
+    "qwen2, with biases": Qwen2Config(**{**SMALL, "num_attention_heads": 4}),
+    "qwen3, with norms of queries and keys": Qwen3Config(**GROUPED),
+    "gpt2, absolute positions": GPT2Config(**SMALL_GPT2, tie_word_embeddings=False),
+}
+UNFIT = {
+    "a sliding window": MistralConfig(**SMALL, sliding_window=6),
+    "layers without keys and values": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+    "an attention of its own": LlamaConfig(**SMALL, attn_implementation="eager"),
+}
+LENGTHS = (4, 1, 9, 4, 12)  # of the prompts
+COUNTS = (5, 1, 3, 8, 2)  # of their responses
+SETTINGS = {
+    "sampled": {"temperature": 1.0},
+    "greedy": {"temperature": None},
+    "with seeds and top_p": {"temperature": 1.3, "top_p": 0.9, "seeds": list(range(sum(COUNTS)))},
+}
+
+
+@pytest.fixture(autouse=True)
+def also_small_batches(monkeypatch):
+    monkeypatch.setattr(shared_prompt, "LEAST", 0)
+
+
+@pytest.fixture
+def attended(monkeypatch) -> list[int]:
+    """The number of rows of each call of the attention function."""
+    rows, attend = [], SharedPromptCache.attend
+
+    def count(self, query, key, value):
+        rows.append(len(key))
+        return attend(self, query, key, value)
+
+    monkeypatch.setattr(SharedPromptCache, "attend", count)
+    return rows
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:  # first weights are so small that all tokens are about equally probable
+                parameter *= 8
+            elif name.endswith("bias"):
+                parameter.normal_()
+    return model
+
+
+def distinct_prompts(lengths=LENGTHS) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(2, 18, n).tolist() for n in lengths]
+
+
+def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
+    prompts = [p for p, count in zip(distinct_prompts(lengths), counts, strict=True) for _ in range(count)]
+    torch.manual_seed(1)
+    found = generate(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
+    return [(rollout.token_ids.tolist(), rollout.finish) for rollout in found]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_responses_are_those_of_copied_prompts(config, settings, attended, monkeypatch):
+    """In float64, in which rounding changes no token. Rows end at different times, and prompts lose all rows."""
+    model = random_model(config).double()
+    monkeypatch.setattr(cache, "BLOCK", 5)  # the buffers grow several times
+    ours = responses(model, **settings)
+    assert len(set(attended)) > 1, "no row left the batch before another"
+    calls = len(attended)
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    assert ours == responses(model, **settings)
+    assert len(attended) == calls
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [((7, 7), (4, 4)), ((3, 8), (4, 4)), ((5,), (6,)), ((2, 6, 4, 7, 3), (1, 1, 1, 1, 1))],
+    ids=["one length", "two lengths", "one prompt", "a response each"],
+)
+def test_responses_are_those_of_copied_prompts_in_other_batches(lengths, counts, attended, monkeypatch):
+    model = random_model(CONFIGS["llama"]).double()
+    ours = responses(model, lengths=lengths, counts=counts, temperature=1.0)
+    assert attended
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    assert ours == responses(model, lengths=lengths, counts=counts, temperature=1.0)
+
+
+def continued(model, dropping=(), dtype=torch.float32):
+    """Logits (rows, V) of each of 6 positions of a batch, and of forward passes over whole sequences in float32."""
+    prompts, owner = distinct_prompts(), [i for i, count in enumerate(COUNTS) for _ in range(count)]
+    sequences = [list(prompts[i]) for i in owner]
+    rng, found = np.random.default_rng(1), []
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            rows = Batch(model, prompts, owner, 0, 6)
+        for position in range(6):
+            expected = [model(torch.tensor([sequence])).logits[0, -1] for sequence in sequences]
+            found.append((rows.logits.float(), torch.stack(expected)))
+            if position in dropping:
+                kept = torch.from_numpy(np.sort(rng.permutation(len(sequences))[: len(sequences) // 2]))
+                sequences = [sequences[i] for i in rows.keep(kept)]
+            tokens = rng.integers(2, 18, len(sequences))
+            for sequence, token in zip(sequences, tokens, strict=True):
+                sequence.append(int(token))
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                rows.append(torch.from_numpy(tokens))
+    return found
+
+
+@pytest.mark.parametrize("dropping", [(), (0, 2, 3)], ids=["all rows stay", "rows end"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_logits_are_those_of_a_forward_pass_over_prompt_and_response(config, dropping, attended):
+    for ours, expected in continued(random_model(config), dropping):
+        torch.testing.assert_close(ours.log_softmax(1), expected.log_softmax(1), atol=2e-4, rtol=1e-5)
+    assert attended
+
+
+def test_under_autocast_logits_are_as_near_to_float32_as_those_of_copied_prompts(attended, monkeypatch):
+    model = random_model(CONFIGS["llama"])
+
+    def error() -> float:
+        found = continued(model, dropping=(1,), dtype=torch.bfloat16)
+        return float(
+            torch.cat([(ours.softmax(1) - expected.softmax(1)).abs().sum(1) for ours, expected in found]).mean()
+        )
+
+    ours = error()
+    assert attended
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    assert 0 < ours < 1.2 * error()
+
+
+@pytest.mark.parametrize("config", UNFIT.values(), ids=UNFIT.keys())
+def test_other_models_are_given_copies(config, attended, monkeypatch):
+    model = random_model(config).double()
+    ours = responses(model, lengths=(7, 7), counts=(4, 4), temperature=1.0)
+    assert not attended
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    assert ours == responses(model, lengths=(7, 7), counts=(4, 4), temperature=1.0)
+
+
+def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(attended, monkeypatch):
+    """Here capped scores, which this model's own attention does not know either. Some rows have ended by then."""
+    model, asked = random_model(CONFIGS["llama"]).double(), []
+
+    def ask(module, args, kwargs):
+        asked.append(model.config._attn_implementation)
+        return args, {**kwargs, "softcap": 50.0}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
+    ours = responses(model, temperature=1.0)
+    assert not attended
+    assert asked.count(shared_prompt.NAME) == 1
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    theirs = responses(model, temperature=1.0)
+    assert ours == theirs
+    assert min(len(tokens) for tokens, _ in ours) == 1
+
+
+def test_small_batches_are_given_copies(attended, monkeypatch):
+    """Two key-value heads of 8 features, prompts of 4 columns: 64 numbers a row."""
+    model = random_model(CONFIGS["llama"])
+    monkeypatch.setattr(shared_prompt, "LEAST", 64 * 6)
+    responses(model, lengths=(4,), counts=(5,), temperature=1.0)
+    assert not attended
+    responses(model, lengths=(4,), counts=(6,), temperature=1.0)
+    assert attended
+
+
+def test_the_models_own_attention_is_back_after_every_token_and_every_error():
+    model, seen = random_model(CONFIGS["llama"]), []
+    model.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
+    responses(model, temperature=1.0)
+    assert {"sdpa", shared_prompt.NAME} == set(seen), "for the prompts, and for the rest"
+    assert model.config._attn_implementation == "sdpa"
+
+    def fail(module, args):
+        if model.config._attn_implementation != "sdpa":
+            raise MemoryError
+
+    model.lm_head.register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        responses(model, temperature=1.0)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_prompt_is_held_once_whatever_the_number_of_its_rows(monkeypatch):
+    model, made = random_model(CONFIGS["llama"]), []
+    create = SharedPromptCache.__init__
+    monkeypatch.setattr(SharedPromptCache, "__init__", lambda self, *args: (create(self, *args), made.append(self))[0])
+    responses(model, lengths=(9, 4), counts=(7, 7), tokens=4, temperature=1.0)
+    for pair in made[0].prompts:
+        assert {tuple(tensor.shape[1:]) for tensor in pair} == {(2, 9, 8)}
+        assert all(len(tensor) <= 2 for tensor in pair)
