@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from . import packing
 from .cache import Reserved
 
 NAME = "shared_prompt"  # of the attention function
@@ -47,7 +48,7 @@ def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
     if not (
         model.device.type == "cpu"
         and model._supports_attention_backend
-        and config._attn_implementation == "sdpa"
+        and config._attn_implementation in ("sdpa", packing.NAME)  # without packed rows the same
         and all(getattr(config, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
         and type(cache) is DynamicCache
         and len(cache.layers) == config.num_hidden_layers

@@ -18,8 +18,10 @@ from transformers import (
 
 from exgrpo_orlhf.engines.local import batch, cache, shared_prompt
 from exgrpo_orlhf.engines.local.batch import Batch
+from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
+from exgrpo_orlhf.engines.rows import ForwardRow
 
 GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
 CONFIGS = {
@@ -210,6 +212,19 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
     with pytest.raises(MemoryError):
         responses(model, temperature=1.0)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_prompts_are_shared_after_an_update_with_packed_rows_too(attended):
+    """Packing leaves its own attention function in the model's configuration."""
+    model, asked = random_model(CONFIGS["llama"]), [prompt for prompt in distinct_prompts() for _ in range(4)]
+    settings = {"end": [1], "pad": 0, "max_new_tokens": 6, "temperature": None}
+    before = generate(model, asked, **settings)
+    calls, forward = len(attended), PolicyForward(model, 1.0, torch.float32)
+    rows = [ForwardRow(prompt, rollout.token_ids) for prompt, rollout in zip(asked, before, strict=True)]
+    forward(rows, pack=True)[0].sum().backward()
+    after = generate(model, asked, **settings)
+    assert len(attended) == 2 * calls > 0
+    assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
 
 
 def test_a_prompt_is_held_once_whatever_the_number_of_its_rows(monkeypatch):
