@@ -109,11 +109,12 @@ def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrain
     place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**place)
-        model, loading = AutoModelForCausalLM.from_pretrained(**place, dtype="float32", output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype="float32", output_loading_info=True)
     except Exception as error:  # the library raises whatever it stumbles over: KeyError, ValueError, RuntimeError, …
         architecture = fields.get("general.architecture")
         said = str(error).strip().split("\n")[0]
         raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {said}") from error
+    model, loading = loaded
     if missing := loading["missing_keys"]:
         raise GGUFError(f"{path} lacks {len(missing)} of the model's weights, such as {sorted(missing)[0]}")
     return model, tokenizer

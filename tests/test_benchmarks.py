@@ -54,6 +54,7 @@ CASES = [
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
+    case("rungs", "    1|    2|    3|    4", "pass_at_1|pass_at_8|mixed|no_answer|lucky|tokens"),
     case(
         "replay_scale",
         "300.00|1,000.00|3,000.00|a trajectory of 2,000|snapshot of 1,200",
