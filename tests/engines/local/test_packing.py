@@ -20,7 +20,6 @@ from engine_builders import (
     use_sgd,
     weights,
 )
-from exgrpo_orlhf.tasks.tiny_models import chain_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -39,6 +38,7 @@ from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
+from exgrpo_orlhf.supervised.tiny_models import chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser
