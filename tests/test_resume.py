@@ -32,7 +32,7 @@ def steps_done(run: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen, condition) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # only against waiting for ever
     while not condition():
         assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
         assert time.monotonic() < deadline, "the run does not get there"

@@ -128,7 +128,7 @@ def start(store: str, arguments: list[str]) -> subprocess.Popen:
 
 
 def wait_until(condition, process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # only against waiting for ever
     while not condition():
         assert process is None or process.poll() is None
         assert time.monotonic() < deadline

@@ -82,7 +82,7 @@ def steps(project: Path, run: str) -> list[int]:
 
 def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_document(project: Path, start) -> None:
     process = start()
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while len(steps(project, "on_policy/seed0")) < 3:
         assert process.poll() is None, process.communicate()[0][-4000:]
         assert time.monotonic() < deadline

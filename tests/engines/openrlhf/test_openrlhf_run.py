@@ -198,7 +198,9 @@ def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_la
     more = ("train.steps = 1000", "train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
     process = start(run, False, *bindings(warm_model, *more))
     wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
-    engines = [p for p in of_session(process) if any("RolloutRayActor" in part for part in p.cmdline())]
+    # Ray names a process after the method that runs, RolloutRayActor.generate, or after the idle actor's own class,
+    # which here is the doctor's.
+    engines = [p for p in of_session(process) if any("Rollout" in part for part in p.cmdline())]
     assert engines
     for engine in engines:
         engine.kill()
