@@ -35,9 +35,9 @@ def test_train_and_validation_never_overlap(made, count):
         (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
         (
             WordProblems,
-            "At first Lena has no money. For 23 weeks she gets 19 dollars a week and saves all of it. She sells an old "
-            "bicycle for 165 dollars. How many dollars does Lena have now?",
-            "7884bd4f225c25b89328c8ee48af928e",
+            "In the first week Sam types 78 lines of a report. After a break he types 104 more lines. Each line "
+            "takes him 2 minutes. How many minutes do all these lines take him?",
+            "89091ab3a00806f0c14fd1cc0e1a47f7",
         ),
     ],
 )
