@@ -33,29 +33,29 @@ Ranges = dict[str, tuple[int, int]]  # number → its smallest and largest value
 # Calculations, separated by ; → smallest and largest value of each number. `value` is the quantity so far and `last`
 # the result of the calculation before. The last result is the new quantity.
 BEGINNINGS: dict[str, Ranges] = {
-    "": {"value": (12, 300)},
-    "a + b": {"a": (12, 180), "b": (12, 180)},
-    "a - b": {"a": (40, 400), "b": (12, 160)},
-    "a * b": {"a": (3, 12), "b": (5, 80)},
-    "a + b; a + last": {"a": (12, 150), "b": (5, 90)},
-    "a - b; a + last": {"a": (20, 200), "b": (5, 90)},
-    "a * b; a + last": {"a": (8, 90), "b": (2, 7)},
-    "a * b; c + last": {"a": (3, 15), "b": (4, 25), "c": (5, 150)},
-    "a * b; c * last": {"a": (2, 8), "b": (3, 12), "c": (2, 8)},
+    "": {"value": (12, 160)},
+    "a + b": {"a": (8, 90), "b": (8, 90)},
+    "a - b": {"a": (30, 180), "b": (8, 80)},
+    "a * b": {"a": (2, 9), "b": (5, 60)},
+    "a + b; a + last": {"a": (8, 80), "b": (5, 40)},
+    "a - b; a + last": {"a": (20, 90), "b": (5, 60)},
+    "a * b; a + last": {"a": (8, 60), "b": (2, 4)},
+    "a * b; c + last": {"a": (2, 9), "b": (4, 20), "c": (5, 80)},
+    "a * b; c * last": {"a": (2, 5), "b": (3, 9), "c": (2, 4)},
 }
 EVENTS: dict[str, Ranges] = {
-    "value + a": {"a": (5, 120)},
-    "value - a": {"a": (5, 120)},
-    "value * a": {"a": (2, 5)},
-    "a * b; value + last": {"a": (2, 9), "b": (3, 24)},
-    "a * b; value - last": {"a": (2, 9), "b": (3, 24)},
+    "value + a": {"a": (5, 80)},
+    "value - a": {"a": (5, 80)},
+    "value * a": {"a": (2, 4)},
+    "a * b; value + last": {"a": (2, 6), "b": (3, 12)},
+    "a * b; value - last": {"a": (2, 6), "b": (3, 12)},
 }
 ENDINGS: dict[str, Ranges] = {
     "": {},
     "value * a": {"a": (2, 6)},
     "value / a": {"a": (2, 9)},
-    "value - a": {"a": (5, 160)},
-    "a - value": {"a": (60, 500)},
+    "value - a": {"a": (5, 90)},
+    "a - value": {"a": (60, 400)},
 }
 
 # (pronouns, names)
