@@ -35,9 +35,9 @@ def test_train_and_validation_never_overlap(made, count):
         (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
         (
             WordProblems,
-            "In the first week Sam types 78 lines of a report. After a break he types 104 more lines. Each line "
-            "takes him 2 minutes. How many minutes do all these lines take him?",
-            "89091ab3a00806f0c14fd1cc0e1a47f7",
+            "There are 88 passengers on the ship. Then 46 more passengers arrive. Each of the passengers on the "
+            "ship gets 3 bottles of water. How many bottles do they get in total?",
+            "6481da710b790ae558e05440fc0ce296",
         ),
     ],
 )
