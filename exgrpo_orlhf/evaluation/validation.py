@@ -29,7 +29,6 @@ from .sets import grouped
 from .subject import Subject, requests_of, write_prompt
 
 log = logging.getLogger(__name__)
-
 _LEVELS = ("operands", "steps")  # fields of the questions that are made here
 NAME = "validation"
 Responder = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]

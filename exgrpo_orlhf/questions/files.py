@@ -47,20 +47,20 @@ def place_of(path: Path) -> Place:
     return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
 
 
-def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
+def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str = "QuestionFile.path") -> Rows:
     """The rows of a file; of a parquet file only the given columns are read.
 
-    check: called with the columns of a parquet or CSV file, and raises if one is missing
+    check: called with the columns of a parquet or CSV file, and raises if one is missing; named: the path's binding
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path.absolute()}: no such file of questions (QuestionFile.path)")
+        raise FileNotFoundError(f"{path.absolute()}: no such file of questions ({named})")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":
         return _jsonl_rows(path)
     if path.suffix == ".csv":
         return _csv_rows(path, check)
-    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}")
+    raise ValueError(f"{named} = {str(path)!r} must end in .parquet, .jsonl or .csv, not in {path.suffix!r}")
 
 
 def column_paths(fields: Iterable[Any]) -> Iterator[str]:
