@@ -31,7 +31,16 @@ from ..engines.rows import ForwardRow
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
 from ..settings import (
-    Bound, Count, LocalEngine, NotNegative, Positive, Sampling, at_least, check, require, require_reference,
+    Bound,
+    Count,
+    LocalEngine,
+    NotNegative,
+    Positive,
+    Sampling,
+    at_least,
+    check,
+    require,
+    require_reference,
 )
 from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
