@@ -108,8 +108,8 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ),
         ({"word_problems": "{ count = 4 }"}, "word_problems and files are two sources; give one of them"),
         ({"word_problems": "{ steps = [5] }", "files": "[]"}, "WordProblems.steps must be at most 4, got (5,)"),
-        ({"word_problems": "{ stops = [1] }"}, "stops"),
-        ({"word_problems": "3"}, "word_problems is a table such as { count = 100 }, not 3"),
+        ({"word_problems": "{ stops = [1] }", "files": "[]"}, "stops"),
+        ({"word_problems": "3", "files": "[]"}, "word_problems is a table such as { count = 100 }, not 3"),
     ],
 )
 def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_path):
