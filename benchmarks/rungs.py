@@ -38,7 +38,10 @@ def main() -> int:
     if given.small:
         given.gin, given.set, given.questions = ["base.gin"], [*SMALL, *TINY], 2
     x = config.load(given.gin or ["smollm2.gin"], given.set)
-    assert x.local is not None, "the local engine alone"
+    if x.local is None:
+        parser.error("only the local engine is measured: add --set \"train.engine = 'local'\"")
+    if not isinstance(x.questions, WordProblems):
+        parser.error(f"the goal is for word problems: Work.questions must be @WordProblems(), not {x.questions!r:.80}")
     engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=x.model.prepare())
     figures: dict[str, Any] = {}
     print(
@@ -59,7 +62,7 @@ def main() -> int:
             f"{steps:>5} {known['pass_at_1']:7.1%} {known['pass_at_8']:7.1%} {known['mixed']:6.1%} "
             f"{known['no_answer']:10.1%} {known['lucky']:6.1%} {known['tokens']:7.1f} {'yes' if fit else 'no':>4}"
         )
-    trained_on = x.questions.steps if isinstance(x.questions, WordProblems) else ()
+    trained_on = x.questions.steps
     figures["met"] = given.small or all(figures[str(steps)]["fit"] for steps in trained_on)
     return finish(given, figures, f"the run trains on {' and '.join(map(str, trained_on))} steps")
 

@@ -41,16 +41,21 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
 
     Raises RunFolderError.
     """
-    if not resume and ((run / "metrics.jsonl").exists() or find(run)):
-        raise RunFolderError(
-            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
-        )
+    refuse_earlier(run, resume)
     run.mkdir(parents=True, exist_ok=True)
     try:
         with locked(run / ".lock", wait=False):
             yield
     except BlockingIOError:
         raise RunFolderError(f"another process is at work in {run}") from None
+
+
+def refuse_earlier(run: Path, resume: bool) -> None:
+    """Raises RunFolderError if the folder holds a run that is not to be resumed."""
+    if not resume and ((run / "metrics.jsonl").exists() or find(run)):
+        raise RunFolderError(
+            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
+        )
 
 
 def find(run: Path) -> dict[int, Path]:

@@ -113,7 +113,7 @@ def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrain
     try:
         tokenizer = AutoTokenizer.from_pretrained(**place)
         loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype="float32", output_loading_info=True)
-    except Exception as error:  # the library raises whatever it stumbles over: KeyError, ValueError, RuntimeError, …
+    except Exception as error:  # a file can lead the library to any error: KeyError, ValueError, RuntimeError, …
         architecture = fields.get("general.architecture")
         said = str(error).strip().split("\n")[0]
         raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {said}") from error
@@ -127,11 +127,18 @@ def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict
     """Set the tokenizer's special tokens. Returns the ids that end a response."""
     tokens: list[str] = fields.get("tokenizer.ggml.tokens", [])
     for attribute, field in _SPECIAL.items():
-        number = fields.get(f"tokenizer.ggml.{field}_token_id")
-        # What the file does not name is none, whatever transformers has made of it.
+        name = f"tokenizer.ggml.{field}_token_id"
+        number = fields.get(name)
+        if number is not None and not 0 <= number < len(tokens):
+            raise GGUFError(f"{path}: {name} is {number}, but the file has only {len(tokens)} tokens")
+        # A token that the file does not name is removed, also where transformers set one.
         setattr(tokenizer, attribute, None if number is None else tokens[number])
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    closing = PromptEncoder(Prompts("chat"), tokenizer).turn_ends() if tokenizer.chat_template else ()
+    try:
+        closing = PromptEncoder(Prompts("chat"), tokenizer).turn_ends() if tokenizer.chat_template else ()
+    except Exception as error:  # a template is a program, which can fail in any way
+        said = str(error).strip().split("\n")[0]
+        raise GGUFError(f"{path}: its chat template (tokenizer.chat_template) fails: {said}") from error
     if closing and [*closing] != ends:
         tokenizer.eos_token = tokens[closing[0]]
     ends = sorted({*ends, *closing})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .checkpoints import claim
+from .checkpoints import claim, refuse_earlier
 from .engines.engine import Engine
 from .engines.local import TorchEngine
 from .experiment import Experiment, Outcome
 from .stopping import StopRequest
-from .training import TrainingRun
+from .training import TrainingRun, load_questions
 
 
 def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
@@ -19,12 +19,21 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
     tracking_uri: where MLflow is unless a binding or the environment says otherwise
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
-    model_path = experiment.model.prepare()  # may take minutes; until it is done a signal simply ends the program
+    refuse_earlier(run, resume)
+    loaded = load_questions(experiment)
+    model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.settings.engine == "openrlhf":
         from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
 
         return launch(
-            experiment, str(model_path), run, loop=TrainingRun, resume=resume, tracking_uri=tracking_uri, tags=tags
+            experiment,
+            str(model_path),
+            run,
+            loop=TrainingRun,
+            resume=resume,
+            tracking_uri=tracking_uri,
+            tags=tags,
+            loaded=loaded,
         )
 
     settings = experiment.local
@@ -43,4 +52,4 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
         )
 
     with claim(run, resume), StopRequest() as stop:
-        return TrainingRun(experiment, engine, run, tracking_uri, tags).go(stop)
+        return TrainingRun(experiment, engine, run, tracking_uri, tags, loaded).go(stop)

@@ -25,6 +25,12 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_reference(name: str, value: object, kind: type | str, example: str) -> None:
+    """Raises ValueError unless the value is of this class, or has the method of this name."""
+    fits = isinstance(value, kind) if isinstance(kind, type) else callable(getattr(value, kind, None))
+    require(fits, f"{name} must be a reference such as {example}, got {value!r:.200}")
+
+
 class Bound(NamedTuple):
     """Which numbers a setting takes, and how a message says it: `rho: Annotated[float, Bound(…)]`."""
 
@@ -71,7 +77,7 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
 class TrainSettings:
     """The run (gin name `train`).
 
-    steps: batches in all; N means N. 0: the model is evaluated and saved as it comes
+    steps: batches in all; N means N. 0: the model is evaluated and saved without training
     questions_per_step: B, questions per batch, fresh and replayed
     group_size: K, rows per question
     seed: of every generator of the run
@@ -172,8 +178,10 @@ class Work:
     experience: str | None = None
 
     def __post_init__(self) -> None:
-        for name, example in (("questions", "@ModularChains()"), ("model", "@ChainModel()")):
-            require(getattr(self, name) is not None, f"Work.{name} must be a reference such as {example}, got None")
+        require_reference("Work.questions", self.questions, "load", "@ModularChains()")
+        require_reference("Work.model", self.model, "prepare", "@ChainModel()")
+        if self.validation is not None:
+            require_reference("Work.validation", self.validation, "load", "@validation/ModularChains()")
 
 
 @dataclass(frozen=True)

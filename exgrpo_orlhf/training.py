@@ -49,8 +49,10 @@ class TrainingRun:
         run: Path,
         tracking_uri: str,
         tags: Mapping[str, str],
+        loaded: tuple[list[Question], list[Question]] | None = None,
     ) -> None:
-        """engine: makes the engine, with the weights of a checkpoint if there is one"""
+        """engine: makes the engine, with the weights of a checkpoint if there is one
+        loaded: what `load_questions` returned, if it was called already"""
         # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
         x = replace(
             experiment,
@@ -59,10 +61,7 @@ class TrainingRun:
             fresh_rng=copy.deepcopy(experiment.fresh_rng),
         )
         self.x, self.run, self.buffer = x, run, x.buffer
-        questions = x.questions.load()
-        asked = x.validation.load() if x.validation else []
-        taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
-        _refuse_overlap([*questions, *taught], asked)
+        questions, asked = loaded or load_questions(x)
         self.fresh = FreshQuestions(questions, x.fresh_rng)
         found = checkpoints.find(run)
         self.step = max(found, default=0)
@@ -277,6 +276,14 @@ class TrainingRun:
         path = self.run / f"failed-step-{step}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
         return path
+
+
+def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
+    """Training and validation questions. Raises ValueError if they overlap, or as their sources."""
+    questions, asked = x.questions.load(), x.validation.load() if x.validation else []
+    taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
+    _refuse_overlap([*questions, *taught], asked)
+    return questions, asked
 
 
 def _set_aside(run: Path, config_text: str) -> str | None:

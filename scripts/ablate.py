@@ -18,7 +18,9 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +61,9 @@ def main() -> int:
             return _study(arguments, runs, group, out, baseline)
         with claim(out, resume=True):
             return _study(arguments, runs, group, out, baseline)
-    except (CheckpointError, RunFolderError, ValueError, OSError) as error:
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -95,8 +99,7 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
         return 0
 
     torch.set_num_threads(arguments.threads or 1)
-    for run in waiting:
-        run.experiment.model.prepare()  # once, here: else each of the first processes would warm it up
+    _prepare(waiting, lambda status: parent.close(runs, status))
     runner.go()
     failed |= runner.failed
     finished += runner.finished
@@ -111,6 +114,19 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
     print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
+
+
+def _prepare(waiting: list[StudyRun], close: Callable[[str], None]) -> None:
+    """Make each model once, here: else each of the first processes would make it. close: sets the parent's status"""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        for run in waiting:
+            run.experiment.model.prepare()
+    except BaseException as error:
+        close("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _jobs(runs: list[StudyRun]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from test_config import load, stated
 
 from exgrpo_orlhf import config, experience
 from exgrpo_orlhf.run import train
+from exgrpo_orlhf.supervised.start import SupervisedModel
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 
 FOLDER = ROOT / "gin" / "baselines"
@@ -49,6 +51,18 @@ def test_what_must_be_bound_is_said():
     for name in ("sft", "sft_rl"):
         with pytest.raises(config.ConfigError, match=r"SupervisedModel\.model, .*\.examples must be bound"):
             config.load([f"baselines/{name}.gin"])
+
+
+def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
+    [command] = re.findall(
+        r"python scripts/train\.py(?:.*\\\n)*.*7b\.gin(?:.*\\\n)*.*", (ROOT / "docs/baselines.md").read_text()
+    )
+    words = shlex.split(command.replace("\\\n", " "))
+    given = {option: [words[i + 1] for i, word in enumerate(words) if word == option] for option in ("--gin", "--set")}
+    x = config.load(given["--gin"], given["--set"])
+    assert isinstance(x.model, SupervisedModel)
+    assert (x.model.model.path, x.model.learning_rate) == ("Qwen/Qwen2.5-Math-7B", 1e-5)
+    assert x.mixer.rho == 0
 
 
 def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:

@@ -106,6 +106,21 @@ def test_the_small_size_runs_to_its_end(command, lines, figures, needs, passes, 
     assert set(figures) <= set(numbers(found)), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--gin", "base.gin"), "Work.questions must be @WordProblems(), not ModularChains("),
+        (("--gin", "base.gin", "--gin", "engines/openrlhf_cpu.gin"), "only the local engine is measured"),
+    ],
+)
+def test_rungs_refuses_what_it_does_not_measure(more, said, environment):
+    line = [sys.executable, "benchmarks/rungs.py", *more]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "rungs.py: error: " in done.stderr
+    assert said in done.stderr
+
+
 def numbers(value: Any, name: str = "") -> Iterator[str]:
     """Names of all numbers in what a script wrote; those of a list have its name."""
     if isinstance(value, dict):

@@ -136,7 +136,7 @@ def test_entropies_of_sound_and_lucky_answers_are_of_correct_fresh_rows_whose_re
     found = measured(rows, logprobs, logprobs, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
     assert (found["policy/entropy_sound"], found["policy/entropy_lucky"]) == (2.5, 2.0)
     without = measured(rows[3:], logprobs[3:], logprobs[3:])
-    assert not {"policy/entropy_sound", "policy/entropy_lucky"} & without.keys(), "a mean of nothing would be a lie"
+    assert not {"policy/entropy_sound", "policy/entropy_lucky"} & without.keys(), "there is nothing to average"
 
 
 def test_lucky_guesses_are_counted_among_replayed_rows_whose_reasoning_was_checked():

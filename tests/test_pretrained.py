@@ -217,6 +217,16 @@ BAD = {
         None,
         r"nothing ends a response",
     ),
+    "end token beyond the vocabulary": (
+        {"eos": 9999},
+        None,
+        rf"tokenizer\.ggml\.eos_token_id is 9999, but the file has only {len(TOKENS)} tokens",
+    ),
+    "a template that fails": (
+        {"template": "{{ messages + 1 }}"},
+        None,
+        r"its chat template \(tokenizer\.chat_template\) fails: can only concatenate list",
+    ),
     "a weight is missing": (
         {"without": "blk.1.attn_k.weight"},
         None,

@@ -45,7 +45,7 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
         model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
     except ConfigError:  # a recipe without a model; other errors are raised later
         return None, None
-    if isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
+    while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
         model = model.model
     if not isinstance(model, PretrainedModel):
         return None, None

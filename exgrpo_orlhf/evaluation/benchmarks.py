@@ -182,6 +182,8 @@ class Definitions:
                 _check(each, SetFile)
             made = [task for task in _TASKS if task in given]
             require(bool(public or files or made), f"no source; give files, public, {' or '.join(_TASKS)}")
+            sources = [*made, *(key for key in ("public", "files") if made and given.get(key))]
+            require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
             require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
             given["public"] = PUBLIC_SETS[public] if public else None
             given["files"] = tuple(SetFile(**each) for each in files)

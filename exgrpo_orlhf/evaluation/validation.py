@@ -29,7 +29,6 @@ from .sets import grouped
 from .subject import Subject, requests_of, write_prompt
 
 log = logging.getLogger(__name__)
-
 _LEVELS = ("operands", "steps")  # fields of the questions that are made here
 NAME = "validation"
 Responder = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
@@ -62,8 +61,8 @@ class Validation:
         Raises:
             ValueError: a test set has some of the questions.
         """
-        self._level = next((name for name in _LEVELS if any(name in question.meta for question in questions)), None)
-        self.questions, self.settings = [grouped(question, self._level) for question in questions], settings
+        self._level = next((name for name in _LEVELS if any(_has(question, name) for question in questions)), None)
+        self.questions, self.settings = [_by_level(question, self._level) for question in questions], settings
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         benchmark = Benchmark(
             name=NAME,
@@ -116,6 +115,15 @@ class Validation:
             for group, score in measured["by_group"].items():
                 found[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]
         return found
+
+
+def _has(question: Question, level: str) -> bool:
+    """A field of this name in a user's own file may hold anything: the text of worked steps, say."""
+    return type(question.meta.get(level)) is int
+
+
+def _by_level(question: Question, level: str | None) -> Question:
+    return grouped(question, level) if level is not None and _has(question, level) else question
 
 
 def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:

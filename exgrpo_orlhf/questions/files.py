@@ -38,7 +38,9 @@ class QuestionFile(QuestionRecords):
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
-        rows = read_rows(path, lambda present: self.check_columns(present, str(path)), self.columns)
+        rows = read_rows(
+            path, lambda present: self.check_columns(present, str(path)), self.columns, "QuestionFile.path"
+        )
         return self.distinct_questions(rows, place_of(path), path.stem)
 
 
@@ -47,20 +49,22 @@ def place_of(path: Path) -> Place:
     return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
 
 
-def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
+def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str = "") -> Rows:
     """The rows of a file; of a parquet file only the given columns are read.
 
     check: called with the columns of a parquet or CSV file, and raises if one is missing
+    named: the path's binding, for messages
     """
+    binding = f" ({named})" if named else ""
     if not path.is_file():
-        raise FileNotFoundError(f"{path.absolute()}: no such file of questions (QuestionFile.path)")
+        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":
         return _jsonl_rows(path)
     if path.suffix == ".csv":
         return _csv_rows(path, check)
-    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}")
+    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{binding}")
 
 
 def column_paths(fields: Iterable[Any]) -> Iterator[str]:

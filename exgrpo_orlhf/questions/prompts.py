@@ -169,9 +169,12 @@ class PromptEncoder:
         """The token ids of a response that somebody else wrote, as it stands, and the token that closes it.
 
         max_tokens: Sampling.max_response_tokens
-        Raises ValueError if that is exceeded, if the response holds an end token already, and as `ends`.
+        Raises ValueError if that is exceeded, if the response has no token or holds an end token already, and as
+        `ends`.
         """
         ends, ids = self.ends(), list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not ids:
+            raise ValueError(f"the response has no token of this tokenizer: {text!r:.200}")
         if not {*ends}.isdisjoint(ids):
             raise ValueError(f"the response holds an end token, which is added here: {text!r:.200}")
         if len(ids) + 1 > max_tokens:

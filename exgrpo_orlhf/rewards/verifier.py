@@ -134,7 +134,8 @@ class Verifier:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
-            are graded on arrival; the others (see _HERE) when all groups have arrived
+            are graded on arrival; the others ('exact', 'modular_chain', 'countdown', 'word_problem') when all have
+            arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.

@@ -44,7 +44,8 @@ class SupervisedFile:
         if not path.is_file():
             raise FileNotFoundError(f"{path.absolute()}: no such file of examples (SupervisedFile.path)")
         place, found = place_of(path), []
-        for row, record in enumerate(read_rows(path, lambda present: None, (self.prompt, self.response))):
+        columns = (self.prompt, self.response)
+        for row, record in enumerate(read_rows(path, lambda present: None, columns, "SupervisedFile.path")):
             where = place.of(row)
             prompt = read_prompt(record, where, "SupervisedFile.prompt", self.prompt)
             question = Question.make(path.stem, prompt, "", {"place": where})

@@ -30,7 +30,18 @@ from ..engines.local.machine import device_of, dtype_of, load
 from ..engines.rows import ForwardRow
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
-from ..settings import Bound, Count, LocalEngine, NotNegative, Positive, Sampling, at_least, check, require
+from ..settings import (
+    Bound,
+    Count,
+    LocalEngine,
+    NotNegative,
+    Positive,
+    Sampling,
+    at_least,
+    check,
+    require,
+    require_reference,
+)
 from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
 from .examples import Example, encode
@@ -79,10 +90,10 @@ class SupervisedModel:
 
     def __post_init__(self) -> None:
         check(SupervisedModel, vars(self))
-        given = {"model": "@PretrainedModel()", "examples": "@SupervisedFile()", "prompts": "@Prompts()"}
-        for name, example in {**given, "sampling": "@Sampling()", "machine": "@LocalEngine()"}.items():
-            bound = getattr(self, name) is not None
-            require(bound, f"SupervisedModel.{name} must be a reference such as {example}, got None")
+        require_reference("SupervisedModel.model", self.model, "prepare", "@PretrainedModel()")
+        require_reference("SupervisedModel.examples", self.examples, "examples", "@SupervisedFile()")
+        for name, kind in {"prompts": Prompts, "sampling": Sampling, "machine": LocalEngine}.items():
+            require_reference(f"SupervisedModel.{name}", getattr(self, name), kind, f"@{kind.__name__}()")
 
     def prepare(self) -> Path:
         """The folder of the finished model and its curve, which is made first unless the cache has it.
@@ -103,9 +114,9 @@ class SupervisedModel:
             raise ValueError(f"SupervisedModel.model: {base} cannot be loaded: {said}") from None
         prompts = PromptEncoder(self.prompts, tokenizer)
         folder = places.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
+        work = folder.with_name(f"{folder.name}.unfinished")
         if not folder.is_dir():
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
-            work = folder.with_name(f"{folder.name}.unfinished")
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_name(f".{folder.name}.lock")):
                 if not folder.is_dir():
@@ -113,7 +124,7 @@ class SupervisedModel:
                     self._make(folder, work, base, rows, prompts)
                     gc.collect()
                     torch.cuda.empty_cache()  # the engine needs the memory
-                shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)  # also what a process left that was killed just before this line
         return folder
 
     def _key(self, base: str | Path, config: PretrainedConfig, examples: list[Example], prompts: PromptEncoder) -> str:
@@ -127,8 +138,9 @@ class SupervisedModel:
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def taught(self) -> list[Question]:
-        """The questions of the examples."""
-        return [question for question, _ in self.examples.examples()]
+        """The questions of the examples, also of those of a supervised model that this one starts from."""
+        before = self.model.taught() if isinstance(self.model, SupervisedModel) else []
+        return [*before, *(question for question, _ in self.examples.examples())]
 
     def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, in the folder `work`, then fill `folder`."""

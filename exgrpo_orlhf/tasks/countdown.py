@@ -90,7 +90,7 @@ def grade(question: Question, response: str) -> Grade:
 class Countdown(MadeQuestions):
     """A set of distinct countdown questions; the other fields are those of `MadeQuestions`.
 
-    operands: the numbers of numbers that a question gives, each in an equal share of the questions
+    operands: how many numbers a question gives; each in an equal share of the questions
     largest: the numbers are from 1 to this
     """
 

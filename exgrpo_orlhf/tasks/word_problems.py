@@ -5,7 +5,8 @@ result is a whole number from 1 to 999, and the most frequent answer among quest
 rarer than one in a hundred, so a guess is hardly ever right.
 
 A response's answer is graded, and its calculations are checked: where the answer is right, and a calculation is wrong,
-uses a number from nowhere or leads nowhere, the answer is a lucky guess.
+uses a number that is neither given nor calculated before, or has a result that is not used, the answer is a lucky
+guess.
 """
 
 from __future__ import annotations
@@ -25,14 +26,31 @@ from .stories import MOST_STEPS, Step, tell
 SOURCE = "word_problems"
 MOST_QUESTIONS = 100_000  # with the same number of steps; in the smaller split there are a few times as many
 
-
 _DIGITS = 12  # a number with more of them is in no right calculation, and converting a very long one takes long
 _NUMBER = r"[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:\.[0-9]++)?+"
 _SIGNS = str.maketrans("×·÷−", "**/-")
 _ANSWER = re.compile(r"answer\s+is\b", re.IGNORECASE)
 _STATED = re.compile(rf"[\s:]*+[*$]*+\s*+(-?{_NUMBER})")
-# The stated number is only a part of what is stated: 39.5.1, 39/2, 39 = 40, 39 or 40, 39%, 3e9, 39 1/2.
-_GOES_ON = re.compile(r"[ \t]*+(?:[-+*/=^,x]|or|to|and)?[ \t]*+\$?[0-9]|[.][0-9]|[eE][-+]?[0-9]|[ \t]*+%")
+# The stated number is only a part of what is stated. All is possessive, so a match takes linear time.
+_GOES_ON = re.compile(
+    r"""
+      (?:[.]|[^\S\n]*+(?:[.]{2,}+|…)[^\S\n]*+) \d                     # 39.5.1, 39...40
+    | e[-+]?+\d                                                       # 39e2
+    | [^\S\n]*+[*$)]*+[^\S\n]*+ (?:                                   # after the end of **39** or $39$
+          \\?+[%‰] | [¹²³⁰-⁹¼-¾⅐-⅞]                                   # 39%, 39½
+        | (?:per[ ]?cent|hundred|thousand|million|billion|k)\b
+        | and[ ]a[ ](?:half|third|quarter)\b
+        | [a-z]++[*)]*+,?+[^\S\n]++or[^\S\n]++[*$]*+\d                # 39 apples or 40
+        | (?:dollars?\b)?+[^\S\n]*+(?:                                # 39, or 40; 39 (or 40); 39 plus 1; 39 x 2; 39 40
+              [,;(]?+[^\S\n]*+(?:or|to|and|but|plus|minus|times|divided[ ]by)\b
+            | \\[a-z]++
+            | [-–—+*/=^,;:|~x<>≠≈'’_({]++
+          )?+[^\S\n]*+[*$({]*+\d
+      )
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_BULLET = re.compile(r"^[ \t]*+[-*][ \t]++", re.MULTILINE)
 _TOKEN = re.compile(rf"({_NUMBER}|[-+*/=])|(?<=[0-9 ])([xX])(?=[0-9 ])|[ \t$]++|(.)", re.DOTALL)
 
 
@@ -52,14 +70,14 @@ def grade(question: Question, response: str) -> Grade:
     """Compare the number after the last `answer is` with the gold answer, and check the calculations before it.
 
     The response is the decoded text without its end token. The number may have a dollar sign before it and a unit
-    after it; 39.0 and 039 are 39, and 1,024 is one number. A number that goes on (39/2, 39 or 40) is a wrong answer;
-    no number directly after the last `answer is` is no answer.
+    after it; 39.0 and 039 are 39, and 1,024 is one number. A number that goes on (39/2, 39 or 40, 39 thousand) is a
+    wrong answer; no number directly after the last `answer is` is no answer.
 
     The reasoning is sound if every equation is one calculation (`4 * 12 = 48`; × and x are * too, ÷ is /, decimals and
     thousands separators are read) with the right result, each of its operands is a number of the question or an earlier
     result, all numbers of the question are used, every result but the last is used later, and the last one is the
-    answer. A chain (4 * 12 = 48 - 9 = 39) says something false, so it is not sound. Words between equations are
-    ignored; words within an equation make it unreadable, and so not sound.
+    answer. A chain (4 * 12 = 48 - 9 = 39) says something false, so it is not sound. Words between equations and
+    bullets of a list are ignored; words within an equation make it unreadable, and so not sound.
 
     Never raises on a response; raises ValueError if the question is not a word problem.
     """
@@ -144,9 +162,12 @@ def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
 
 
 def _equations(text: str) -> Iterator[list[str]]:
-    """The numbers and signs of each stretch of text that has nothing else in it, if there is an equals sign."""
+    """The numbers and signs of each stretch of text that has nothing else in it, if there is an equals sign.
+
+    The bullet of a list is no minus. Its number needs no care: of `1. 4 * 12 = 48` the full stop ends a stretch.
+    """
     stretch: list[str] = []
-    for sign, times, other in _TOKEN.findall(text):
+    for sign, times, other in _TOKEN.findall(_BULLET.sub("", text)):
         if sign or times:
             stretch.append(sign or "*")
         elif other:

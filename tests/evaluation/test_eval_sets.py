@@ -13,10 +13,11 @@ import pytest
 from eval_builders import HERE, definition
 from safetensors.torch import load_file, save_file
 
-from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets, subject
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Benchmark, BenchmarkError, Definitions, override
 from exgrpo_orlhf.questions.hub import HubError, explain
+from exgrpo_orlhf.questions.overlap import same_questions
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import math
@@ -53,11 +54,14 @@ def test_word_problems_by_people_are_graded_from_free_text(name, decimals, share
 def test_word_problems_are_the_held_out_ones_by_steps():
     benchmark = Definitions().benchmark("word_problems")
     found = sets.load(benchmark, (), None)
-    made = WordProblems(400, (1, 2, 3, 4), split="validation")
+    made = WordProblems(400, (1, 2, 3, 4), seed=100, split="validation")
     assert [question for _, question in found.rows] == made.load()
     assert Counter(question.meta["group"] for _, question in found.rows) == dict.fromkeys("1234", 100)
     assert found.source == "made here"
     assert benchmark.instruction(silent=True) is None
+    validation = config.load(["smollm2.gin"]).validation
+    assert isinstance(validation, WordProblems)
+    assert not same_questions(validation.load(), [question for _, question in found.rows])
     assert benchmark.grader(5.0, 1).checks_reasoning
 
 
@@ -98,9 +102,14 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ({"temperature": "0", "samples": "4"}, "would all be the same"),
         ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
         ({"files": "[]"}, "no source; give files, public, chains or word_problems"),
-        ({"word_problems": "{ steps = [5] }"}, "WordProblems.steps must be at most 4, got (5,)"),
-        ({"word_problems": "{ stops = [1] }"}, "stops"),
-        ({"word_problems": "3"}, "word_problems is a table such as { count = 100 }, not 3"),
+        (
+            {"word_problems": "{ count = 4 }", "chains": "{ count = 4 }", "files": "[]"},
+            "chains and word_problems are two",
+        ),
+        ({"word_problems": "{ count = 4 }"}, "word_problems and files are two sources; give one of them"),
+        ({"word_problems": "{ steps = [5] }", "files": "[]"}, "WordProblems.steps must be at most 4, got (5,)"),
+        ({"word_problems": "{ stops = [1] }", "files": "[]"}, "stops"),
+        ({"word_problems": "3", "files": "[]"}, "word_problems is a table such as { count = 100 }, not 3"),
     ],
 )
 def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_path):

@@ -107,3 +107,14 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
 def test_settings_that_cannot_be_meant_are_refused(binding, said, warm_model):
     with pytest.raises(config.ConfigError, match=said):
         config.load(("base.gin",), small_bindings(warm_model, binding))
+
+
+def test_scores_by_level_are_of_levels_that_are_numbers(warm_model, tmp_path):
+    """A field of the same name in a user's file may hold a text, such as the worked steps of each question."""
+    lines = [{"prompt": f"{i}+5=", "answer": str((i + 5) % 10), "steps": f"add 5 to {i}"} for i in range(4)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = ("Work.validation = @validation/QuestionFile()", f"validation/QuestionFile.path = '{tmp_path}/own.jsonl'",
+           "validation/QuestionFile.answer = 'answer'", "validation/QuestionFile.meta = ('steps',)",
+           "Verifier.kind = 'exact'", "train.steps = 0")  # fmt: skip
+    [row] = go(warm_model, tmp_path / "run", *own)
+    assert [name for name in row if name.startswith("eval/greedy_accuracy")] == ["eval/greedy_accuracy"]

@@ -26,6 +26,7 @@ from study_builders import ablate
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import claim
+from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
@@ -287,6 +288,31 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     MlflowClient(store).delete_tag(children[0].info.run_id, "mlflow.parentRunId")
     assert ablate(store, *command) == 0
     assert [len(found) for found in mlflow_runs(store)] == [1, 2]
+
+
+def _raises(error: type[BaseException]):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("happens", "status", "parent"),
+    [
+        (lambda _: _raises(KeyboardInterrupt), 128 + signal.SIGINT, "KILLED"),
+        (lambda _: signal.raise_signal(signal.SIGTERM), 128 + signal.SIGTERM, "KILLED"),
+        (lambda _: _raises(ArithmeticError), 2, "FAILED"),
+    ],
+)
+def test_a_study_that_ends_while_its_model_is_made_closes_its_parent(
+    happens, status, parent, warm_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(PretrainedModel, "prepare", happens)
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    try:
+        ended = ablate(store, "--gin", "base.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
+    except SystemExit as error:
+        ended = error.code
+    [found], runs = mlflow_runs(store)
+    assert (ended, found.info.status, runs) == (status, parent, [])
 
 
 def runner(model: Path, out: Path, script: str, variants: int) -> Runner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,6 @@ from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.supervised import start
-from exgrpo_orlhf.supervised.examples import SupervisedFile
 from exgrpo_orlhf.supervised.start import CURVE, SupervisedModel
 from exgrpo_orlhf.supervised.training import SupervisedTraining, rate_share
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
@@ -218,6 +216,14 @@ def test_a_finished_model_is_not_made_again(made, raw_model, monkeypatch):
     assert [path.name for path in made.parent.iterdir() if not path.name.startswith(".")] == [made.name]
 
 
+def test_what_a_process_killed_at_the_very_end_left_is_removed(made, raw_model):
+    left = made.with_name(f"{made.name}.unfinished")
+    left.mkdir()
+    (left / "state.pt").touch()
+    assert supervised(raw_model, made.parent).prepare() == made
+    assert not left.exists()
+
+
 def test_bfloat16_computation_trains_float32_weights(raw_model, tmp_path):
     folder = supervised(raw_model, tmp_path, machine=replace(CPU, dtype="bfloat16")).prepare()
     assert {tensor.dtype for tensor in weights(folder).values()} == {torch.float32}
@@ -313,105 +319,3 @@ def test_progress_says_step_loss_and_time_left(raw_model, tmp_path, monkeypatch,
     assert "supervised start: 20 examples, 10 steps of 4 on cpu" in said
     assert "supervised start: step 1 of 10, loss " in said
     assert "54 s left" in said
-
-
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, *lines: object) -> SupervisedFile:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return SupervisedFile(str(path))
-
-
-RIGHT = {"prompt": "7+5=", "response": "7+5=2;#2"}
-BAD_LINES = [
-    ({"prompt": "7+5="}, "no field 'response', there are prompt; set SupervisedFile.response"),
-    ({"response": "#2"}, "no field 'prompt', there are response; set SupervisedFile.prompt"),
-    ({**RIGHT, "response": " "}, "field 'response' is empty; remove the row"),
-    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text"),
-    ({**RIGHT, "prompt": ""}, "field 'prompt' is empty; remove the row"),
-    ("{", "not JSON"),
-    ({**RIGHT, "response": "1" * 24}, "the response has 25 tokens with its end token; allowed are "
-     "Sampling.max_response_tokens = 24"),
-    ({**RIGHT, "response": "7+5=2;#2<end>"}, "the response holds an end token, which is added here"),
-    ({**RIGHT, "prompt": "1+" * 8 + "1="}, "has 18 prompt tokens; allowed are 1 to Prompts.max_tokens = 16"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("line", "message"), BAD_LINES)
-def test_a_line_that_cannot_be_used_is_named_with_what_is_wrong(line, message, raw_model, tmp_path):
-    examples = write(tmp_path / "examples.jsonl", RIGHT, line)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        supervised(raw_model, tmp_path, examples=examples).prepare()
-    assert str(caught.value).startswith(f"{tmp_path / 'examples.jsonl'}, line 2: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def without_end_token(model: Path, folder: Path) -> Path:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.eos_token = None
-    AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-class Empty:
-    def examples(self):
-        return []
-
-
-def test_what_is_missing_is_said(raw_model, tmp_path):
-    cases = [
-        ({"model": PretrainedModel("/nowhere")}, FileNotFoundError, r"PretrainedModel\.path = '/nowhere': there is no"),
-        ({"model": PretrainedModel(str(tmp_path))}, ValueError, r"SupervisedModel\.model: .* cannot be loaded: "),
-        ({"examples": Empty()}, ValueError, r"SupervisedModel\.examples has no examples"),
-        ({"examples": write(tmp_path / "empty.jsonl")}, ValueError, r"SupervisedModel\.examples has no examples"),
-        ({"examples": SupervisedFile("no.jsonl")}, FileNotFoundError, r"no\.jsonl: no such file of examples"),
-        (
-            {"prompts": Prompts(max_tokens=250)},
-            ValueError,
-            r"Prompts\.max_tokens \+ .* = 274 exceeds the",
-        ),
-        (
-            {"model": PretrainedModel(str(without_end_token(raw_model, tmp_path / "endless")))},
-            ValueError,
-            r"example 1: neither the template nor the tokenizer names an end token",
-        ),
-    ]
-    for change, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            supervised(raw_model, tmp_path / "cache", **change).prepare()
-
-
-def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):
-    with pytest.raises(ArithmeticError, match=r"supervised start: step \d+ is not finite .*; lower its"):
-        supervised(raw_model, tmp_path, learning_rate=1e38, warmup=0.0, epochs=4).prepare()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("epochs", 0, "must be at least 1, got 0"),
-        ("learning_rate", 0.0, "must be positive and finite, got 0.0"),
-        ("schedule", "constant", "must be one of 'linear', 'cosine'; got 'constant'"),
-        ("warmup", 1.0, r"must lie in \[0, 1\), got 1.0"),
-        ("examples", None, "must be a reference such as @SupervisedFile"),
-    ],
-)
-def test_a_setting_out_of_range_is_named(raw_model, tmp_path, field, value, message):
-    with pytest.raises(ValueError, match=rf"^SupervisedModel\.{field} {message}"):
-        supervised(raw_model, tmp_path, **{field: value})
-
-
-def test_files_of_every_kind_and_chat_messages_are_read(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    chat = {"ask": [{"role": "user", "content": "7+5="}], "say": "#2"}
-    pq.write_table(pa.Table.from_pylist([chat]), tmp_path / "a.parquet")
-    (tmp_path / "a.jsonl").write_text(json.dumps(chat) + "\n")
-    (tmp_path / "a.csv").write_text("ask,say\n7+5=,#2\n")
-    for suffix, prompt in (("parquet", (("user", "7+5="),)), ("jsonl", (("user", "7+5="),)), ("csv", "7+5=")):
-        [(question, response)] = SupervisedFile(str(tmp_path / f"a.{suffix}"), "ask", "say").examples()
-        assert (question.prompt, question.source, response) == (prompt, "a", "#2")

@@ -11,7 +11,7 @@ from run_builders import small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run import train
-from exgrpo_orlhf.supervised.start import CURVE
+from exgrpo_orlhf.supervised.start import CURVE, SupervisedModel
 from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
@@ -132,6 +132,17 @@ def test_validation_questions_among_the_examples_are_refused(warm_model, folder)
     with pytest.raises(ValueError, match="10 of 10 validation questions are training questions too"):
         go(warm_model, folder, "sft", both, "validation/ModularChains.split = 'train'", "ModularChains.seed = 1",
            "validation/ModularChains.seed = 0", run="refused")  # fmt: skip
+
+
+def test_what_takes_no_time_is_checked_before_the_model_is_made(warm_model, folder, sft, monkeypatch):
+    monkeypatch.setattr(SupervisedModel, "prepare", lambda _: pytest.fail("made first"))
+    with pytest.raises(checkpoints.RunFolderError, match="holds a run already: continue it with --resume"):
+        go(warm_model, folder, "sft")
+    with pytest.raises(FileNotFoundError, match=r"no\.jsonl: no such file \(QuestionFile\.path\)"):
+        go(warm_model, folder, "sft", "Work.questions = @QuestionFile()", "QuestionFile.path = 'no.jsonl'", run="none")
+    with pytest.raises(ValueError, match="validation questions are training questions too"):
+        go(warm_model, folder, "sft", "Work.validation = @ModularChains()", run="none")
+    assert not (folder / "none").exists()
 
 
 def test_the_operative_configuration_of_such_a_run_gives_it_again(sft, folder):

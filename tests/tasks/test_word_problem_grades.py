@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -82,6 +84,55 @@ def test_the_answer_is_the_number_after_the_last_answer_is(said, verdict):
     assert given.extracted is None or len(given.extracted) <= 200
 
 
+GOES_ON = [
+    *("**39** or **40**.", "$39$ or $40$", "39, or 40", "39 (or 40)", "39; 40", "39 | 40", "39...40", "39… 40"),
+    *("39 dollars or 40 dollars", "39 apples or 40", "39–41", "39—41", "39~41", "39:40", "39½", "39 ½", "39²", "39⁴"),
+    *("39 ** 2", "39 plus 1", "39 minus 9", "39 times 2", "39 divided by 3", "39 thousand", "39k", "39 and a half"),
+    *(
+        "39 per cent",
+        "39 percent",
+        "39_000",
+        "39'000",
+        "39\u00a040",
+        "39\u00a0%",
+        "39^{2}",
+        "39 \\times 2",
+        "39\\%",
+        "39４",
+    ),
+]
+ENDS = [
+    *(
+        "39",
+        "39.",
+        "39.0",
+        "$39$.",
+        "**39**.",
+        "39 marbles.",
+        "39 because 48 - 9 = 39.",
+        "39!",
+        "39\n40",
+        "39 km.",
+        "39...",
+    ),
+    *(
+        "39 marbles, and 48 - 9 = 39.",
+        "39 kittens",
+        "39 marbles to 4 friends.",
+        "(39)"[1:],
+        "39 orders, 40 of them late",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"), [*((said, "wrong") for said in GOES_ON), *((said, "correct") for said in ENDS)]
+)
+def test_a_number_that_goes_on_is_another_answer(said, verdict):
+    given = grade(ASKED, f"4 * 12 = 48. 48 - 9 = 39. The answer is {said}")
+    assert (given.verdict, given.sound) == (verdict, verdict == "correct")
+
+
 @pytest.mark.parametrize(
     ("reasoning", "sound"),
     [
@@ -96,15 +147,25 @@ def test_the_answer_is_the_number_after_the_last_answer_is(said, verdict):
         ("4 * 12 = 48.0. 48 - 9.0 = 39.", True),
         ("4 * 12 = 48. 4 * 12 = 48. 48 - 9 = 39.", True),  # said again
         ("9 / 4 = 2.25. 12 - 2.25 = 9.75. 9.75 * 4 = 39.", True),  # another way
+        ("- 4 * 12 = 48\n- 48 - 9 = 39\n", True),
+        ("So:\n * 4 * 12 = 48\n * 48 - 9 = 39\n", True),
+        ("• 4 * 12 = 48\n• 48 − 9 = 39\n", True),
+        ("1. 4 * 12 = 48\n2. 48 - 9 = 39\n", True),
+        ("1) 4 * 12 = 48\n2) 48 - 9 = 39\n", True),
+        ("12. 4 * 12 = 48\n48 - 9 = 39\n", True),
+        ("12 * 4 = 48\n48 - 9 = 39\n", True),
+        ("-4 * 12 = 48\n48 - 9 = 39\n", False),  # a number's sign
+        ("4 * 12 = 48\n- 9 = 39\n", False),  # a chain in two lines
+        ("- 4 * 12 = 47\n- 48 - 9 = 39\n", False),
         ("", False),
         ("I guess.", False),
         ("48 - 9 = 39.", False),  # a skipped step
         ("4 * 12 = 48.", False),  # not the answer
         ("4 * 12 = 48. 48 - 9 = 38.", False),
         ("4 * 12 = 47. 48 - 9 = 39.", False),
-        ("4 * 12 = 48. 49 - 10 = 39.", False),  # numbers from nowhere
+        ("4 * 12 = 48. 49 - 10 = 39.", False),  # neither given nor calculated
         ("4 * 12 = 48. 48 - 9 = 39. 4 + 9 = 13.", False),  # the last result is not the answer
-        ("4 + 9 = 13. 4 * 12 = 48. 48 - 9 = 39.", False),  # a result that leads nowhere
+        ("4 + 9 = 13. 4 * 12 = 48. 48 - 9 = 39.", False),  # a result that is not used
         ("48 - 9 = 39. 4 * 12 = 48.", False),  # the wrong order
         ("12 * 4 = 48. 48 - 9 = 39. 39 + 0 = 39.", False),
         ("4 * 12 = 48 - 9 = 39.", False),  # 4 * 12 is not 39
@@ -153,15 +214,17 @@ def test_every_worked_solution_is_correct_and_sound():
 
 
 def test_a_changed_solution_is_never_correct_and_sound():
-    """One number changed, one step left out, one number from nowhere, the answer changed."""
+    """One number changed, one step left out, one number that is not known, the answer changed."""
     rng = np.random.default_rng(0)
     for question, solution in examples()[::2]:
         *steps, last = solution.split(". ")
         at = int(rng.integers(len(steps)))
         left, sign, right, _, result = steps[at].split(" ")
         wrong = f"{left} {sign} {right} = {int(result) + int(rng.integers(1, 10))}"
-        nowhere = f"{int(left) + 1000} {sign} {right} = {result}"
-        changes = [[*steps[:at], wrong, *steps[at + 1 :]], [*steps[:at], nowhere, *steps[at + 1 :]]]
+        other = Fraction(left) + 1000 * (Fraction(right) if sign == "/" else 1)
+        shifted = {"+": other + int(right), "-": other - int(right), "*": other * int(right), "/": other / int(right)}
+        unknown = f"{other} {sign} {right} = {shifted[sign]}"  # right arithmetic
+        changes = [[*steps[:at], wrong, *steps[at + 1 :]], [*steps[:at], unknown, *steps[at + 1 :]]]
         fewer = [*steps[:at], *steps[at + 1 :]]
         if result not in re.findall("[0-9]+", " ".join([str(question.prompt), *(s.split("= ")[1] for s in fewer)])):
             changes.append(fewer)  # else it is known without this step
@@ -184,7 +247,7 @@ def test_an_edit_of_one_character_never_turns_the_solution_into_another_sound_an
                     assert same[0] == same[1], edited
 
 
-def test_no_text_makes_the_checker_raise_or_slow():
+def test_no_text_makes_the_checker_raise():
     rng = np.random.default_rng(0)
     parts = [
         *("4", "12", "48", "9", "39", "0", "000", "3.5", "1,200", ",", ".", "-", "−", "$", "%", " ", "\n", "\t"),
@@ -197,15 +260,33 @@ def test_no_text_makes_the_checker_raise_or_slow():
             given = grade(ASKED, response)
             assert given.reward in (0.0, 1.0)
             assert given.sound is False or given.correct
-    for long in (
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
         "4 * 12 = " * 20_000,
         "answer is " * 20_000,
         "4," * 50_000,
         "1 " * 50_000,
         "answer is" + " " * 100_000,
-        "12 - 9 = 3. " * 20_000,
-    ):
-        assert grade(ASKED, long + " The answer is 39.").sound is False
+        "12 - 9 = 3. " * 4000,
+        "- " * 50_000,
+        "\n- " * 30_000,
+        *(
+            f"The answer is 39{filling * 50_000}"
+            for filling in (" ", "*", "$", ".", "(", "_", "**", ",;", "a", "4", "\\a")
+        ),
+        *(f"The answer is 39{' ' * 50_000}{filling}" for filling in ("*" * 50_000, "a" * 50_000, " or " * 9000)),
+    ],
+    ids=lambda response: f"{response[14:24]!r}",
+)
+def test_long_texts_take_linear_time(response):
+    """Each takes 0.2 s at most; a search that tried every way to cut the spaces would take minutes."""
+    began = time.perf_counter()
+    assert not grade(ASKED, f"{response} The answer is 39.").sound
+    assert not grade(ASKED, response).sound
+    assert time.perf_counter() - began < 10
 
 
 @pytest.mark.parametrize(

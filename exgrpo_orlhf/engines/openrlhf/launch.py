@@ -28,6 +28,7 @@ from ... import checkpoints, experience
 from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
+from ...records import Question
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
@@ -60,6 +61,7 @@ def launch(
     tracking_uri: str,
     tags: Mapping[str, str],
     classes: Callable[[Any], tuple[type, type]] | None = None,
+    loaded: tuple[list[Question], list[Question]] | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
@@ -67,6 +69,7 @@ def launch(
         loop: training.TrainingRun, which this engine cannot import because it lies below it
         classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
+        loaded: training and validation questions, if they were loaded already
     """
     settings = x.openrlhf
     assert settings is not None
@@ -80,7 +83,7 @@ def launch(
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
-        _check_work(x, model_path, begins=checkpoint is None)
+        _check_work(x, model_path, loaded, begins=checkpoint is None)
         _check_node(args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
         from . import driver
@@ -264,7 +267,9 @@ def _check_node(args: Any, model_path: str) -> None:
             log.warning("%s", short)
 
 
-def _check_work(x: Experiment, model_path: str, *, begins: bool) -> None:
+def _check_work(
+    x: Experiment, model_path: str, loaded: tuple[list[Question], list[Question]] | None = None, *, begins: bool
+) -> None:
     """Raises what would otherwise stop the run after minutes of loading, for model, tokenizer, prompts and limits.
 
     begins: whether the run begins here, so that the experience that it begins with is checked too
@@ -285,14 +290,14 @@ def _check_work(x: Experiment, model_path: str, *, begins: bool) -> None:
         )
     if wrong := too_few_positions(config, x.prompts.max_tokens + x.sampling.max_response_tokens, model_path):
         raise LaunchError(wrong)
-    questions = x.questions.load()
+    questions, asked = loaded or (x.questions.load(), x.validation.load() if x.validation else [])
     if len(questions) < x.settings.questions_per_step:
         raise LaunchError(
             f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
             "this engine needs whole batches"
         )
     prompts = PromptEncoder(x.prompts, tokenizer)
-    prompts.check([*questions, *(x.validation.load() if x.validation else [])])
+    prompts.check([*questions, *asked])
     if begins and x.experience:
         experience.load(x, questions, prompts)
         close_pools()  # the workers that graded the experts must not run beside Ray's
