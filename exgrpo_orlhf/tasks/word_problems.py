@@ -1,7 +1,7 @@
 """Word problems: short stories in plain English whose answer takes one to four calculations.
 
 A worked solution states each calculation and then the answer: `4 * 12 = 48. 48 - 9 = 39. The answer is 39.` Every
-result is a whole number from 1 to 999, and the most frequent answer among questions with the same number of steps is
+result is a whole number from 1 to 999. The most frequent answer to training questions with the same number of steps is
 rarer than one in a hundred, so a guess is hardly ever right.
 
 A response's answer is graded, and its calculations are checked: where the answer is right, and a calculation is wrong,
