@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import batch, cache, shared_prompt
+from exgrpo_orlhf.engines.local import attention, batch, cache, shared_prompt
 from exgrpo_orlhf.engines.local.batch import Batch
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.generation import generate
@@ -180,7 +180,7 @@ def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
     ours = responses(model, temperature=1.0)
     assert not attended
-    assert asked.count(shared_prompt.NAME) == 1
+    assert asked.count(attention.SHARED) == 1
     monkeypatch.setattr(batch, "fits", lambda *_: False)
     theirs = responses(model, temperature=1.0)
     assert ours == theirs
@@ -201,7 +201,7 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
     model, seen = random_model(CONFIGS["llama"]), []
     model.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
     responses(model, temperature=1.0)
-    assert {"sdpa", shared_prompt.NAME} == set(seen), "for the prompts, and for the rest"
+    assert {"sdpa", attention.SHARED} == set(seen), "for the prompts, and for the rest"
     assert model.config._attn_implementation == "sdpa"
 
     def fail(module, args):
