@@ -81,7 +81,9 @@ def test_no_answer_is_frequent_and_no_shortcut_finds_many(steps, split):
     trained = Counter(question.answer for question, _ in examples("train", steps))
     guesses = [answer for answer, _ in trained.most_common(5)]  # what training can teach, if the steps are known
     for guess in guesses:
-        assert sum(question.answer == guess for question in questions) < {"train": 0.01, "validation": 0.0125}[split] * len(questions)
+        assert sum(question.answer == guess for question in questions) < {"train": 0.01, "validation": 0.0125}[
+            split
+        ] * len(questions)
     if steps == 1:
         return
     shortcuts = {
