@@ -70,7 +70,7 @@ class Recomputing:
         if not self._layers:
             raise ValueError(f"LocalEngine.gradient_checkpointing: {type(model).__name__} has no layers that can do it")
         for layer in self._layers:
-            checkpoint = layer._gradient_checkpointing_func
+            checkpoint: Any = layer._gradient_checkpointing_func
             layer._gradient_checkpointing_func = partial(_evaluating, layer, checkpoint)  # type: ignore[assignment]
 
     @contextmanager
