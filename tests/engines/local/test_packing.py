@@ -168,9 +168,8 @@ def test_a_model_with_a_window_or_with_an_attention_of_its_own_gets_padded_rows(
 
 
 def test_a_model_that_makes_a_mask_of_its_own_gets_padded_rows():
-    """Doge's depends on a weight that is 0 at first: then the comparison at load shows no difference."""
+    """The engine must not fail when it is made, and the model keeps its attention."""
     model = model_of(DogeConfig(**SHARP))
-    assert not any(layer.self_attn.A.any() for layer in model.model.layers)
     assert not PolicyForward(model, 1.0, torch.float32).packs
     assert model.config._attn_implementation == "sdpa"
 
