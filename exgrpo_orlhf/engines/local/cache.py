@@ -32,6 +32,12 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
             cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
 
 
+def first(tensor: Tensor, count: int) -> Tensor:
+    """The first entries along the first dimension. They are copied if the rest takes more than half of the memory."""
+    kept = tensor[:count]
+    return kept.clone() if 2 * kept.nbytes < kept.untyped_storage().nbytes() else kept
+
+
 class Reserved:
     """A tensor (R, H, T, D) of rows, heads, positions and features, which grows along T within a larger buffer."""
 
@@ -63,9 +69,9 @@ class Reserved:
         return self.held
 
     def shorten(self, rows: int, holes: Tensor, tails: Tensor) -> None:
-        """Keeps so many rows, after the rows `tails` have moved into the places `holes`."""
+        """Keeps that many rows, after the rows `tails` have moved into the places `holes`."""
         self.held[holes] = self.held[tails]
-        self._buffer = self._buffer[:rows]
+        self._buffer = first(self._buffer, rows)
 
     def select(self, rows: Tensor) -> Tensor:
         self._buffer = self._buffer.index_select(0, rows)

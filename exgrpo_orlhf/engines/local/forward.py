@@ -1,6 +1,6 @@
 """The policy's forward pass over rows of prompt and response: log-probs and entropies of the response tokens.
 
-Rows are padded, or packed with each distinct prompt once where prompts are much of the work (`packing.py`).
+Rows are padded, or on a CPU packed with each distinct prompt once where prompts are much of the work (`packing.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from ...records import Measured
 from ..model import changed_logits, response_stats
 from ..rows import ForwardRow, micro_batches, padded
-from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, refuses, repeated_share
+from .attention import PACKED, Unfit, attention_is, is_plain
+from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
 
 
 class PolicyForward:
@@ -31,7 +32,9 @@ class PolicyForward:
         self.device = model.device
         self._check()
         # On a GPU an attention with a mask loses the flash kernel, and the gain was not measured.
-        self.packs = self.device.type == "cpu" and self._packs()
+        self.packs = self.device.type == "cpu" and is_plain(model) and self._packs()
+        if self.packs:  # for good: a checkpointed layer calls attention again in the backward pass
+            model.config._attn_implementation = PACKED
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.compute_dtype == torch.float32:
@@ -39,7 +42,8 @@ class PolicyForward:
         return torch.autocast(self.device.type, self.compute_dtype)
 
     def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
-        """Positions of rows in batches of at most `token_budget` tokens, padding included, and whether to pack them."""
+        """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a
+        prompt counts once, of others the padding too."""
         pack = self.packs and repeated_share(rows) >= WORTHWHILE
         for part in (packed_batches if pack else micro_batches)(rows, token_budget):
             yield part, pack
@@ -98,15 +102,15 @@ class PolicyForward:
     def _packs(self) -> bool:
         """Whether packed rows have the hidden states of padded ones. They would not with a model that ignores positions
         or has an attention of its own."""
-        if refuses(self.model):
-            return False
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         tokens = (np.arange(1, 13) * 7 % vocabulary).astype(np.int32)
         rows = [ForwardRow(tokens[:p].tolist(), tokens[p : p + t]) for p, t in ((5, 4), (3, 2), (5, 1), (3, 6), (5, 2))]
         expected = self._padded(rows)
-        before = self.model.config._attn_implementation
-        found = self._packed(rows)
-        self.model.config._attn_implementation = before
+        try:
+            with attention_is(self.model, PACKED):
+                found = self._packed(rows)
+        except (Unfit, RuntimeError):
+            return False
         return torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 

@@ -149,6 +149,7 @@ def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1
     aim = uniform[:, None] * cumulative[:, -1:]  # the total is 1 but for rounding
     block = _first_above(cumulative, aim)
     aim -= cumulative.gather(1, block) - sums.gather(1, block)
+    aim.clamp_(min=0)  # rounding can make it negative, and an impossible first token would be chosen
     within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1).cumsum(1, dtype=torch.float64)
     token = block * BLOCK + _first_above(within, aim)
     return token.clamp_(max=logits.shape[1] - 1).squeeze(1)  # of NaN

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -60,8 +62,8 @@ def check(model: PreTrainedModel, path: str | Path, tokens: int) -> None:
 class Recomputing:
     """Within its context, activations are computed again in the backward pass (LocalEngine.gradient_checkpointing).
 
-    transformers does that only for modules in training mode. Only the layers are, and only there: their submodules
-    stay in evaluation mode, so that dropout stays off and generation keeps its cache.
+    transformers does that only for layers in training mode. They are in it when they are called, and back in
+    evaluation mode while they compute: some call dropout themselves. Generation keeps its cache.
     """
 
     def __init__(self, model: PreTrainedModel, wanted: bool) -> None:
@@ -73,6 +75,9 @@ class Recomputing:
         self._layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not self._layers:
             raise ValueError(f"LocalEngine.gradient_checkpointing: {type(model).__name__} has no layers that can do it")
+        for layer in self._layers:
+            checkpoint: Any = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = partial(_evaluating, layer, checkpoint)  # type: ignore[assignment]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -83,3 +88,16 @@ class Recomputing:
         finally:
             for layer in self._layers:
                 layer.training = False
+
+
+def _evaluating(
+    layer: GradientCheckpointingLayer, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any
+) -> Any:
+    def evaluate(*args: Any) -> Any:
+        before, layer.training = layer.training, False
+        try:
+            return forward(*args)
+        finally:
+            layer.training = before
+
+    return checkpoint(evaluate, *args)

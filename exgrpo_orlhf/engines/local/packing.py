@@ -11,7 +11,6 @@ within its row.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +24,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..rows import ForwardRow
+from .attention import PACKED, Unfit, refuse
 
-NAME = "packed_rows"  # of the attention function
 # Rows are packed where copies of prompts are at least this share of their tokens, which is about what packing saves.
 # With less, as in runs with long responses or of the chain models (a quarter), they are padded.
 WORTHWHILE = 1 / 3
@@ -81,7 +80,7 @@ class Table:
     """Spans of similar length as rows of one attention.
 
     queries: (B, T), keys: (B, W): places in the packed sequence, padded on the right with 0
-    mask: (B, 1, T, W), which keys a query sees. Padding is seen by padding alone, whose results nobody reads.
+    causal: no span has a context. Then query t sees the keys up to t, and no mask is needed.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
@@ -90,10 +89,24 @@ class Table:
         for i, (begin, length, context, before) in enumerate(spans):
             queries[i, :length] = keys[i, before : before + length] = np.arange(begin, begin + length)
             keys[i, :before] = np.arange(context, context + before)
-        last = np.array([span.context_length for span in spans])[:, None] + np.arange(queries.shape[1])  # (B, T)
+        self.causal = not any(span.context_length for span in spans)
+        self._last = np.array([span.context_length for span in spans])[:, None] + np.arange(queries.shape[1])  # (B, T)
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
         self.shape = queries.shape
         self.queries, self.keys = (torch.from_numpy(places.ravel()).to(device) for places in (queries, keys))
-        self.mask = torch.from_numpy(np.arange(keys.shape[1]) <= last[:, None, :, None]).to(device)
+        self._columns = keys.shape[1]
+
+    def mask(self, grouped: int, dtype: torch.dtype) -> Tensor:
+        """(B, 1, G · T, W), added to scores: -inf where a query does not see a key. Padding is seen by padding alone,
+        whose results nobody reads.
+
+        Every layer's backward pass keeps the mask that it was given: all of them are given the same tensor.
+        """
+        if (grouped, dtype) not in self._masks:
+            seen = torch.from_numpy(np.arange(self._columns) <= self._last[:, None, :, None])
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+            self._masks[grouped, dtype] = mask.repeat(1, 1, grouped, 1).to(self.queries.device)
+        return self._masks[grouped, dtype]
 
 
 class Packed:
@@ -101,6 +114,7 @@ class Packed:
 
     ids, positions: (1, N); predicts: (T,), places of the tokens that predict the rows' response tokens, end to end
     tables: of the attention; order: (N,), where each token stands in the tables' queries, one after another
+    mask: (1, 1, N, N), for the model, which then makes none of its own: `attention` does not read it
     """
 
     def __init__(self, rows: Sequence[ForwardRow], device: torch.device) -> None:
@@ -133,6 +147,7 @@ class Packed:
         self.ids, self.positions = (torch.from_numpy(np.concatenate(x))[None].to(device) for x in (ids, positions))
         self.predicts = torch.from_numpy(np.concatenate([predicts[i] for i in range(len(rows))])).to(device)
         self.order = torch.from_numpy(order).to(device)
+        self.mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).expand(1, 1, end, end)
 
 
 def _alike(spans: list[Span]) -> Iterator[list[Span]]:
@@ -155,51 +170,51 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query: (1, H·G, N, D); key, value: (1, H, N, D) → (1, N, H·G, D). Without `packed` transformers' own."""
+    """query: (1, H·G, N, D); key, value: (1, H, N, D) → (1, N, H·G, D). Without `packed` transformers' own.
+
+    Raises Unfit if the model asks for more than full causal attention.
+    """
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    refuse(kwargs)
+    if attention_mask is not packed.mask:
+        raise Unfit("the model changes its mask")
     heads = key.shape[1]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
     grouped = query.shape[1] // heads
+    # Autocast would convert a float32 mask in every layer.
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     results = []
     for table in packed.tables:
         rows, width = table.shape
-        # The G query heads of a key-value head are queries of one attention: no key is copied for them.
         asked = query.index_select(0, table.queries).view(rows, width, heads, grouped, -1)
-        asked = asked.permute(0, 2, 3, 1, 4).reshape(rows, heads, grouped * width, -1)
+        asked = asked.permute(0, 2, 3, 1, 4)  # (B, H, G, T, D)
         keys, values = (
             x.index_select(0, table.keys).view(rows, -1, heads, x.shape[2]).transpose(1, 2) for x in (key, value)
-        )
-        mask = table.mask.repeat(1, 1, grouped, 1)
-        result = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scaling)
+        )  # (B, H, W, D)
+        # The G query heads of a key-value head are heads of one attention, or queries of one head where a mask says
+        # which is which: no key is copied for them.
+        if table.causal:
+            keys, values = (x.flatten(0, 1)[:, None].expand(-1, grouped, -1, -1) for x in (keys, values))
+            result = scaled_dot_product_attention(asked.flatten(0, 1), keys, values, is_causal=True, scale=scaling)
+        else:
+            mask = table.mask(grouped, dtype)
+            result = scaled_dot_product_attention(asked.flatten(2, 3), keys, values, attn_mask=mask, scale=scaling)
         result = result.view(rows, heads, grouped, width, -1).permute(0, 3, 1, 2, 4)  # (B, T, H, G, D)
         results.append(result.reshape(rows * width, heads * grouped, -1))
     return torch.cat(results).index_select(0, packed.order)[None], None
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def refuses(model: PreTrainedModel) -> bool:
-    """Whether something in the model's configuration forbids packing that a comparison of a few tokens would not show:
-    attention that is not full, in a window or in chunks. Or whether it cannot be called as `hidden_states` does."""
-    text = model.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    takes = inspect.signature(model.base_model.forward).parameters
-    called = "position_ids" in takes and any(one.kind is one.VAR_KEYWORD for one in takes.values())
-    return kinds != {"full_attention"} or any(windows) or not model._supports_attention_backend or not called
+AttentionInterface.register(PACKED, attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
-    """The hidden states that predict the rows' response tokens, end to end: (T, D)."""
-    # Left so: the backward pass of a checkpointed layer calls it again. All other calls get transformers' own.
-    model.config._attn_implementation = NAME
+    """The hidden states that predict the rows' response tokens, end to end: (T, D). The model's attention is PACKED."""
     output = model.base_model(
         input_ids=packed.ids,
         position_ids=packed.positions,
-        attention_mask=packed.tables[0].mask,  # not used: with a mask of 4 dimensions the model makes none of its own
+        attention_mask=packed.mask,
         use_cache=False,
         packed=packed,
     )

@@ -15,8 +15,6 @@ float32 or better, whatever the dtype of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,34 +22,23 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from . import packing
-from .cache import Reserved
+from .attention import SHARED, Unfit, is_plain, refuse
+from .cache import Reserved, first
 
-NAME = "shared_prompt"  # of the attention function
 LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; with fewer, copying is as fast
-# What models hand to every attention function and full attention by `sdpa` has no use for.
-UNUSED = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache", "cache_position"}
-
-
-class Unfit(Exception):
-    """The model's attention is more than `attention` computes."""
 
 
 def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
     """Whether the rows may continue from this cache of prompts with `attention` in the place of the model's own, and
-    are worth it.
+    it is worth it.
 
-    Its attention must be the general one of transformers (`sdpa`) in every layer, without windows. What shows only when
-    attention is called, it refuses then (`Unfit`).
+    What shows only when attention is called raises Unfit then, at the first token.
     """
-    config = model.config
     if not (
         model.device.type == "cpu"
-        and model._supports_attention_backend
-        and config._attn_implementation in ("sdpa", packing.NAME)  # without packed rows the same
-        and all(getattr(config, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
+        and is_plain(model)
         and type(cache) is DynamicCache
-        and len(cache.layers) == config.num_hidden_layers
+        and len(cache.layers) == model.config.get_text_config().num_hidden_layers
         and all(type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers)
     ):
         return False
@@ -90,6 +77,7 @@ class SharedPromptCache(Cache):
         self.owner = owner
         self.starts = attention.sum(1)  # (P,) the position of the first token after a prompt
         self.length = 0  # T
+        self._attended: set[int] = set()  # layers, at the newest token
         self.hidden = None  # or (P, 1, 1, W), added to scores: -inf where a column is padding
         if not attention.all():
             self.hidden = torch.zeros(attention.shape, dtype=dtype).masked_fill_(attention == 0, float("-inf"))
@@ -130,7 +118,7 @@ class SharedPromptCache(Cache):
         for pair in self.prompts:
             for tensor in pair:
                 tensor[holes] = tensor[tails]
-        self.prompts = [(keys[: len(used)], values[: len(used)]) for keys, values in self.prompts]
+        self.prompts = [(first(keys, len(used)), first(values, len(used))) for keys, values in self.prompts]
         moved = torch.empty_like(self.starts)
         moved[order] = torch.arange(len(order))
         self.owner, self.starts = moved[self.owner], self.starts[order]
@@ -149,14 +137,29 @@ class SharedPromptCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """key_states, value_states: (R, H, 1, D) of the newest token. Returns the rows' own (R, H, T + 1, D)."""
         keys, values = self.rows[layer_idx]
-        self.layer = layer_idx
-        return keys.append(key_states), values.append(value_states)
+        self._newest = layer_idx, keys.append(key_states), values.append(value_states)
+        return self._newest[1:]
+
+    def finish(self) -> None:
+        """Ends a token. Raises Unfit if a layer did not attend: it has no access to its prompt's keys and values."""
+        if len(self._attended) < len(self.rows):
+            raise Unfit("a layer computes its attention itself")
+        self._attended.clear()
+        self.length += 1
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query: (R · H, G, D), scaled, G query heads for each key-value head; key, value: (R, H, T, D), what `update`
-        returned. Returns (R · H, G, D)."""
+        returned. Returns (R · H, G, D).
+
+        Raises Unfit if key or value are anything else, because the prompts' are as they were in the cache, or if the
+        layer attends twice.
+        """
+        layer, keys, values = self._newest
+        if key is not keys or value is not values or layer in self._attended:
+            raise Unfit("a layer changes the keys or values of its cache, or attends twice")
+        self._attended.add(layer)
         group, features = query.shape[1:]
-        prompt_keys, prompt_values = (tensor.flatten(0, 1) for tensor in self.prompts[self.layer])  # (P · H, W, D)
+        prompt_keys, prompt_values = (tensor.flatten(0, 1) for tensor in self.prompts[layer])  # (P · H, W, D)
         table = query.index_select(0, self.to_table).view(len(prompt_keys), -1, features)  # (P · H, N · G, D)
         scores = table @ prompt_keys.transpose(1, 2)  # (P · H, N · G, W)
         if self.hidden is not None:
@@ -194,9 +197,9 @@ def attention(
 
     Raises Unfit if the model asks for more than that.
     """
-    asked = {name for name, value in kwargs.items() if value is not None and name not in UNUSED}
-    if shared_prompt is None or attention_mask is not None or asked:
-        raise Unfit
+    refuse(kwargs)
+    if shared_prompt is None or attention_mask is not None:
+        raise Unfit("attention is called without the shared prompts, or with a mask")
     rows, heads, _, features = query.shape
     scaled = query.to(key.dtype) * (features**-0.5 if scaling is None else scaling)
     scaled = scaled.reshape(rows * key.shape[1], -1, features)
@@ -208,15 +211,4 @@ def attention(
     return result.view(rows, 1, heads, features).to(query.dtype), None
 
 
-AttentionInterface.register(NAME, attention)
-
-
-@contextmanager
-def shared_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model's attention is `attention`; afterwards again what it was."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
+AttentionInterface.register(SHARED, attention)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import batch, cache
-from exgrpo_orlhf.engines.local.generation import CHECK_EVERY, generate, sample
+from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -161,6 +161,17 @@ def test_a_sampled_token_is_the_first_whose_cumulative_probability_exceeds_the_n
     expected = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1)
     assert (tokens == expected)[2:].sum() >= 3995, "a border of two tokens may be within a rounding of float64"
     assert logits.gather(1, tokens[:, None]).isfinite().all()
+
+
+def test_an_impossible_first_token_of_a_block_is_not_chosen_at_the_border_of_two_blocks():
+    """There rounding decides which side of the border a number is on."""
+    logits = 3 * torch.randn(2000, 1024, generator=torch.Generator().manual_seed(0))
+    logits[:, ::BLOCK] = -torch.inf
+    cumulative = logits.softmax(1).unflatten(1, (-1, BLOCK)).sum(2, dtype=torch.float64).cumsum(1)
+    border = cumulative[:, :-1] / cumulative[:, -1:]
+    for uniform in (border, border.nextafter(torch.zeros_like(border)), border.nextafter(torch.ones_like(border))):
+        for one in uniform.T:
+            assert logits.gather(1, sample(logits, 1.0, one)[:, None]).isfinite().all()
 
 
 def test_logits_that_are_not_finite_stop_generation():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from engine_builders import SMALL
@@ -9,6 +11,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from exgrpo_orlhf.engines.local import products
+from exgrpo_orlhf.engines.local.batch import Batch
 from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.engines.local.products import large_products
 
@@ -67,3 +70,27 @@ def test_generation_uses_them(computed, monkeypatch):
     monkeypatch.setattr(products, "LARGE", 18 * 32)
     generate(model, [[2, 3]] * 2, end=[], pad=0, max_new_tokens=3, temperature=1.0)
     assert computed.count((18, 32)) == 3, "the output layer, at each token"
+
+
+@torch.no_grad()
+def test_logits_of_generation_are_those_of_torchs_products(computed, monkeypatch):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, initializer_range=0.3)).eval()
+    monkeypatch.setattr(products, "LARGE", 1)
+
+    def logits(context) -> torch.Tensor:
+        with context:
+            rows = Batch(model, [[2, 3], [4, 5, 6]], [0, 0, 1], 0, 2)
+            found = [rows.logits]
+            for token in ([7, 8, 9], [3, 2, 4]):
+                rows.append(torch.tensor(token))
+                found.append(rows.logits)
+        return torch.stack(found)
+
+    ours = logits(large_products(model))
+    calls = len(computed)
+    assert calls == 3 * (7 * model.config.num_hidden_layers + 1)
+    theirs = logits(nullcontext())
+    assert len(computed) == calls
+    assert theirs.std() > 0.5
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from engine_builders import SMALL, SMALL_GPT2
 from transformers import (
     AutoModelForCausalLM,
+    DiffLlamaConfig,
+    Gemma3Config,
     GPT2Config,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
-from exgrpo_orlhf.engines.local import batch, cache, shared_prompt
+from exgrpo_orlhf.engines.local import attention, batch, cache, shared_prompt
+from exgrpo_orlhf.engines.local.attention import Unfit
 from exgrpo_orlhf.engines.local.batch import Batch
+from exgrpo_orlhf.engines.local.cache import first
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.engines.rows import ForwardRow
 
 GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "experts_implementation": "eager"}
 CONFIGS = {
     "llama": LlamaConfig(**GROUPED),
     "llama without groups": LlamaConfig(**{**GROUPED, "num_key_value_heads": 6}),
     "qwen2, with biases": Qwen2Config(**{**SMALL, "num_attention_heads": 4}),
     "qwen3, with norms of queries and keys": Qwen3Config(**GROUPED),
+    "qwen3-moe, with experts": Qwen3MoeConfig(**GROUPED, **EXPERTS),
     "gpt2, absolute positions": GPT2Config(**SMALL_GPT2, tie_word_embeddings=False),
 }
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 UNFIT = {
     "a sliding window": MistralConfig(**SMALL, sliding_window=6),
     "layers without keys and values": Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
     "an attention of its own": LlamaConfig(**SMALL, attn_implementation="eager"),
+    "values changed after the cache": DiffLlamaConfig(**{**SMALL, "num_key_value_heads": 2}),
+    "images too, and a window": Gemma3Config(text_config={**SMALL, "head_dim": 16}, vision_config=VISION),
 }
 LENGTHS = (4, 1, 9, 4, 12)  # of the prompts
 COUNTS = (5, 1, 3, 8, 2)  # of their responses
@@ -56,8 +69,9 @@ def attended(monkeypatch) -> list[int]:
     rows, attend = [], SharedPromptCache.attend
 
     def count(self, query, key, value):
+        found = attend(self, query, key, value)
         rows.append(len(key))
-        return attend(self, query, key, value)
+        return found
 
     monkeypatch.setattr(SharedPromptCache, "attend", count)
     return rows
@@ -180,11 +194,33 @@ def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
     ours = responses(model, temperature=1.0)
     assert not attended
-    assert asked.count(shared_prompt.NAME) == 1
+    assert asked.count(attention.SHARED) == 1
     monkeypatch.setattr(batch, "fits", lambda *_: False)
     theirs = responses(model, temperature=1.0)
     assert ours == theirs
     assert min(len(tokens) for tokens, _ in ours) == 1
+
+
+def test_a_model_with_a_layer_that_attends_by_itself_is_given_copies_at_the_first_token(attended, monkeypatch):
+    model = random_model(CONFIGS["llama"]).double()
+    model.model.layers[1].self_attn.config = copy.deepcopy(model.config)
+    ours = responses(model, temperature=1.0)
+    assert len(attended) == 1, "the first layer, at the first token"
+    monkeypatch.setattr(batch, "fits", lambda *_: False)
+    assert ours == responses(model, temperature=1.0)
+
+
+def test_a_model_that_asks_more_of_attention_later_is_an_error(attended):
+    """Copies made then would lack the tokens of the response so far."""
+    model = random_model(CONFIGS["llama"])
+
+    def ask(module, args, kwargs):
+        return args, {**kwargs, **({"softcap": 50.0} if len(attended) >= 4 else {})}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
+    with pytest.raises(Unfit, match="attention is called with softcap"):
+        responses(model, temperature=1.0)
 
 
 def test_small_batches_are_given_copies(attended, monkeypatch):
@@ -201,7 +237,7 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
     model, seen = random_model(CONFIGS["llama"]), []
     model.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
     responses(model, temperature=1.0)
-    assert {"sdpa", shared_prompt.NAME} == set(seen), "for the prompts, and for the rest"
+    assert {"sdpa", attention.SHARED} == set(seen), "for the prompts, and for the rest"
     assert model.config._attn_implementation == "sdpa"
 
     def fail(module, args):
@@ -235,3 +271,20 @@ def test_a_prompt_is_held_once_whatever_the_number_of_its_rows(monkeypatch):
     for pair in made[0].prompts:
         assert {tuple(tensor.shape[1:]) for tensor in pair} == {(2, 9, 8)}
         assert all(len(tensor) <= 2 for tensor in pair)
+
+
+@torch.no_grad()
+def test_after_the_first_token_no_copy_of_the_prompts_is_kept():
+    rows = Batch(random_model(CONFIGS["llama"]), distinct_prompts((9, 4)), [0, 0, 1], 0, 2)
+    filled = weakref.ref(rows.cache)
+    rows.append(torch.tensor([2, 3, 4]))
+    assert filled() is None
+
+
+def test_the_memory_of_dropped_rows_is_given_back_when_more_than_half_are_dropped():
+    rows = torch.randn(8, 3)
+    five = first(rows, 5)
+    assert five.data_ptr() == rows.data_ptr()
+    three = first(five, 3)
+    assert torch.equal(three, rows[:3])
+    assert three.untyped_storage().nbytes() == three.nbytes

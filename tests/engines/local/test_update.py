@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -22,10 +23,11 @@ from engine_builders import (
     use_sgd,
     weights,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local.machine import Recomputing
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
@@ -227,6 +229,28 @@ def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):
         assert row.token_ids.tolist() == other.token_ids.tolist()
     loss = LOSS
     assert torch.allclose(gradient(frugal, batch, loss), gradient(plain, batch, loss), atol=1e-8)
+
+
+def test_gradient_checkpointing_leaves_the_dropout_of_layers_off():
+    """OPT's layers call dropout themselves."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+    config = OPTConfig(vocab_size=18, **size, num_attention_heads=2, max_position_embeddings=64, dropout=0.5)
+    model, computed = AutoModelForCausalLM.from_config(config).eval(), []
+    recomputing, ids = Recomputing(model, True), torch.arange(2, 18)[None]
+    model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: computed.append(1))
+
+    def slopes(context) -> torch.Tensor:
+        model.zero_grad()
+        with context:
+            logits = model(input_ids=ids, use_cache=False).logits
+        logits.log_softmax(2)[..., 3].sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    expected = slopes(nullcontext())
+    torch.testing.assert_close(slopes(recomputing()), expected, atol=1e-6, rtol=1e-4)
+    assert len(computed) == 1 + 2, "once more in the backward pass"
+    assert not any(module.training for module in model.modules())
 
 
 def test_bfloat16_computes_over_float32_master_weights(warm_model):
