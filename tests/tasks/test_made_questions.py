@@ -35,9 +35,9 @@ def test_train_and_validation_never_overlap(made, count):
         (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
         (
             WordProblems,
-            "There are 88 passengers on the ship. Then 46 more passengers arrive. Each of the passengers on the "
-            "ship gets 3 bottles of water. How many bottles do they get in total?",
-            "6481da710b790ae558e05440fc0ce296",
+            "All the money that Noah has is 136 dollars in a purse. He spends all of his money on pens that cost "
+            "2 dollars each. How many pens does he get?",
+            "f919d340a3c180fe2e3261af08114b31",
         ),
     ],
 )
