@@ -31,6 +31,7 @@ from command_line import DATA, TINY, finish, make_parser
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation.tables import NONE, markdown_table, percent
+from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.study.tables import csv_text
@@ -70,16 +71,16 @@ def main() -> int:
 
 
 def demonstrate(given: Namespace, runs: Path) -> int:
-    started = str(config.load([FILE, *given.layout], given.set).model.prepare())
-    table = given.out / "rungs.json"
+    experiment = config.load([FILE, *given.layout], given.set)
+    started = str(experiment.model.prepare())
     rungs = ["benchmarks/rungs.py", *both("--gin", [FILE, *given.layout]), *both("--set", given.set)]
-    rungs += ["--json", str(table)]
+    rungs += ["--json", str(given.out / "rungs.json")]
     study = ["scripts/ablate.py", "--suite", SUITE, "--group", given.group, "--seeds", given.seeds]
     study += ["--out", str(runs), "--jobs", str(given.jobs), "--threads", str(given.threads)]
     study += [*(["--with", *given.layout] if given.layout else []), *both("--set", given.set)]
     models = {"supervised": started}
     given.out.mkdir(parents=True, exist_ok=True)
-    if not (table.exists() or given.small):
+    if not given.small:
         call(rungs, missed=1)  # a missed goal does not end the demonstration
     call(study)
     if not given.small:
@@ -88,7 +89,7 @@ def demonstrate(given: Namespace, runs: Path) -> int:
         models[f"{run.parent.name} {run.name}"] = str(max(checkpoints.find(run).items())[1])
     evaluations = runs / "evaluations"
     for name, model in models.items():
-        evaluate(given, name, model, evaluations / name.replace(" ", "-"))
+        evaluate(given, experiment, name, model, evaluations / name.replace(" ", "-"))
     compare = ["scripts/compare.py", "--group", given.group, "--baseline", "on_policy"]
     written = ["--csv", "runs.csv", "--curves", "curves.csv", "--png", "curves.png"]
     call(compare + [word if word.startswith("--") else str(given.out / word) for word in written])
@@ -118,16 +119,18 @@ def call(line: list[str], missed: int = 0) -> None:
         sys.exit(status)
 
 
-def evaluate(given: Namespace, name: str, model: str, out: Path) -> None:
+def evaluate(given: Namespace, experiment: Experiment, name: str, model: str, out: Path) -> None:
     """Word problems and questions by people greedily, and word problems with samples, in two folders.
 
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
-    template, pretrained = "plain" if given.small else "chat", name == "pretrained"
-    limit, tokens = (min(given.limit, 64), 192) if pretrained else (given.limit, 80)
-    line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", template]
+    prompts, pretrained = experiment.prompts, name == "pretrained"
+    limit, tokens = (
+        (min(given.limit, 64), 192) if pretrained else (given.limit, experiment.sampling.max_response_tokens)
+    )
+    line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", prompts.template]
     line += ["--limit", str(limit), "--rows", str(given.rows), "--no-mlflow", "--max-tokens", str(tokens)]
     line += ["--threads", str(given.threads), *(["--data", str(given.data)] if given.data.is_dir() else [])]
-    line += [] if given.small else ["--system", "Solve the problem."]
+    line += [] if prompts.system is None else ["--system", prompts.system]
     people = [name for name in ("svamp", "mawps") if (given.data / f"{name}.jsonl").is_file() and not given.small]
     call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
     if pretrained:

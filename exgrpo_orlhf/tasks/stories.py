@@ -32,8 +32,8 @@ Ranges = dict[str, tuple[int, int, int]]  # number → its smallest and largest 
 
 # Calculations, separated by ; → the values of each number. `value` is the quantity so far and `last` the result of the
 # calculation before. The last result is the new quantity. Most of what is added or subtracted is a multiple of 10, and
-# factors are small: a model of 135 million parameters learns that much arithmetic from a few hundred examples, so that
-# the calculations it chooses make the difference.
+# factors are small, because SmolLM2-135M hardly knows arithmetic: of one-step questions its samples answered 37 % after
+# 800 worked solutions (docs/smollm2.md), and 24 % after 1,280 with any numbers up to 400.
 BEGINNINGS: dict[str, Ranges] = {
     "": {"value": (11, 240, 1)},
     "a + b": {"a": (11, 120, 1), "b": (10, 180, 10)},
