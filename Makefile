@@ -1,6 +1,7 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
 # make test         the tests that take minutes together, in two processes
 # make test-all     those, then the slow ones: campaigns of kills, browsers, whole OpenRLHF runs
+# make campaign     30 minutes of kills and damage at random, and the table of docs/reliability.md
 # make lint         ruff and mypy
 # make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
 # make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
@@ -9,7 +10,7 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-all install openrlhf-cpu smollm2 lint clean
+.PHONY: quickstart test test-all campaign install openrlhf-cpu smollm2 lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
@@ -22,6 +23,9 @@ test: install
 test-all: test
 	$(BIN)/python -m pytest -m "slow and not openrlhf" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "slow and openrlhf"
+
+campaign: install
+	$(BIN)/python benchmarks/campaign.py --page docs/reliability.md
 
 install: $(VENV)/.installed
 

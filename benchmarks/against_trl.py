@@ -169,6 +169,7 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
         in_loss=torch.ones(len(logprobs), dtype=torch.bool),
         row_weights=loss.row_weights(lengths).float().repeat_interleave(lengths),
         token_weight=1 / len(logprobs),
+        row_of=torch.arange(len(rows)).repeat_interleave(lengths),
     )
     value = loss(batch)
     value.backward()

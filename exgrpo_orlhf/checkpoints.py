@@ -1,6 +1,7 @@
 """What a run needs to continue exactly: written under another name, put on the disk, then renamed.
 
 checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
+checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and the run (manifest.py)
 checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
@@ -19,16 +20,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import manifest
 from .files import locked, sync
 
 FORMAT = 2
 BEST = "best"
+STATE = "trainer/state.json"
+IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that could not be written, or does not fit this run."""
+
+
+class UnusableCheckpoint(CheckpointError):
+    """A checkpoint that a run cannot be resumed from: it is damaged, or of another run or configuration."""
 
 
 class RunFolderError(RuntimeError):
@@ -42,7 +50,9 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
     Raises RunFolderError.
     """
     refuse_earlier(run, resume)
-    run.mkdir(parents=True, exist_ok=True)
+    if not run.exists():
+        run.mkdir(parents=True)
+        sync(run.parent)
     try:
         with locked(run / ".lock", wait=False):
             yield
@@ -64,9 +74,11 @@ def find(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Make checkpoint-<step> by having `write` fill a folder; then remove all but the `keep` newest and the best.
+def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.Files], keep: int) -> Path:
+    """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
 
+    identity: the run's
+    write: fills a folder, and returns the hashes of the files that it has hashed already
     Raises CheckpointError if it cannot be written (a full disk, say): what was there before is as it was.
     """
     final = run / f"checkpoint-{step}"
@@ -74,7 +86,7 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
     remove_partial(run)
     try:
         partial.mkdir(parents=True)
-        write(partial)
+        manifest.seal(partial, step, identity, write(partial))
         for path in (*partial.rglob("*"), partial):
             sync(path)
         os.rename(partial, final)
@@ -97,12 +109,71 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int) -> Path
     return final
 
 
+def to_resume(run: Path, identity: dict[str, str], *, name: str | None, contents: bool) -> Path | None:
+    """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
+
+    identity: the bindings that must be the same for a run to be continued
+    name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
+    contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
+    Raises UnusableCheckpoint for one that is damaged, or of another run or configuration. Nothing is changed then, and
+    no other checkpoint is taken in its place.
+    """
+    found = {path.name: path for path in find(run).values()}
+    name = name or next(reversed(found), None)
+    if name is None:
+        return None
+    if name not in found:
+        raise UnusableCheckpoint(
+            f"--resume-from {name}: {run} has no such checkpoint; it has {', '.join(found) or 'none at all'}"
+        )
+    *older, newest = list(found.values())[: list(found).index(name) + 1]
+    try:
+        _verify(newest, contents)
+    except manifest.ManifestError as error:
+        whole = next((path for path in reversed(older) if _is_whole(path)), None)
+        raise UnusableCheckpoint(
+            f"{error}; "
+            + (
+                "no older checkpoint is complete: begin the run again under another --name"
+                if whole is None
+                else f"continue from the next older complete checkpoint with --resume-from {whole.name} instead of "
+                "--resume"
+            )
+        ) from error
+    read_state(newest, identity)
+    for path in list(found.values())[len(older) + 1 :]:
+        aside = path.with_name(f"{path.name}.set-aside")
+        shutil.rmtree(aside, ignore_errors=True)
+        log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
+    return newest
+
+
+def _verify(checkpoint: Path, contents: bool) -> None:
+    """Raises ManifestError."""
+    saved = manifest.verify(checkpoint, contents)
+    known = checkpoint.parent / IDENTITY
+    if known.exists() and (ours := known.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+        raise manifest.ManifestError(
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {known} names {ours}"
+        )
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """As far as that can be said without reading all of it."""
+    try:
+        _verify(checkpoint, contents=False)
+    except manifest.ManifestError:
+        return False
+    return True
+
+
 def mark_best(run: Path, step: int) -> None:
     """Let the link `best` point to checkpoint-<step>, at no moment to nothing."""
     fresh = run / f"{BEST}.new"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(f"checkpoint-{step}")
     os.replace(fresh, run / BEST)
+    sync(run)
 
 
 def remove_partial(run: Path) -> None:
@@ -113,7 +184,7 @@ def remove_partial(run: Path) -> None:
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """The trainer's own state, as JSON, into a checkpoint that is being written."""
-    path = folder / "trainer" / "state.json"
+    path = folder / STATE
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n", encoding="utf-8")
 
@@ -122,16 +193,17 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
     """The state in a checkpoint.
 
     identity: the bindings that must be the same for a run to be continued
-    Raises CheckpointError if the state is unreadable, or of a run with other bindings, naming each difference.
+    Raises UnusableCheckpoint if the state is damaged, or of a run with other bindings, naming each difference.
     """
-    path = folder / "trainer" / "state.json"
+    path = folder / STATE
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); is {folder} a checkpoint of this trainer?") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path}: format {state.get('format')!r} cannot be read here, only {FORMAT}; begin the run again under "
+        manifest.verify_file(folder, STATE)
+    except manifest.ManifestError as error:
+        raise UnusableCheckpoint(str(error)) from error
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if state["format"] != FORMAT:
+        raise UnusableCheckpoint(
+            f"{path}: format {state['format']!r} cannot be read here, only {FORMAT}; begin the run again under "
             "another --name"
         )
     before = state["identity"]
@@ -141,7 +213,7 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
             for name in sorted({*before, *identity})
             if before.get(name) != identity.get(name)
         ]
-        raise CheckpointError(
+        raise UnusableCheckpoint(
             f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
             "Resume with the same gin files and bindings, or start a new run under another --name"
         )

@@ -33,6 +33,7 @@ from .objective import GroupAdvantages, MixedPolicyLoss
 from .places import PROJECT
 from .pretrained import PretrainedModel
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
+from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
 from .replay import (
     DifficultyBuckets,
@@ -71,7 +72,7 @@ _CLASSES: tuple[type, ...] = (
     *(ModularChains, Countdown, WordProblems, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
     *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
-    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss),
+    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
 # Parameters that only the program can supply.
@@ -186,6 +187,7 @@ def _build() -> Experiment:
         "loss": _make("MixedPolicyLoss"),
         "evaluation": _make("Evaluation"),
         "tracking": _make("Tracking"),
+        "fresh": _make("FreshSampler"),
     }
     if (suite := built["evaluation"].disjoint_from) is not None:
         Definitions().suite(suite)  # said now if there is no such suite, not after the model is made

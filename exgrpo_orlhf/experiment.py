@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from .objective import GroupAdvantages, MixedPolicyLoss
+from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
 from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
@@ -55,6 +56,7 @@ class Experiment:
     loss: MixedPolicyLoss
     evaluation: Evaluation
     tracking: Tracking
+    fresh: FreshSampler
     fresh_rng: np.random.Generator
     config_text: str
     config_hash: str
@@ -74,7 +76,7 @@ class Experiment:
             "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
         )
         require(
-            max(self.mixer.rho, self.mixer.rho_end) > 0,
+            self.mixer.replays,
             "ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience",
         )
         require(

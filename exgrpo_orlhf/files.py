@@ -79,6 +79,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def checksum(entries: dict[str, Any]) -> str:
+    """The SHA-256 of what a file says, for a file that holds it beside its entries."""
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold a lock file against other processes; it is released at the end of the block, or when the process dies.

@@ -145,7 +145,10 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory."""
+    """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory.
+
+    replayed: whether its question was planned to be replayed
+    """
 
     question: Question
     rollouts: tuple[Rollout, ...]
@@ -174,6 +177,22 @@ class RolloutGroup:
             return None
         return _fraction(self.correct, graded)
 
+    def completed(self, stored: Trajectory | None, width: int) -> list[Rollout | Trajectory]:
+        """The rows that are trained on, `width` = K of them in a whole group.
+
+        A stored success joins fewer than K rollouts as the last row. Of K rollouts it takes the place of the one with
+        the lowest reward: of one that could not be graded before any other, and of equal ones of the last. None: the
+        rollouts as they are. Raises ValueError before grading.
+        """
+        rows: list[Rollout | Trajectory] = list(self.rollouts)
+        if stored is None:
+            return rows
+        if len(rows) < width:
+            return [*rows, stored]
+        rewards = [-math.inf if rollout.reward is None else rollout.reward for rollout in self.rollouts]
+        rows[min(range(len(rows)), key=lambda i: (rewards[i], -i))] = stored
+        return rows
+
 
 @dataclass(frozen=True)
 class Row:
@@ -201,7 +220,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Groups of K rows or, around a stored trajectory, fewer; the stored row comes last.
+    """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.completed`).
 
     width: K, what a group counts in the loss's normaliser, whatever it holds
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .checkpoints import claim, refuse_earlier
+from .checkpoints import claim, refuse_earlier, to_resume
 from .engines.engine import Engine
 from .engines.local import TorchEngine
 from .experiment import Experiment, Outcome
@@ -13,9 +13,18 @@ from .stopping import StopRequest
 from .training import TrainingRun, load_questions
 
 
-def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str, tags: Mapping[str, str]) -> Outcome:
-    """Train in the folder `run`, from the start or from its newest checkpoint.
+def train(
+    experiment: Experiment,
+    run: Path,
+    *,
+    resume: bool,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+    resume_from: str | None = None,
+) -> Outcome:
+    """Train in the folder `run`, from the start or from its newest checkpoint, which is verified first.
 
+    resume_from: the name of an older checkpoint to resume from, such as 'checkpoint-100'
     tracking_uri: where MLflow is unless a binding or the environment says otherwise
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
@@ -31,6 +40,7 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
             run,
             loop=TrainingRun,
             resume=resume,
+            resume_from=resume_from,
             tracking_uri=tracking_uri,
             tags=tags,
             loaded=loaded,
@@ -52,4 +62,6 @@ def train(experiment: Experiment, run: Path, *, resume: bool, tracking_uri: str,
         )
 
     with claim(run, resume), StopRequest() as stop:
+        contents = experiment.settings.verify_checkpoint
+        to_resume(run, dict(experiment.identity), name=resume_from, contents=contents)
         return TrainingRun(experiment, engine, run, tracking_uri, tags, loaded).go(stop)

@@ -87,10 +87,19 @@ class TrainSettings:
     keep: how many of the newest checkpoints stay
     best_metric: the metric of an evaluation, such as 'eval/greedy_accuracy', whose best checkpoint is made at once and
         kept beside the newest (the link `best` in the run's folder); None: the newest alone
+    verify_checkpoint: whether the files of a checkpoint are hashed before the run is resumed from it; False: only
+        trainer/state.json is, and of the others the sizes are compared
     engine: 'local' (one process, one CPU or GPU) or 'openrlhf' (Ray, DeepSpeed and vLLM)
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("steps", "save_every", "keep", "eval_every", "best_metric")
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = (
+        "steps",
+        "save_every",
+        "keep",
+        "eval_every",
+        "best_metric",
+        "verify_checkpoint",
+    )
 
     steps: Annotated[int, at_least(0)] = 200
     questions_per_step: Count = 32
@@ -100,6 +109,7 @@ class TrainSettings:
     save_every: Count = 50
     keep: Count = 2
     best_metric: str | None = None
+    verify_checkpoint: bool = True
     engine: Literal["local", "openrlhf"] = "local"
 
     def __post_init__(self) -> None:

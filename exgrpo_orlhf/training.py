@@ -3,8 +3,8 @@
 Follows the paper (arXiv 2510.02245) in what is replayed and how it enters the loss; departs from the official code
 where that departs from the paper or is wrong: accuracy counts fresh rollouts only, a question that falls to 0 is no
 candidate, entropy is the mean over exactly the response tokens, stored token ids are never decoded and encoded again,
-only as many fresh questions are drawn as are trained on, replayed groups generate no more than K−1 responses, one
-normaliser for the whole optimiser step. See docs/algorithm.md for each of them.
+only as many fresh questions are drawn as are trained on, replayed groups generate K−1 responses unless asked for all
+K, one normaliser for the whole optimiser step. See docs/algorithm.md for each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
-from . import checkpoints, experience
+from . import checkpoints, experience, manifest
 from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .files import write
 from .progress import Clock, Progress
-from .questions.fresh import FreshQuestions
 from .questions.overlap import same_questions
 from .questions.text import plain_text
-from .records import Question, RolloutGroup
-from .replay import Plan, snapshot
+from .records import Question, RolloutGroup, Trajectory
+from .replay import Plan, TrajectorySelector, snapshot
+from .replay.selection import NEWEST
 from .stopping import Stop
 from .supervised.start import CURVE, SupervisedModel
 from .tracking.metrics_log import MetricsLog
@@ -62,7 +62,7 @@ class TrainingRun:
         )
         self.x, self.run, self.buffer = x, run, x.buffer
         questions, asked = loaded or load_questions(x)
-        self.fresh = FreshQuestions(questions, x.fresh_rng)
+        self.fresh = x.fresh.over(questions, x.fresh_rng)
         found = checkpoints.find(run)
         self.step = max(found, default=0)
         checkpoint = found.get(self.step)
@@ -77,6 +77,7 @@ class TrainingRun:
         self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
         self.generated_tokens = 0
         self.best: float | None = None  # of train.best_metric
+        self.best_step: int | None = None
         self.batch_size = x.settings.questions_per_step
         if checkpoint and state:
             self.engine.load(checkpoint)
@@ -84,19 +85,20 @@ class TrainingRun:
             x.mixer.load_state_dict(state["mixer"])
             self.fresh.load_state_dict(state["fresh"])
             self.generated_tokens = state["generated_tokens"]
-            if state.get("best_of") == self._measure():  # or the best is one of another measure
-                self.best = state["best"]
+            if state["best_of"] == self._measure():  # or the best is one of another measure
+                self._restore_best(state["best"], state["best_step"])
         elif x.experience:
             self.buffer = experience.load(x, questions, self.engine.prompts)
         self.saved_step = self.step if checkpoint else None
-        identity = None if checkpoint else _set_aside(run, x.config_text)
+        identity = manifest.read(checkpoint).run if checkpoint else _set_aside(run, x.config_text)
         self.metrics = MetricsLog(run / "metrics.jsonl", identity)
         self.metrics.cut_back(self.step)
         if checkpoint and self.metrics.last_step < self.step:
             log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
         if not checkpoint:
             _take_curve(Path(self.engine.model_path) / CURVE, run / CURVE)
-        (run / "config.gin").write_text(x.config_text, encoding="utf-8")
+        self.identity = self.metrics.identity
+        write(run / "config.gin", x.config_text)
         self.tracker = MlflowTracker(
             self.metrics,
             x.tracking,
@@ -113,7 +115,7 @@ class TrainingRun:
         status: Any = "FAILED"
         progress = Progress(self.run.name, self.step, self.x.settings.steps)
         try:
-            if self.metrics.last_step < 0:  # the policy as it came, before the first update
+            if self.metrics.last_step < 0 and self.step == 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
                 self._best_metric(metrics)  # a typo is said now
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
@@ -129,7 +131,7 @@ class TrainingRun:
                 value = self._best_metric(metrics)
                 best = value is not None and (self.best is None or value > self.best)
                 if best:
-                    self.best = value
+                    self.best, self.best_step = value, self.step
                 if best or self.step % self.x.settings.save_every == 0:
                     self._save()
                 if best:
@@ -154,19 +156,26 @@ class TrainingRun:
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
-        to_score = x.selector.to_score(plan.candidates)
-        scores = engine.score(to_score)
-        chosen = x.selector.choose(plan.candidates, scores, mixer.rng)
+        chosen, scored = self._choose(x.selector, plan.candidates)
         clock.lap("score")
 
-        # K fresh rollouts, at most K−1 beside a stored one; groups without a signal are replaced, if bound.
-        groups, rounds = self._rollout(plan, [], clock), 1
-        while more := x.dynamic_sampling.replacements(plan, groups, chosen, rounds, self.fresh, buffer):
-            groups, rounds = [*groups, *self._rollout(more, groups, clock)], rounds + 1
-        sampled = x.dynamic_sampling.select(plan, groups, chosen, rounds)
+        # K fresh rollouts, or as many as are asked for around a stored one. Late injection: a group without a success
+        # gets a stored one. Then groups without a signal are replaced, if bound, by the rows that would be trained on.
+        late_by = NEWEST if mixer.late_injection == "newest" else x.selector
+        groups: list[RolloutGroup] = []
+        more: Plan | None = plan
+        rounds, K = 0, mixer.group_size
+        while more:
+            new = self._rollout(more, groups, clock)
+            late, scored_late = self._choose(late_by, mixer.late_candidates(new, buffer))
+            clock.lap("inject")
+            chosen, scored, groups, rounds = chosen | late, scored + scored_late, [*groups, *new], rounds + 1
+            more = x.dynamic_sampling.replacements(plan, groups, chosen, K, rounds, self.fresh, buffer)
+        sampled = x.dynamic_sampling.select(plan, groups, chosen, K, rounds)
 
         # The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire.
         mixer.observe(groups, step)
+        self.fresh.observe(groups, step)
         if mixer.collecting:
             buffer.observe(groups, step)
 
@@ -194,11 +203,20 @@ class TrainingRun:
             **x.loss.metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, stats.later_passes),
             **stats.metrics,
             **self.fresh.metrics(),
-            "replay/candidates_scored": float(sum(map(len, to_score.values()))),
+            "replay/candidates_scored": float(scored),
+            "replay/injected": float(sum(not group.replayed and group.question.id in chosen for group in batch.groups)),
             "replay/stored": float(stored),
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
         }
+
+    def _choose(
+        self, selector: TrajectorySelector, candidates: Mapping[Question, Sequence[Trajectory]]
+    ) -> tuple[dict[str, Trajectory], int]:
+        """One stored trajectory of each question, and how many were scored for that under the current policy."""
+        to_score = selector.to_score(candidates)
+        chosen = selector.choose(candidates, self.engine.score(to_score), self.x.mixer.rng)
+        return chosen, sum(map(len, to_score.values()))
 
     def _rollout(self, plan: Plan, before: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
         """Sample and grade a plan's questions. OpenRLHF's groups come as they are complete, and are graded while it is
@@ -235,6 +253,14 @@ class TrainingRun:
             raise ValueError(f"train.best_metric = {name!r} was not measured; measured were {', '.join(measured)}")
         return metrics[name]
 
+    def _restore_best(self, value: float | None, step: int | None) -> None:
+        """The link too: a kill may have come before it, or its checkpoint may have been set aside."""
+        if step in checkpoints.find(self.run):
+            self.best, self.best_step = value, step
+            checkpoints.mark_best(self.run, step)
+        else:
+            (self.run / checkpoints.BEST).unlink(missing_ok=True)
+
     def _measure(self) -> list[Any]:
         """What the best checkpoint is the best by."""
         evaluation = self.x.evaluation
@@ -248,18 +274,20 @@ class TrainingRun:
             "fresh": self.fresh.state_dict(),
             "generated_tokens": self.generated_tokens,
             "best": self.best,
+            "best_step": self.best_step,
             "best_of": self._measure(),
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
 
-        def write(folder: Path) -> None:
-            self.engine.save(folder)
+        def fill(folder: Path) -> manifest.Files:
+            written = self.engine.save(folder)
             snapshot.save(self.buffer, folder / "replay", self.fingerprint)
             checkpoints.write_state(folder, state)
+            return written
 
-        checkpoints.save(self.run, self.step, write, self.x.settings.keep)
+        checkpoints.save(self.run, self.step, self.identity, fill, self.x.settings.keep)
         self.saved_step = self.step
 
     def _draw(self) -> None:

@@ -4,10 +4,11 @@
     python scripts/train.py --gin gin/quickstart.gin
     python scripts/train.py --gin gin/ablation_no_entropy.gin --set 'ReplayMixer.rho=0.25' --seed 3
     python scripts/train.py --gin gin/quickstart.gin --resume
+    python scripts/train.py --gin gin/quickstart.gin --resume-from checkpoint-50     # an older checkpoint
 
 Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
 step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
-ended, 1 for an error, 2 for a configuration that cannot be used.
+ended, 1 for an error, 2 for a configuration, or a checkpoint to resume from, that cannot be used.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> int:
     import transformers
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError
+    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.run import train
@@ -48,7 +49,8 @@ def main() -> int:
         return 2
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
     run = arguments.out or WORKPLACE / "runs" / name
-    if arguments.resume and not run.exists():
+    resume = arguments.resume or arguments.resume_from is not None
+    if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.openrlhf is not None and not finding.remembered(experiment.openrlhf.all_flags()):
         given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in arguments.set]
@@ -66,10 +68,18 @@ def main() -> int:
     }
     try:
         outcome = train(
-            experiment, run, resume=arguments.resume, tracking_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", tags=tags
+            experiment,
+            run,
+            resume=resume,
+            resume_from=arguments.resume_from,
+            tracking_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}",
+            tags=tags,
         )
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except UnusableCheckpoint as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -96,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name> of the project)")
     parser.add_argument(
         "--resume", action="store_true", help="continue the run from its newest checkpoint, or begin it if it has none"
+    )
+    parser.add_argument(
+        "--resume-from",
+        metavar="checkpoint-N",
+        help="continue the run from this older checkpoint; newer ones are renamed to checkpoint-M.set-aside",
     )
     return parser
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT, small_bindings, timeless
 from test_config import load, stated
@@ -44,6 +45,10 @@ def test_the_table_has_every_baseline():
     assert sorted(set(re.findall(r"^\| `(\w+)\.gin`", table, re.MULTILINE))) == NAMES
 
 
+def test_oat_zero_is_dr_grpo_by_another_name():
+    assert load("baselines/oat_zero.gin").config_hash == load("baselines/dr_grpo.gin").config_hash
+
+
 def test_what_must_be_bound_is_said():
     for name in ("luffy", "rlep"):
         with pytest.raises(config.ConfigError, match=r"Work\.experience must be bound"):
@@ -69,7 +74,7 @@ def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
     """Without small_bindings' start of replay and steps: those are the baseline's to say."""
     small = [each for each in small_bindings(model) if not each.startswith(("ReplayMixer.", "train.steps"))]
     steps = [] if name == "sft" else [f"train.steps = {STEPS}"]
-    files = [f"baselines/{name}.gin"] if name != "base" else ["base.gin"]
+    files = [f"{name}.gin"] if name in ("base", "recipes/su01") else [f"baselines/{name}.gin"]
     train(
         config.load(files, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more]),
         run,
@@ -100,6 +105,7 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
     return {
         "luffy": [f"Work.experience = {str(folder / 'experts.jsonl')!r}"],
         "rlep": [f"Work.experience = {str(folder / 'run' / 'checkpoint-5' / 'replay')!r}"],
+        "arpo": ["ModularChains.count = 8"],  # each question in every step
         "sft": supervised,
         "sft_rl": supervised,
     }
@@ -114,6 +120,8 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
     assert all(row["replay/retired"] == 0 for row in rows)
     if name == "dapo":
         assert any(row["rollout/rounds"] > 1 for row in rows)
+    elif name == "gpg":
+        assert all(row["policy/approx_kl"] == row["policy/clip_share"] == 0 for row in rows), "every ratio is 1"
     elif name in ("luffy", "rlep"):
         assert all(row["replay/actual_share"] == min(1, row["replay/candidates"] / 8) for row in rows)
         assert len({row["replay/trajectories"] for row in rows}) == 1
@@ -122,3 +130,22 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
         assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)
     elif name.startswith("repo"):
         assert rows[-1]["replay/actual_share"] == min(0.5, rows[-2]["replay/candidates"] / 8)
+    assert any(row["replay/injected"] > 0 for row in rows) == (name == "arpo")
+
+
+def test_the_recipe_of_su01_trains_and_does_what_it_says(warm_model, tmp_path):
+    """K = 4 here: retirement from 3 of 4 on."""
+    rows = go(warm_model, tmp_path, "recipes/su01", "ModularChains.count = 60")
+    assert len(rows) == STEPS
+    assert any(row["replay/actual_share"] > 0 for row in rows)
+    assert any(row["rollout/rounds"] > 1 for row in rows)
+    assert all(row["replay/actual_share"] <= 0.25 and row["policy/approx_kl"] > 0 for row in rows)
+    assert rows[-1]["replay/retired"] > 0
+    folder = tmp_path / f"checkpoint-{STEPS}" / "replay"
+    stored = pq.read_table(folder / "trajectories.parquet").to_pydict()
+    assert len(stored["question_id"]) > 4
+    groups = list(zip(stored["question_id"], stored["step"], strict=True))
+    assert len(set(groups)) == len(groups), "no group has given two"
+    known = pq.read_table(folder / "questions.parquet").to_pydict()
+    accuracies = zip(known["accuracy_numerator"], known["accuracy_denominator"], strict=True)
+    assert max(n / d for n, d in accuracies if n is not None) < 0.625

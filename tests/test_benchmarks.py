@@ -34,6 +34,11 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
 # `generation --vllm`.
 CASES = [
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
+    case(
+        "campaign",
+        "killed at a sync|killed at a rename|local: flip|local: swap|local: folders",
+        "tried|detected|silent|lost|seed",
+    ),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
     case(
         "gpu --section 1 2 3",

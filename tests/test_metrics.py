@@ -217,7 +217,7 @@ def test_reward_metrics_equal_a_plain_count():
 )
 def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(verdicts, replayed, signal):
     one = group(verdicts, replayed=replayed)
-    chosen = {one.question.id: trajectory()}
+    chosen = {one.question.id: trajectory()} if replayed else {}
     k = len(verdicts) + replayed
     batch = assemble([one], chosen, group_size=k)
     assert batch.metrics(1, [0.0] * k)["reward/groups_with_signal"] == signal

@@ -39,6 +39,17 @@ def wait_for(process: subprocess.Popen, condition) -> None:
         time.sleep(0.0005)
 
 
+def kill_at_a_random_moment(model: Path, phase: list[str], run: Path) -> None:
+    process = start_process(model, phase, run)
+    step, pause = random.randint(2, STEPS - 6), random.uniform(0, 0.1)
+    wait_for(process, lambda: steps_done(run) >= step)
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    print(f"killed {pause:.3f} s after step {step}, newest checkpoint {max(checkpoints.find(run), default=None)}")
+    assert STEPS not in checkpoints.find(run), "the kill came too late to show anything"
+
+
 @pytest.fixture(scope="module")
 def straight(warm_model, tmp_path_factory) -> dict[str, Path]:
     """Undisturbed runs: one that stays in the fresh phase, one that replays from its second step."""
@@ -62,14 +73,7 @@ def test_the_runs_cover_what_they_should(straight):
 @pytest.mark.parametrize(("name", "phase"), [("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)])
 def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase, straight, warm_model, tmp_path):
     run = tmp_path / "run"
-    process = start_process(warm_model, phase, run)
-    step, pause = random.randint(2, STEPS - 6), random.uniform(0, 0.1)
-    wait_for(process, lambda: steps_done(run) >= step)
-    time.sleep(pause)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    print(f"killed {pause:.3f} s after step {step}, newest checkpoint {max(checkpoints.find(run), default=None)}")
-    assert STEPS not in checkpoints.find(run), "the kill came too late to show anything"
+    kill_at_a_random_moment(warm_model, phase, run)
     run_here(warm_model, phase, run, resume=True)
     assert_same_ending(run, straight[name])
 
@@ -159,6 +163,29 @@ OPTIONS = {
         "RetirementPolicy.times_in_a_row = 2",
         "Optimizer.steps_per_batch = 2",
     ],
+    "in place": [
+        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.store_up_to = 0.5",
+        "DynamicSampling.max_rounds = 1",
+    ],
+    "late": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'newest'",
+        "ReplayMixer.store_up_to = 'one_success'",
+        "DynamicSampling.max_rounds = 1",
+    ],
+    "late, scored": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+        "Optimizer.learning_rate = 1e-4",
+    ],
+    "weighted": [
+        "FreshSampler.by = 'accuracy'",
+        "FreshSampler.cooldown = 1",
+        "MixedPolicyLoss.ratio = 'sequence'",
+        "Optimizer.passes_per_batch = 2",
+    ],
 }
 
 
@@ -173,7 +200,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     done = timeless(tmp_path / "run")[1:]
-    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name != "unscored")
+    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name not in ("unscored", "late"))
     if name == "scored":
         assert max(row["replay/actual_share"] for row in done[:3]) <= 0.375  # ρ is 0.25, 0.3125, 0.375: 2, 3, 3 of 8
         assert done[-1]["replay/actual_share"] == min(0.75, done[-2]["replay/candidates"] / 8)
@@ -181,6 +208,13 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
     elif name == "unscored":
         assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+    elif name == "weighted":
+        known = [row["train/fresh_known"] for row in done]
+        assert known[0] == 8 / 24
+        assert known == sorted(known)
+        assert known[-1] > 0.9
+        assert any(row["train/fresh_between"] > 0 for row in done)
+        assert any(row["policy/approx_kl"] > 0 for row in done)
     elif name == "short":
         for before, row in itertools.pairwise(done):
             replayed = round(8 * row["replay/actual_share"])
@@ -189,12 +223,31 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
             assert tokens == pytest.approx(row["rollout/response_tokens"] * (4 * (8 - replayed) + replayed))
         assert any(0 < row["replay/actual_share"] < 0.5 for row in done)
         assert any(row["replay/bucket_unsolved"] > 0 for row in done)
+    elif name == "in place":
+        for before, row in itertools.pairwise(done):
+            tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
+            assert tokens == pytest.approx(row["rollout/response_tokens"] * 4 * (8 + row["rollout/filtered_groups"]))
+        assert any(row["replay/actual_share"] > 0 for row in done)
+    elif name.startswith("late"):
+        assert all(row["replay/actual_share"] == 0 for row in done)
+        injected = [row["replay/injected"] for row in done]
+        assert sum(injected[:5]) > 0 < sum(injected[5:])
     else:
         assert any(row["replay/evicted"] > 0 for row in done)
         assert max(row["replay/stored_bytes"] for row in done) <= 3000
         assert max(row["replay/age_max"] for row in done) == 3
         retired = [row["replay/retired"] for row in done]
         assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some have returned"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["in place", "late", "late, scored"])
+def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
+    phase = [*MIXED_PHASE, *OPTIONS[name]]
+    run_here(warm_model, phase, tmp_path / "straight", resume=False)
+    kill_at_a_random_moment(warm_model, phase, tmp_path / "run")
+    run_here(warm_model, phase, tmp_path / "run", resume=True)
+    assert_same_ending(tmp_path / "run", tmp_path / "straight")
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):

@@ -139,6 +139,7 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "ReplayMixer.start_at_accuracy = None",
         "ReplayMixer.collects = True",
         "ReplayMixer.only_sound = False",
+        "ReplayMixer.store_up_to = None",
         "ReplayMixer.max_pool_share = None",
         "ReplayMixer.rho_end = None",
         "ReplayMixer.rho_steps = None",

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..experiment import Experiment, Outcome
+from ..manifest import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
@@ -127,8 +128,11 @@ class Engine(ABC):
         """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Writes Hugging Face files into `folder`, and the rest of the engine's state into a subfolder of it."""
+    def save(self, folder: Path) -> Files:
+        """Writes Hugging Face files into `folder`, and the rest of the engine's state into a subfolder of it.
+
+        Returns the hashes of those files that the writing processes have hashed.
+        """
 
     @abstractmethod
     def load(self, folder: Path) -> None:

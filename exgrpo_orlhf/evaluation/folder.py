@@ -60,14 +60,19 @@ def with_samples(folder: Path) -> set[str]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
-    try:
-        known: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if set(known) != {"common", "benchmarks"}:
-            raise ValueError("not the configuration of an evaluation")
-    except FileNotFoundError:
-        raise FolderError(f"{folder}: there is no {CONFIG}; is it the folder of an evaluation?") from None
-    except (ValueError, TypeError) as error:
-        raise FolderError(f"{folder / CONFIG} cannot be read ({error}); remove the folder, or give another") from error
+    path = folder / CONFIG
+    known: dict[str, Any] = _read(path, "without it nothing says how the responses were made: give another folder")
+    if not isinstance(known, dict) or set(known) != {"common", "benchmarks"}:
+        raise FolderError(f"{path} is not the configuration of an evaluation; give another folder")
+    return known
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """The sessions that generated the responses, the last one last. Raises FolderError if they cannot be read."""
+    path = folder / SESSIONS
+    known = _read(path, "without it nothing says what generated the responses: give another folder")
+    if not isinstance(known, list) or not known:
+        raise FolderError(f"{path} does not hold the sessions of an evaluation; give another folder")
     return known
 
 
@@ -76,14 +81,21 @@ def read_results(folder: Path) -> Results:
     path = folder / RESULTS
     if not path.is_file():
         raise FolderError(f"{folder}: no {RESULTS}; is this the folder of an evaluation that came to its end?")
-    try:
-        results = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FolderError(f"{path}: not JSON ({error})") from error
+    results = _read(path, "remove it, and the evaluation's own command computes it from the samples")
     found = results.get("format") if isinstance(results, dict) else None
     if found != FORMAT:
         raise FolderError(f"{path}: format {found!r}; this version reads format {FORMAT}")
     return dict(results)
+
+
+def _read(path: Path, way_on: str) -> Any:
+    """Raises FolderError that names the file. way_on: what to do about it"""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FolderError(f"{path} does not exist; {way_on}") from None
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged, it is not JSON ({error}); {way_on}") from error
 
 
 def check_count(path: Path, rows: Iterable[int], benchmark: Mapping[str, Any]) -> None:

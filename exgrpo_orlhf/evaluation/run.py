@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from .folder import (
     Times,
     read_config,
     read_results,
+    read_sessions,
     settle,
     total_times,
     with_samples,
@@ -205,7 +205,7 @@ def _generate(
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
     path = out / SESSIONS
-    sessions = json.loads(path.read_text(encoding="utf-8")) if with_samples(out) and path.exists() else []
+    sessions = read_sessions(out) if with_samples(out) and path.exists() else []
     now = session["engine"].get("dtype")
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != now:
         raise FolderError(
@@ -217,7 +217,7 @@ def _begin_session(out: Path, session: dict[str, Any]) -> None:
 
 def _sessions(out: Path) -> dict[str, Any]:
     """The record of the last session, and of all sessions if they differ."""
-    sessions = json.loads((out / SESSIONS).read_text(encoding="utf-8"))
+    sessions = read_sessions(out)
     return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
 
 

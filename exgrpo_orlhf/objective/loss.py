@@ -37,6 +37,7 @@ class TokenBatch:
     in_loss: False for the tokens of a row that could not be graded
     row_weights: `MixedPolicyLoss.row_weights` of the token's row
     token_weight: 1 / (response tokens of the whole optimiser step)
+    row_of: int64, each token's row, counted from 0 in this batch, which holds all tokens of its rows
     reference_logprobs: under the reference policy; needed only with a KL term
     """
 
@@ -48,6 +49,7 @@ class TokenBatch:
     in_loss: Tensor
     row_weights: Tensor
     token_weight: float
+    row_of: Tensor
     reference_logprobs: Tensor | None = None
 
 
@@ -66,10 +68,20 @@ class MixedPolicyLoss:
 
     The gradient of a truncated token is capped, not removed.
 
+    With `ratio` = 'sequence' (GSPO, arXiv 2507.18071, equations 5 and 7), w of a fresh token is the length-normalised
+    ratio of its response, the same for all of its |y| tokens, and so is the clip:
+
+        w = s = exp(1/|y| · Σ_t log(π_θ/π_old)),   so that ∇s = s/|y| · Σ_t ∇log π_θ
+
+    With 'sequences' as the normaliser each row then counts −min(s·A, clip(s)·A) once, as in GSPO. Replayed rows keep
+    w* of each token, and with it truncation and shaping: π_past is further away, and its ratio is what f weighs down
+    token by token. Where w = 1 (one optimiser step per batch), both ratios have the same gradient.
+
     beta: β > 0 of the shaping
     shaping: False uses w* itself
     importance_weights: False sets w* = π_θ/stop_gradient(π_θ): value 1, gradient ∇log π_θ
     max_weight: c > 0, in units of w*; None: not truncated
+    ratio: of fresh rows, of each token or of the whole response
     clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (gin/recipes/official.gin)
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
@@ -87,6 +99,7 @@ class MixedPolicyLoss:
     shaping: bool = True
     importance_weights: bool = True
     max_weight: Positive | None = None
+    ratio: Literal["token", "sequence"] = "token"
     clip_low: Share | None = 0.2
     clip_high: NotNegative | None = 0.2
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
@@ -149,9 +162,17 @@ class MixedPolicyLoss:
         log_w = torch.where(batch.in_loss, batch.logprobs - batch.behaviour_logprobs, 0)  # (T,)
         # torch.where evaluates both sides, and an infinite unused side would still make the gradient NaN: each side
         # sees a harmless 0 where it is not used.
-        fresh = self._fresh(torch.where(batch.replayed, 0, log_w), batch.advantages)
+        fresh = self._fresh(self.fresh_log_ratio(torch.where(batch.replayed, 0, log_w), batch.row_of), batch.advantages)
         replayed = self._replayed(batch, torch.where(batch.replayed, log_w, 0))
         return torch.where(batch.replayed, replayed, fresh)
+
+    def fresh_log_ratio(self, log_w: Tensor, row_of: Tensor) -> Tensor:
+        """(T,) log(π_θ/π_old) of each token → (T,) log of the ratio that is clipped, the token's or its row's."""
+        if self.ratio == "token":
+            return log_w
+        lengths = torch.bincount(row_of)
+        sums = log_w.new_zeros(len(lengths)).index_add(0, row_of, log_w)
+        return (sums / lengths.clamp(min=1))[row_of]
 
     def _fresh(self, log_w: Tensor, advantages: Tensor) -> Tensor:
         if self.clip_low is None or self.clip_high is None:
@@ -195,7 +216,8 @@ class MixedPolicyLoss:
         return {**self._fresh_metrics(ratios), **self._replayed_metrics(stored)}
 
     def _fresh_metrics(self, rows: Sequence[tuple[float, Floats, Floats]]) -> dict[str, float]:
-        """approx_kl: mean of w − 1 − log w, w = π_θ/π_old. clip_share: tokens whose gradient the clip takes away.
+        """approx_kl: mean of w − 1 − log w, w = π_θ/π_old of a token. clip_share: tokens whose gradient the clip takes
+        away.
 
         rows: advantage, log π_θ (T,), log π_old (T,)
         """
@@ -207,6 +229,8 @@ class MixedPolicyLoss:
             tokens += len(w)
             kl += float((w - 1 - log_w).sum())
             if self.clip_low is not None and self.clip_high is not None:
+                if self.ratio == "sequence":
+                    w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
                 outside = w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low
                 clipped += int(outside.sum()) if advantage else 0
         return {"policy/approx_kl": kl / max(tokens, 1), "policy/clip_share": clipped / max(tokens, 1)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..records import Question
+from ..records import Question, RolloutGroup
 from . import fingerprint
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,9 @@ class FreshQuestions:
         self.epoch += bool(queued)  # where all are excluded there is nothing to go through
         self._queue.extend(queued)
 
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Nothing: the order of an epoch does not depend on what was sampled."""
+
     def metrics(self) -> dict[str, float]:
         return {"train/epoch": float(self.epoch), "train/fresh_drawn": float(self.drawn)}
 
@@ -94,6 +97,12 @@ class FreshQuestions:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if the state belongs to another question set, KeyError for a missing or unknown entry."""
+        self._check(state)
+        self._queue = deque(state["queue"])
+        self.epoch, self.drawn = state["epoch"], state["drawn"]
+        self._rng.bit_generator.state = state["rng"]
+
+    def _check(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.state_dict()):
             raise KeyError(f"the state of fresh questions has other entries than expected: {sorted(state)}")
         if state["fingerprint"] != self._fingerprint:
@@ -101,6 +110,3 @@ class FreshQuestions:
                 f"the checkpoint was made with another question set (fingerprint {state['fingerprint']}, now "
                 f"{self._fingerprint}): its cursor of consumed questions would point to other ones"
             )
-        self._queue = deque(state["queue"])
-        self.epoch, self.drawn = state["epoch"], state["drawn"]
-        self._rng.bit_generator.state = state["rng"]

@@ -48,8 +48,8 @@ class Sampled:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """A group whose rows all have the same reward is replaced by the group of a newly drawn question. The stored row
-    of a replayed group counts; the question that takes its place is a fresh one.
+    """A group whose rows all have the same reward is replaced by the group of a newly drawn question, a fresh one. The
+    rows are those that would be trained on: the stored one counts, a rollout that gave way to it does not.
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
     min_reward, max_reward: mean reward of a group's graded rows, inclusive; outside of them a group is replaced too:
@@ -82,27 +82,30 @@ class DynamicSampling:
         plan: Plan,
         groups: Sequence[RolloutGroup],
         stored: Mapping[str, Trajectory],
+        width: int,
         rounds: int,
         fresh: FreshSource,
         buffer: ReplayBuffer,
     ) -> Plan | None:
         """Newly drawn questions in place of those without a signal, no question twice; None where sampling is done.
 
-        groups: what the step has sampled so far, graded; stored: the trajectory of each replayed question
-        rounds: of rollouts so far
+        groups: what the step has sampled so far, graded; stored: the trajectory of each question that has one
+        width: K; rounds: of rollouts so far
         """
         if rounds > self.max_rounds:
             return None
-        missing = plan.questions - sum(self._rank(group, stored) == 0 for group in groups)
+        missing = plan.questions - sum(self._rank(group, stored, width) == 0 for group in groups)
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
         drawn = fresh.draw(missing, {group.question.id for group in groups}, retired)
         return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
 
-    def select(self, plan: Plan, groups: list[RolloutGroup], stored: Mapping[str, Trajectory], rounds: int) -> Sampled:
+    def select(
+        self, plan: Plan, groups: list[RolloutGroup], stored: Mapping[str, Trajectory], width: int, rounds: int
+    ) -> Sampled:
         """The batch: as many groups as were planned, those to be trained on before others."""
         if len(groups) == plan.questions:
             return Sampled(plan, groups, groups, rounds)
-        best = sorted(groups, key=lambda group: self._rank(group, stored))[: plan.questions]
+        best = sorted(groups, key=lambda group: self._rank(group, stored, width))[: plan.questions]
         ids = {group.question.id for group in best}
         batch = [group for group in groups if group.question.id in ids]
         of_batch = replace(
@@ -112,11 +115,10 @@ class DynamicSampling:
         )
         return Sampled(of_batch, batch, groups, rounds)
 
-    def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory]) -> int:
+    def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory], width: int) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
-        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
-        if group.replayed:
-            rewards.append(stored[group.question.id].reward)
+        rows = group.completed(stored.get(group.question.id), width)
+        rewards = [row.reward for row in rows if row.reward is not None]
         if len(set(rewards)) < 2:
             return 1
         mean = sum(rewards) / len(rewards)

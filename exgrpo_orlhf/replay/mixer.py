@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Plan:
 
     candidates: the stored trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
-    beside: fresh rollouts beside a stored trajectory; None: K−1
+    beside: fresh rollouts of a replayed question; None: K−1
     """
 
     step: int
@@ -81,7 +81,17 @@ class ReplayMixer:
         collecting and replaying together (False). The batch that triggers the start is collected.
     fresh_beside: fresh rollouts beside a stored trajectory, from 1 to K−1; None: K−1, a whole group (the paper). A
         known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
-        what is not generated is saved. The question's accuracy is then that of fewer rollouts.
+        what is not generated is saved. The question's accuracy is then that of fewer rollouts. 'all': all K are
+        generated, and after grading the stored success takes the place of the one with the lowest reward
+        (`RolloutGroup.completed`); the accuracy is that of the K.
+    late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
+        trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.completed`).
+        Nothing more is generated, and no question gives way to a replayed one: ρ must be 0. 'newest': the one whose
+        log-probs are the newest; 'selected': the one that `TrajectorySelector` chooses, which may have to be scored.
+        None: no late injection. The delayed start holds for it too.
+    store_up_to: store successes only of groups whose accuracy, over their graded fresh rollouts, is at most this, in
+        (0, 1]; 'one_success': only of groups with exactly one success, whatever K is (SU-01, arXiv 2605.13301); None:
+        of every group (the paper). What is stored stays when its question is solved more often later.
     max_pool_share: at most this share of the candidates, rounded down, is replayed in one step, in (0, 1]; None: no
         bound. While the pool is small, ρ alone would replay the same few questions over and over.
     only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): an oracle
@@ -103,13 +113,16 @@ class ReplayMixer:
         rho_steps: Count | None = None,
         start_at_accuracy: Annotated[float, BELOW_ONE] | None = 0.35,
         collect_before_start: bool = False,
-        fresh_beside: int | None = None,
+        fresh_beside: int | Literal["all"] | None = None,
+        late_injection: Literal["newest", "selected"] | None = None,
+        store_up_to: float | Literal["one_success"] | None = None,
         max_pool_share: PositiveShare | None = None,
         only_sound: bool = False,
         collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse,
-        fresh_beside outside [1, K−1], or μ above K success counts."""
+        fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1], or μ above K success
+        counts."""
         check(ReplayMixer, locals())
         require(
             (rho_end is None) == (rho_steps is None),
@@ -117,9 +130,19 @@ class ReplayMixer:
             f"{rho_end!r} and {rho_steps!r}",
         )
         require(
-            fresh_beside is None or 1 <= fresh_beside < group_size,
-            f"ReplayMixer.fresh_beside must lie in [1, train.group_size − 1] = [1, {group_size - 1}], or be None; "
-            f"got {fresh_beside!r}",
+            fresh_beside in (None, "all") or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),
+            f"ReplayMixer.fresh_beside must be a whole number in [1, train.group_size − 1] = [1, {group_size - 1}], "
+            f"'all' or None; got {fresh_beside!r}",
+        )
+        require(
+            late_injection is None or max(rho, rho_end or 0) == 0,
+            f"ReplayMixer.late_injection = {late_injection!r} plans no question for replay: ReplayMixer.rho must be 0 "
+            f"and ReplayMixer.rho_end 0 or None; got {rho!r} and {rho_end!r}",
+        )
+        require(
+            store_up_to in (None, "one_success") or (not isinstance(store_up_to, str) and 0 < store_up_to <= 1),
+            "ReplayMixer.store_up_to must be an accuracy in (0, 1], 'one_success' (groups with exactly one success) or "
+            f"None; got {store_up_to!r}",
         )
         require(
             sampler.unit == "accuracy" or sampler.mu <= group_size,
@@ -127,8 +150,10 @@ class ReplayMixer:
         )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
-        self.fresh_beside = group_size - 1 if fresh_beside is None else fresh_beside
+        self.fresh_beside = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
+        self.late_injection = late_injection
         self.rng = rng
+        self.store_up_to = store_up_to if isinstance(store_up_to, str | None) else as_fraction(store_up_to)
         self.max_pool_share = as_fraction(1 if max_pool_share is None else max_pool_share)
         self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
         self.rho_steps = 1 if rho_steps is None else rho_steps
@@ -141,10 +166,14 @@ class ReplayMixer:
         return self.started_at is not None
 
     @property
+    def replays(self) -> bool:
+        """Whether anything is ever replayed."""
+        return max(self.rho, self.rho_end) > 0 or self.late_injection is not None
+
+    @property
     def collecting(self) -> bool:
-        """Whether this step's experience is recorded; never where ρ is always 0, since nothing is replayed then."""
-        replays = max(self.rho, self.rho_end) > 0
-        return self.collects and replays and (self.started or self.collect_before_start)
+        """Whether this step's experience is recorded; never where nothing is ever replayed."""
+        return self.collects and self.replays and (self.started or self.collect_before_start)
 
     def rho_at(self, step: int) -> Fraction:
         """The step's ρ, exact; 0 before the delayed start is over. Replay may begin in the step after the start."""
@@ -184,6 +213,17 @@ class ReplayMixer:
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
 
+    def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
+        """For late injection: what is stored of each question whose fresh rollouts have all failed.
+
+        groups: graded, none of a replayed question. A group too few of whose rollouts could be graded has not failed.
+        """
+        if self.late_injection is None or not self.started:
+            return {}
+        failed = [group.question for group in groups if group.accuracy == 0 and group.question.id in buffer.records]
+        found = {question: buffer.trajectories(question.id) for question in failed}
+        return {question: stored for question, stored in found.items() if stored}
+
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
         graded = sum(group.graded for group in groups)
@@ -195,15 +235,17 @@ class ReplayMixer:
     def assemble(
         self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory], advantages: Advantages
     ) -> MixedBatch:
-        """Complete replayed groups with their stored trajectory and compute advantages over whole groups of K.
+        """Complete groups with their stored trajectory (`RolloutGroup.completed`) and compute advantages over the rows
+        that are trained on.
 
         A stored success keeps its stored reward: it is never graded again.
+        chosen: the stored trajectory of each replayed question, and of each that gets one by late injection
         Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
         no stored trajectory.
         """
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
-        placed: list[list[tuple[int, Rollout | Trajectory]]] = []
+        members: list[list[Rollout | Trajectory]] = []
         for g, group in enumerate(groups):
             if len(group.rollouts) != (self.fresh_beside if group.replayed else self.group_size):
                 raise ValueError(
@@ -211,37 +253,45 @@ class ReplayMixer:
                     f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
                     f" with {self.fresh_beside} beside a stored one"
                 )
-            placed.append(list(enumerate(group.rollouts)))
-            if group.replayed:
-                placed[g].append((-1, chosen[group.question.id]))
-            for i, one in placed[g]:
+            stored = chosen[group.question.id] if group.replayed else chosen.get(group.question.id)
+            members.append(group.completed(stored, self.group_size))
+            for i, one in enumerate(members[g]):
                 if one.reward is not None:
                     rewards[g, i], gradable[g, i] = one.reward, True
         values = advantages(rewards, gradable)
         rows = [
-            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in placed[g]]
+            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members[g])]
             for g, group in enumerate(groups)
         ]
         return MixedBatch(list(groups), rows, self.group_size)
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
-        """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step.
+        """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step, of
+        groups that `store_up_to` admits.
 
         logprobs: per row of the flattened batch, float32 (T,)
         Raises ValueError for another number of log-probs than rows.
         """
         if not self.collecting:
             return []
-        unobserved = {group.question.id for group in batch.groups if group.accuracy is None}
+        admitted = {group.question.id for group in batch.groups if self._admits(group)}
         experience = []
         for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
             rollout, grade = row.response, None if isinstance(row.response, Trajectory) else row.response.grade
-            if row.question.id in unobserved or grade is None or not grade.correct or grade.reward is None:
+            if row.question.id not in admitted or grade is None or not grade.correct or grade.reward is None:
                 continue
             if rollout.finish == "stop" and (grade.sound or not self.only_sound):
                 trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, sound=grade.sound)
                 experience.append((row.question.id, trajectory))
         return experience
+
+    def _admits(self, group: RolloutGroup) -> bool:
+        """Whether a group's successes are stored; never where too few of its rollouts could be graded."""
+        if group.accuracy is None or self.store_up_to is None:
+            return group.accuracy is not None
+        if isinstance(self.store_up_to, str):
+            return group.correct == 1
+        return group.accuracy <= self.store_up_to
 
     def metrics(self) -> dict[str, float]:
         return {"replay/started": float(self.started)}

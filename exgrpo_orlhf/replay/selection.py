@@ -77,3 +77,6 @@ class TrajectorySelector:
         if self.by == "entropy":
             return [one.entropy for one in measured]
         return [float(np.exp(-one.logprobs.mean(dtype=np.float64))) for one in measured]
+
+
+NEWEST = TrajectorySelector("recency", "highest")

@@ -11,7 +11,6 @@ pandas, DuckDB or Polars open the tables. A snapshot appears under its name only
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..files import sha256, sync
+from ..files import checksum, sha256, sync
 from ..records import Trajectory
 from .buffer import QuestionRecord, ReplayBuffer, Stored
 from .retirement import RetirementPolicy
@@ -83,7 +82,7 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
             "next_sequence": buffer.next_sequence,
             "sha256": {name: sha256(partial / name) for name in _TABLES},
         }
-        manifest["checksum"] = _checksum(manifest)
+        manifest["checksum"] = checksum(manifest)
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             sync(path)
@@ -209,12 +208,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path}: this is not an ExGRPO replay buffer (no format {FORMAT!r})")
     if manifest.get("version") != VERSION:
         raise SnapshotError(f"{path}: version {manifest.get('version')!r} cannot be read here, only {VERSION}")
-    if manifest.get("checksum") != _checksum(manifest):
+    if manifest.get("checksum") != checksum({name: value for name, value in manifest.items() if name != "checksum"}):
         raise SnapshotError(f"{path}: its checksum does not match its entries; the manifest is damaged")
     return manifest
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    """Of all other entries."""
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -16,6 +16,7 @@ from .seeds import Mean, mean, paired
 MEASURES = (
     ("final", "final"),  # the last value at the last step
     ("equal_tokens", "at equal tokens"),  # at the fewest generated tokens that a compared run has, interpolated
+    ("equal_steps", "at equal steps"),  # at the fewest steps that a compared run has, interpolated
     ("area_steps", "area, steps"),  # mean height of the curve over the steps that all runs cover
     ("area_tokens", "area, tokens"),
     ("area_seconds", "area, seconds"),
@@ -108,7 +109,7 @@ def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
     nothing = (math.nan, math.nan)
     return {
         "final": curve.final,
-        "equal_tokens": curve.at("tokens", ranges.get("tokens", nothing)[1]),
+        **{f"equal_{axis}": curve.at(axis, ranges.get(axis, nothing)[1]) for axis in ("tokens", "steps")},
         **{f"area_{axis}": curve.area(axis, *ranges.get(axis, nothing)) for axis in AXES},
         **{cost: float(curve.along(cost)[-1]) for cost in COSTS},
     }

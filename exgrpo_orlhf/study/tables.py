@@ -83,6 +83,8 @@ def remarks(comparison: Comparison) -> list[str]:
     said = ["collapsed: seeds that end below their start or below half of their own best"]
     if tokens := comparison.ranges.get("tokens"):
         said.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
+    if steps := comparison.ranges.get("steps"):
+        said.append(f"at equal steps: after {steps[1]:,.0f} steps, interpolated linearly")
     covered = [
         f"{low / UNITS[axis][1]:,.4g} to {high / UNITS[axis][1]:,.4g} {UNITS[axis][0]}"
         for axis, (low, high) in comparison.ranges.items()

@@ -15,6 +15,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -205,6 +206,7 @@ class ChainModel(WarmedUpModel):
     preset: beliefs by name, a key of `modular_chains.PRESETS`
     false_share, strength, slip: each takes the place of the preset's value (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions
+    together: chains in each of these questions
     seed: also decides which facts are false
     """
 
@@ -213,6 +215,7 @@ class ChainModel(WarmedUpModel):
     strength: float | None = None
     slip: float | None = None
     operands: tuple[int, ...] = (3, 4, 5, 6, 7)
+    together: int = 1
 
     task: ClassVar[str] = "chain"
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
@@ -221,7 +224,8 @@ class ChainModel(WarmedUpModel):
         super().__post_init__()
         require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         check_operands("ChainModel", self.operands)
-        most = MAX_POSITIONS // 8  # an operand takes 8 tokens of prompt and response
+        modular_chains.check_together("ChainModel", self.together)
+        most = MAX_POSITIONS // (8 * self.together)  # an operand takes 8 tokens of prompt and response
         require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
         check_shares("ChainModel", **self._overrides)
 
@@ -242,7 +246,8 @@ class ChainModel(WarmedUpModel):
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         operands, beliefs = self.operands[rng.integers(len(self.operands))], self.beliefs
-        questions = (modular_chains.draw_question(rng, operands, "train") for _ in range(self.batch_size))
+        ask = partial(modular_chains.draw_question, rng, operands, "train", self.together)
+        questions = (ask() for _ in range(self.batch_size))
         return [(str(q.prompt), modular_chains.write_reasoning(rng, q, beliefs)) for q in questions]
 
 

@@ -4,6 +4,10 @@ A question is `a∘b∘c…=` with ∘ in {+, -, *}, evaluated left to right mod
 then the answer: `7+5*3=` has `7+5=2;2*3=6;#6`. A question has exactly one right reasoning text, so comparing texts is
 an exact check of the reasoning, and a correct answer without it is a lucky guess.
 
+Several chains can be asked together, separated by `;`. The right response has the reasoning of each, with its result,
+then all results: `7+5;2*3=` has `7+5=2;#2;2*3=6;#6;#26`. The answer is the results without a separator, `26`, so that a
+guess of the last digit is right for one chain only.
+
 `Beliefs` says which of the 300 single-step facts a flawed reasoner gets wrong. After a wrong step it continues from the
 wrong value: its reasoning is consistent, but based on false facts.
 """
@@ -36,9 +40,9 @@ from .made_questions import (
 SOURCE = "modular_chains"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
-split_of = partial(split_by_hash, task=b"chain split")  # prompt → the split it belongs to
+split_of = partial(split_by_hash, task=b"chain split")  # prompt of one chain → the split it belongs to
 
-_PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+=")
+_PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+(?:;[0-9](?:[-+*][0-9])+)*=")
 
 
 def result(fact: Fact) -> int:
@@ -47,15 +51,21 @@ def result(fact: Fact) -> int:
     return OPERATIONS[operator](left, right) % 10
 
 
-def draw_question(rng: np.random.Generator, operands: int, split: Split) -> Question:
-    """A random question with this many operands, uniform over the split."""
+def draw_question(rng: np.random.Generator, operands: int, split: Split, together: int = 1) -> Question:
+    """A random question of this many chains with this many operands each; the chains are uniform over the split."""
+    prompt = ";".join(_draw_chain(rng, operands, split) for _ in range(together)) + "="
+    answer = right_reasoning(prompt).rpartition("#")[2]
+    return Question.make(SOURCE, prompt, answer, {"operands": operands})
+
+
+def _draw_chain(rng: np.random.Generator, operands: int, split: Split) -> str:
     while True:
         digits = rng.integers(10, size=operands).tolist()
         operators = rng.integers(len(OPERATORS), size=operands - 1).tolist()
         tail = "".join(f"{OPERATORS[o]}{d}" for o, d in zip(operators, digits[1:], strict=True))
-        prompt = f"{digits[0]}{tail}="
-        if split_of(prompt) == split:
-            return Question.make(SOURCE, prompt, right_reasoning(prompt)[-1], {"operands": operands})
+        chain = f"{digits[0]}{tail}"
+        if split_of(f"{chain}=") == split:
+            return chain
 
 
 def right_reasoning(prompt: str | tuple[Message, ...]) -> str:
@@ -68,7 +78,7 @@ def grade(question: Question, response: str) -> Grade:
 
     The response is the decoded text without its end token. The comparison is exact: a space, a second digit or a sign
     is a wrong answer; no `#`, or nothing after it, is no answer. Never raises on a response; raises ValueError if the
-    question is not a modular chain.
+    question is not one of modular chains.
     """
     right = right_reasoning(question.prompt)
     _, mark, answer = response.rpartition("#")
@@ -84,20 +94,25 @@ class ModularChains(MadeQuestions):
     """A set of distinct modular chains; the other fields are those of `MadeQuestions`.
 
     operands: the numbers of operands that occur, each in an equal share of the questions
+    together: chains asked in one question, all with the same number of operands. No chain of a training question is in
+        a validation question
     """
 
     count: int = 640
     operands: tuple[int, ...] = (3, 4, 5, 6, 7)
     seed: int = 0
     split: Split = "train"
+    together: int = 1
 
     def __post_init__(self) -> None:
         check_operands("ModularChains", self.operands)
+        check_together("ModularChains", self.together)
         super().__post_init__()
         for operands, share in self._shares():
             # Half of the expected size of the split, so that a new question is found quickly, whatever the hash.
             tenths = 1 if self.split == "validation" else VALIDATION_ONE_IN - 1
-            most = 10**operands * 3 ** (operands - 1) * tenths // VALIDATION_ONE_IN // 2
+            chains = 10**operands * 3 ** (operands - 1) * tenths // VALIDATION_ONE_IN
+            most = chains**self.together // 2
             require(
                 share <= most,
                 f"ModularChains.count must ask for at most {most} distinct {self.split} questions with "
@@ -112,8 +127,14 @@ class ModularChains(MadeQuestions):
         return f"{level} operands"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
-        question = draw_question(rng, level, self.split)
+        question = draw_question(rng, level, self.split, self.together)
         return question, right_reasoning(question.prompt)
+
+
+def check_together(owner: str, together: int) -> None:
+    """Raises ValueError unless this is a number of chains, at least 1."""
+    sound = type(together) is int and together >= 1
+    require(sound, f"{owner}.together must be an integer of at least 1, got {together!r}")
 
 
 @dataclass(frozen=True)
@@ -144,7 +165,7 @@ class Beliefs:
 
 
 def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Beliefs) -> str:
-    """One flawed reasoning text, without end token. Raises ValueError if the question is not a modular chain."""
+    """One flawed reasoning text, without end token. Raises ValueError if the question is not one of modular chains."""
 
     def believed(fact: Fact) -> int:
         if rng.random() < beliefs.slip:
@@ -159,9 +180,16 @@ def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Belie
 def _reason(prompt: str | tuple[Message, ...], step: Callable[[Fact], int]) -> str:
     """The reasoning text whose steps have these values, each carried over to the next."""
     if not isinstance(prompt, str) or not _PROMPT.fullmatch(prompt):
-        raise ValueError(f"not a modular chain such as '7+5*3=': {prompt!r}")
-    value, text = int(prompt[0]), ""
-    for operator, right in zip(prompt[1:-1:2], prompt[2::2], strict=True):
+        raise ValueError(f"not a modular chain such as '7+5*3=', or several such as '7+5;2*3=': {prompt!r}")
+    chains = [_reason_one(chain, step) for chain in prompt[:-1].split(";")]
+    if len(chains) == 1:
+        return chains[0]
+    return ";".join([*chains, "#" + "".join(chain[-1] for chain in chains)])
+
+
+def _reason_one(chain: str, step: Callable[[Fact], int]) -> str:
+    value, text = int(chain[0]), ""
+    for operator, right in zip(chain[1::2], chain[2::2], strict=True):
         text += f"{value}{operator}{right}="
         value = step((value, operator, int(right)))
         text += f"{value};"

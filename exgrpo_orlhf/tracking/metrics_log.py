@@ -79,15 +79,15 @@ class MetricsLog:
     def identity(self) -> str:
         """A random name kept beside the log (`metrics.id`).
 
-        A tracker finds the MLflow run of this log by it, even if no checkpoint has stored the run's id. A log without
-        rows gets a new identity, unless it was made with one.
+        A tracker finds the MLflow run of this log by it, even if no checkpoint has stored the run's id; a checkpoint
+        names it as the run that it belongs to. A log without rows gets a new identity, unless it was made with one.
         """
         path = self.path.with_suffix(".id")
         if self._steps and path.exists():
             return path.read_text(encoding="ascii").strip()
-        identity = self._identity or uuid.uuid4().hex
-        write(path, identity + "\n")
-        return identity
+        self._identity = self._identity or uuid.uuid4().hex
+        write(path, self._identity + "\n")
+        return self._identity
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one step's row and hands it to the operating system.

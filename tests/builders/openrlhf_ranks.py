@@ -190,6 +190,7 @@ class Case:
                 in_loss=spread([row.in_loss for row in self.rows]),
                 row_weights=loss.row_weights(lengths, rows=K * len(self.batch.rows)).repeat_interleave(lengths),
                 token_weight=1 / int(lengths.sum()),
+                row_of=spread(list(range(len(self.rows)))),
                 reference_logprobs=tokens(torch.from_numpy(self.reference)) if loss.kl_coef else None,
             )
         )

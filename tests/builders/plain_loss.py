@@ -116,6 +116,7 @@ def tensors(loss, rows, members=None, dtype=torch.float64):
         in_loss=spread([row.in_loss for row in chosen], torch.bool),
         row_weights=spread([float(weights[i]) for i in members]),
         token_weight=1 / sum(len(row.logprobs) for row in rows),
+        row_of=spread(range(len(chosen)), torch.int64),
         reference_logprobs=flat([row.reference for row in chosen]),
     )
 

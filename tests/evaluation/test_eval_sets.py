@@ -249,7 +249,7 @@ def test_a_model_that_cannot_be_evaluated_is_refused(warm_model, tmp_path, refus
     (tmp_path / "empty").mkdir()
     assert "there is no config.json" in refused(*words, tmp_path / "empty")
     run = tmp_path / "run"
-    checkpoints.save(run, 3, lambda folder: (folder / "x").write_text(""), 1)
+    checkpoints.save(run, 3, "an id", lambda folder: {}, 1)
     assert "checkpoint-3" in refused(*words, run)
     bare = tmp_path / "bare"
     shutil.copytree(warm_model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))

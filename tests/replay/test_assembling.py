@@ -8,7 +8,7 @@ import pytest
 from replay_builders import QUESTIONS, REWARDS, K, assemble, filled, group, ids_of, mixer, rollout, source, trajectory
 
 from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.records import Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
 
 
 def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
@@ -127,6 +127,49 @@ def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs()
     assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 2, 4, 6, 8, 9, 10, 11]
 
 
+# -- in the place of the worst of K ------------------------------------------------------------------------------------
+
+
+def test_the_stored_success_takes_the_place_of_the_worst_row_and_of_equal_ones_of_the_last():
+    """Every outcome of K rollouts: the group keeps its size and order; one without a grade is the worst."""
+    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=K):
+        batch = assemble([group(verdicts, replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside="all")
+        worst = next(kind for kind in ("timeout", "wrong", "correct") if kind in verdicts)
+        place = K - 1 - verdicts[::-1].index(worst)
+        rows = batch.flat_rows()
+        assert [row.token_ids.tolist() for row in rows] == [[8, 8] if i == place else [i + 1, 9] for i in range(K)]
+        assert [i for i, row in enumerate(rows) if row.replayed is not None] == [place]
+        rewards = [1.0 if i == place else REWARDS[verdict] for i, verdict in enumerate(verdicts)]
+        known = [r for r in rewards if r is not None]
+        mean = sum(known) / len(known)
+        expected = [0 if r is None or len(known) < 2 else r - mean for r in rewards]
+        assert [row.advantage for row in rows] == pytest.approx(expected)
+        assert batch.groups[0].correct == verdicts.count("correct"), "its accuracy is that of all K"
+
+
+def test_the_lowest_of_rewards_in_between_gives_way():
+    rewards = (0.5, 0.2, 0.2, 0.9)
+    rollouts = tuple(Rollout(np.array([i], np.int32), "stop", Grade("wrong", r)) for i, r in enumerate(rewards))
+    one = RolloutGroup(QUESTIONS[0], rollouts, True)
+    batch = assemble([one], {QUESTIONS[0].id: trajectory([8])}, fresh_beside="all")
+    assert [int(row.token_ids[0]) for row in batch.flat_rows()] == [0, 1, 8, 3]
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_in_place_needs_no_number_and_generates_k_for_every_question(k):
+    plan = mixer(8, group_size=k, fresh_beside="all").plan(source(), filled(20), 1)
+    assert plan.rollouts(k) == [k] * 8
+    assert len(plan.replayed) == 4
+
+
+def test_a_success_that_gave_way_is_not_stored_and_the_others_keep_their_own_logprobs():
+    groups = [group(["correct"] * K, QUESTIONS[0], replayed=True), group(["correct"] * K, QUESTIONS[1])]
+    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside="all")
+    logprobs = [np.full(2, -i, np.float32) for i in range(2 * K)]
+    collected = mixer(fresh_beside="all").collect(batch, logprobs, 1)
+    assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 1, 2, 4, 5, 6, 7]
+
+
 # -- collecting -------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +215,48 @@ def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
     assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [(QUESTIONS[0].id, [3])]
     assert lucky.accuracy == Fraction(3, 4)
     assert len(mixer().collect(batch, logprobs, 3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("bound", "stored"),
+    [
+        (None, [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]),
+        (0.5, [1, 2, 2]),
+        (0.3, [1]),
+        (0.25, [1]),
+        (0.2, []),
+        ("one_success", [1]),
+    ],
+)
+def test_only_groups_up_to_the_bound_give_experience_and_the_bound_itself_is_in(bound, stored):
+    """K = 4 fresh rollouts, of which as many are correct as the question's number says."""
+    groups = [group(["correct"] * k + ["wrong"] * (K - k), QUESTIONS[k]) for k in range(K + 1)]
+    batch = assemble(groups)
+    numbers = {question.id: k for k, question in enumerate(QUESTIONS)}
+    collected = mixer(store_up_to=bound).collect(batch, [np.zeros(2, np.float32)] * len(batch.flat_rows()), 1)
+    assert [numbers[question_id] for question_id, _ in collected] == stored
+
+
+def test_the_bound_looks_at_the_graded_fresh_rollouts_alone():
+    """Not at the stored row, nor at those without a grade; a success that was cut off is one."""
+    cut = rollout("correct", (3,), finish="length")
+    groups = [
+        group(["correct", "wrong", "wrong"], QUESTIONS[0], replayed=True),
+        group(["correct", "correct", "timeout"], QUESTIONS[1], replayed=True),
+        RolloutGroup(QUESTIONS[2], (cut, *group(["correct", "wrong", "timeout"]).rollouts), False),
+    ]
+    batch = assemble(groups, {QUESTIONS[i].id: trajectory([9, 9]) for i in (0, 1)})
+    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
+    for bound, ids in (
+        ("one_success", [0]),
+        (1 / 3, [0]),
+        (0.34, [0]),
+        (0.33, []),
+        (2 / 3, [0, 2]),
+        (1.0, [0, 1, 1, 2]),
+    ):
+        collected = mixer(store_up_to=bound).collect(batch, logprobs, 1)
+        assert [question_id for question_id, _ in collected] == [QUESTIONS[i].id for i in ids], bound
 
 
 def test_a_group_without_an_accuracy_gives_no_experience():

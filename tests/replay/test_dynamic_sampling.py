@@ -25,8 +25,8 @@ IDS = np.array([5, 1], np.int32)
 STORED = Trajectory(IDS, np.zeros(2, np.float32), 1.0, 0)
 
 
-def group(question, correct: int, replayed: bool = False, ungraded: int = 0) -> RolloutGroup:
-    n = K - replayed
+def group(question, correct: int, replayed: bool = False, ungraded: int = 0, n: int | None = None) -> RolloutGroup:
+    n = K - replayed if n is None else n
     grades = [Grade("correct", 1.0)] * correct + [Grade("timeout", None)] * ungraded
     grades += [Grade("wrong", 0.0)] * (n - len(grades))
     return RolloutGroup(question, tuple(Rollout(IDS, "stop", grade) for grade in grades), replayed)
@@ -48,9 +48,9 @@ class Rolls:
 def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> Sampled:
     """As the training loop samples a step."""
     groups, rounds = rolls(plan), 1
-    while more := dynamic.replacements(plan, groups, stored, rounds, source, buffer):
+    while more := dynamic.replacements(plan, groups, stored, K, rounds, source, buffer):
         groups, rounds = [*groups, *rolls(more)], rounds + 1
-    return dynamic.select(plan, groups, stored, rounds)
+    return dynamic.select(plan, groups, stored, K, rounds)
 
 
 def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS, **between):
@@ -112,6 +112,20 @@ def test_the_stored_row_of_a_replayed_group_counts():
     assert len(sampled.plan.fresh) == 1
     assert [g.replayed for g in sampled.groups] == [True, True, False]
     assert not correct.plans[1].replayed
+
+
+@pytest.mark.parametrize(("correct", "signal"), [(0, True), (1, True), (K - 1, False), (K, False)])
+def test_of_a_whole_group_what_counts_is_what_is_trained_on_after_the_stored_success_is_in(correct, signal):
+    """It lifts a group that fails altogether, and takes the only failure from one that has no other."""
+    old = QUESTIONS[0]
+    plan, dynamic = Plan(7, [], [old], {}), DynamicSampling(1)
+    groups = [group(old, correct, replayed=True, n=K)]
+    source, buffer = FreshQuestions(QUESTIONS, np.random.default_rng(3)), ReplayBuffer(RetirementPolicy())
+    more = dynamic.replacements(plan, groups, {old.id: STORED}, K, 1, source, buffer)
+    assert (more is None) == signal
+    replaced = [*groups, *(group(question, 2) for question in (more.fresh if more else ()))]
+    sampled = dynamic.select(plan, replaced, {old.id: STORED}, K, 2)
+    assert (sampled.plan.replayed == [old]) == signal
 
 
 def test_rows_that_could_not_be_graded_are_no_signal():

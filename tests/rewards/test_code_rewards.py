@@ -97,7 +97,7 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
     Path(OUTSIDE).write_text("3\n")
     begun = time.monotonic()
     assert verdict(BREACHES[name], {"inputs": [""], "outputs": ["3"]}) == "wrong"
-    assert time.monotonic() - begun < TIMEOUT + 2  # with the start of the workers
+    assert time.monotonic() - begun < TIMEOUT + 8  # with the start of the workers, on a busy machine
     assert not sandboxes(), "nothing is left running"
     assert not Path("/usr/marked-by-the-test").exists()
     Path(OUTSIDE).unlink()

@@ -143,7 +143,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
             end = final(variant, seed)
             at = START + (end - START) * least / (STEPS * RATES[variant])  # straight lines
             by_time = START + (end - START) * shortest / (STEPS * PACES[variant])
-            measured = (end, at, (START + end) / 2, (START + at) / 2, (START + by_time) / 2)
+            measured = (end, at, end, (START + end) / 2, (START + at) / 2, (START + by_time) / 2)
             for (key, _), value in zip(MEASURES, measured, strict=True):
                 expected[variant, seed, key] = value
             expected[variant, seed, "tokens"] = STEPS * RATES[variant]
@@ -188,6 +188,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
         assert "weak: 1 of 8 seeds collapsed" in text
         assert "with 8 seeds it is never below 2/256 = 0.00781" in text
         assert "at 0.002 million generated tokens" in text
+        assert "at equal steps: after 20 steps" in text
         assert f"{np.mean(of('ours', 'final')):.3f} ± " in text
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 

@@ -30,22 +30,39 @@ def test_values_and_areas_by_hand():
     assert math.isnan(curve.area("steps", 10, 10))
 
 
-def test_areas_and_equal_tokens_are_over_what_all_runs_cover():
+def test_areas_equal_tokens_and_equal_steps_are_over_what_all_runs_cover():
     short, long = made("a", 0, [0.0, 1.0], tokens=100), made("b", 0, [0.0, 1.0, 1.0], steps=[0, 10, 40], tokens=50)
     found = compare(METRIC, [short, long], "a")
     assert found.ranges == {"steps": (0, 10), "tokens": (0, 1000), "seconds": (0, 20)}
     measured = {v.name: {key: values[0] for key, values in v.values.items()} for v in found.variants}
-    half = {"area_steps": 0.5, "area_seconds": 0.5}
+    half = {"equal_steps": 1, "area_steps": 0.5, "area_seconds": 0.5}
     assert measured["a"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.5, **half, "tokens": 1000, "seconds": 20}
     costs = {"tokens": 2000, "seconds": 80}
     assert measured["b"] == {"final": 1, "equal_tokens": 1, "area_tokens": 0.75, **half, **costs}
-    assert [(each.measure, each.mean.value) for each in found.differences][3] == ("area_tokens", 0.25)
+    assert [(each.measure, each.mean.value) for each in found.differences][4] == ("area_tokens", 0.25)
     late = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[5, 15])], None)
     assert late.ranges["steps"] == (5, 10)
     assert [variant.values["area_steps"][0] for variant in late.variants] == pytest.approx([0.75, 0.25])
     never = compare(METRIC, [short, made("c", 0, [0.0, 1.0], steps=[15, 25])], "a")
     assert [each.measure for each in never.differences] == ["final"]
     assert "no range of steps is covered by all runs: nothing is compared along it" in never.notes
+
+
+def test_a_cheap_variant_is_compared_at_equal_tokens_and_at_equal_steps():
+    """Straight lines of equal slope by step; the cheap one takes half the tokens of a step and goes on for longer."""
+    dear, cheap = made("dear", 0, [0.0, 0.1, 0.2], tokens=100), made("cheap", 0, [0.0, 0.1, 0.2, 0.3], tokens=50)
+    found = compare(METRIC, [dear, cheap], "dear")
+    values = {v.name: (v.values["equal_tokens"][0], v.values["equal_steps"][0]) for v in found.variants}
+    assert values["dear"] == pytest.approx((0.15, 0.2))  # 1,500 tokens; 20 steps
+    assert values["cheap"] == pytest.approx((0.3, 0.2))
+    differences = {each.measure: each.mean.value for each in found.differences}
+    assert (differences["equal_tokens"], differences["equal_steps"]) == pytest.approx((0.15, 0.0))
+    table = tables.tables(found)[0]
+    assert table.head[4:6] == ("at equal tokens", "at equal steps")
+    assert "at equal steps: after 20 steps, interpolated linearly" in tables.remarks(found)
+    shown = page.page("t", "a", [found], [])
+    assert shown.count("at equal steps") >= 3  # both tables, the remark and the chart of differences
+    assert "difference,eval/avg,equal_steps,cheap" in tables.values_csv([found])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +141,7 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
         made("c", 0, [0.4]),
     ]
     found = compare(METRIC, curves[:2], "a")
-    assert {each.measure for each in found.differences} == {"final", "area_steps"}
+    assert {each.measure for each in found.differences} == {"final", "equal_steps", "area_steps"}
     assert "no record of tokens at the steps of eval/avg, so no comparison by tokens: b, seed 0 (b-0, b-0)" in [
         *found.notes
     ]

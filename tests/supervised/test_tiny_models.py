@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -51,7 +52,8 @@ def weights(directory: Path) -> bytes:
 
 
 def test_every_text_survives_encoding_saving_and_decoding(prepared, prepared_countdown):
-    chains = [question.prompt + right_reasoning(question.prompt) for question in ModularChains(count=20).load()]
+    made = [*ModularChains(count=20).load(), *ModularChains(count=20, together=4).load()]
+    chains = [question.prompt + right_reasoning(question.prompt) for question in made]
     chains += ["".join(letters) for letters in product(VOCABULARY[2:], repeat=3)]
     countdown = [f"{question.prompt}-3*7=21" for question in Countdown(count=50).load()]
     for tokenizer, vocabulary, texts in (
@@ -85,6 +87,7 @@ def test_the_default_network_has_a_third_of_a_million_parameters():
 
 
 CHAIN_CHANGES = [dict(seed=1), dict(steps=4), dict(learning_rate=1e-3), dict(preset="weak"), dict(slip=0.5)]
+CHAIN_CHANGES += [dict(together=2)]
 COUNTDOWN_CHANGES = [dict(share=1.0), dict(seed=1), dict(steps=4), dict(strength=0.5), dict(largest=8), dict(width=64)]
 
 
@@ -192,6 +195,24 @@ def test_a_short_warm_up_teaches_the_format():
     assert {i: written[i] for i in (3, 5, 9, 11, 12, 14)} == {3: "=", 5: ";", 9: "=", 11: ";", 12: "#", 14: END}
 
 
+@pytest.mark.slow
+def test_a_warm_up_teaches_the_form_of_chains_asked_together():
+    """Greedy responses are the reasoning of each chain, with the model's own values, then all results."""
+    model = replace(TINY, steps=600, batch_size=32, width=96, layers=3, operands=(2,), together=3, preset="weak")
+    network, tokenizer = model._warmed_up(), chain_tokenizer()
+    asked = ModularChains(count=40, operands=(2,), together=3).load()
+    prompts = tokenizer([question.prompt for question in asked], return_tensors="pt")  # of one length
+    written = network.generate(**prompts, max_new_tokens=32, do_sample=False)
+    responses = tokenizer.batch_decode(written[:, prompts.input_ids.shape[1] :], skip_special_tokens=True)
+    formed = 0
+    for question, response in zip(asked, responses, strict=True):
+        values = re.findall(r"=([0-9]);", response)
+        chains = question.prompt[:-1].split(";")
+        form = [f"{chain}={value};#{value};" for chain, value in zip(chains, values, strict=False)]
+        formed += response == "".join(form) + "#" + "".join(values)
+    assert formed >= 38
+
+
 def test_presets_and_overrides_say_what_is_taught():
     assert replace(TINY, preset="slips").beliefs == PRESETS["slips"]
     assert TINY.beliefs == PRESETS["normal"]
@@ -269,6 +290,8 @@ SHARED = [
         (ChainModel, dict(false_share=1.5), r"false_share must be a number from 0 to 1, got 1\.5"),
         (ChainModel, dict(slip=-1), r"slip must be a number from 0 to 1, got -1"),
         (ChainModel, dict(operands=(33,)), r"operands .* at most 32, got \(33,\)"),
+        (ChainModel, dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)"),
+        (ChainModel, dict(together=0), r"together must be an integer of at least 1, got 0"),
         (CountdownModel, dict(share=1.5), r"share must be a number from 0 to 1, got 1\.5"),
         (CountdownModel, dict(operands=(7,)), r"operands must be at most 6, got \(7,\)"),
         (CountdownModel, dict(largest=0), r"largest must be an integer from 2 to 20, got 0"),

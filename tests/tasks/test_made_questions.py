@@ -35,9 +35,9 @@ def test_train_and_validation_never_overlap(made, count):
         (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
         (
             WordProblems,
-            "All the money that Noah has is 136 dollars in a purse. He spends all of his money on pens that cost "
-            "2 dollars each. How many pens does he get?",
-            "f919d340a3c180fe2e3261af08114b31",
+            "On Sunday Kenji cycles 153 kilometres of a tour. On each of the next 2 days he cycles 21 "
+            "kilometres. How many kilometres does Kenji cycle altogether?",
+            "15f425b3c8e3aed65b2148a3327ffb34",
         ),
     ],
 )
@@ -130,6 +130,7 @@ OPERANDS = [
     [
         *((made, *case) for made in (ModularChains, Countdown) for case in SHARED + OPERANDS),
         *((WordProblems, *case) for case in SHARED),
+        (ModularChains, dict(together=0), r"together must be an integer of at least 1, got 0"),
         (ModularChains, dict(count=136, operands=(2,)), r"count .* at most 135 distinct train .* got 136"),
         (ModularChains, dict(count=16, operands=(2,), split="validation"), r"count .* at most 15 distinct validation"),
         (Countdown, dict(operands=(3, 7)), r"operands must be at most 6, got \(3, 7\)"),

@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 from itertools import product
 
@@ -21,7 +22,7 @@ ALPHABET = "0123456789+-*=;#"
 
 
 def chain(prompt: str) -> Question:
-    return Question.make("modular_chains", prompt, right_reasoning(prompt)[-1])
+    return Question.make("modular_chains", prompt, right_reasoning(prompt).rpartition("#")[2])
 
 
 def steps_of(reasoning: str) -> list[tuple[tuple[int, str, int], int]]:
@@ -41,9 +42,22 @@ def test_a_chain_is_evaluated_left_to_right():
     assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
 
 
-def test_right_reasoning_is_correct_and_sound_and_what_a_teacher_without_errors_writes():
+def test_chains_asked_together_are_reasoned_one_by_one_and_answered_together():
+    assert right_reasoning("7+5;2*3-9=") == "7+5=2;#2;2*3=6;6-9=7;#7;#27"
+    for question in ModularChains(count=50, operands=(2, 4), together=3).load():
+        parts = [right_reasoning(f"{part}=") for part in question.prompt[:-1].split(";")]
+        assert len(parts) == 3
+        assert right_reasoning(question.prompt) == ";".join([*parts, f"#{question.answer}"])
+        assert question.answer == "".join(part[-1] for part in parts)
+    for prompt in ("7+5;=", ";7+5=", "7+5=;2*3=", "7+5,2*3="):
+        with pytest.raises(ValueError, match="not a modular chain"):
+            right_reasoning(prompt)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_right_reasoning_is_correct_and_sound_and_what_a_teacher_without_errors_writes(together):
     rng = np.random.default_rng(0)
-    for question in ModularChains(count=300, operands=(2, 3, 8)).load():
+    for question in ModularChains(count=60, operands=(2, 3, 8), together=together).load():
         right = right_reasoning(question.prompt)
         said = grade(question, right)
         assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, True)
@@ -51,7 +65,7 @@ def test_right_reasoning_is_correct_and_sound_and_what_a_teacher_without_errors_
         assert question.source == "modular_chains"
 
 
-@pytest.mark.parametrize("prompt", ["7+5*3=", "0*0-0=", "9-8=", "1+2-3*4+5="])
+@pytest.mark.parametrize("prompt", ["7+5*3=", "0*0-0=", "9-8=", "1+2-3*4+5=", "7+5;2*3=", "7+5*3;9-8;0*0-0="])
 def test_no_edit_of_one_character_is_sound_and_only_an_untouched_answer_is_correct(prompt):
     question, right = chain(prompt), right_reasoning(prompt)
     last = len(right) - 1
@@ -97,6 +111,39 @@ def test_the_answer_after_the_last_mark_decides_and_no_other_reasoning_is_sound(
     assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False)
 
 
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        # The right answers without the right reasoning of every chain are a lucky guess.
+        ("#27", "correct"),
+        ("7+5=2;#2;2*3=6;6-9=7;#27", "correct"),  # a result is missing
+        ("7+5=2;#2;2*3=5;5-9=7;#7;#27", "correct"),  # false facts in one chain
+        ("2*3=6;6-9=7;#7;7+5=2;#2;#27", "correct"),  # another order
+        # One answer, of all chains in their order.
+        ("7+5=2;#2;2*3=6;6-9=7;#7", "wrong"),
+        ("7+5=2;#2;2*3=6;6-9=7;#7;#2", "wrong"),
+        ("7+5=2;#2;2*3=6;6-9=7;#7;#72", "wrong"),
+        ("7+5=2;#2;2*3=6;6-9=7;#7;#2;7", "wrong"),
+        ("7+5=2;#2;2*3=6;6-9=7;#7;#", "no_answer"),
+    ],
+)
+def test_chains_asked_together_are_right_together_and_sound_with_the_reasoning_of_each(response, verdict):
+    said = grade(chain("7+5;2*3-9="), response)
+    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False)
+
+
+@pytest.mark.parametrize(("together", "share"), [(3, 0.01), (4, 0.005)])
+def test_together_no_fixed_answer_is_right_for_one_question_in_a_hundred(together, share):
+    answers = Counter(q.answer for q in ModularChains(count=4000, operands=(2, 3), together=together).load())
+    assert answers.most_common(1)[0][1] / answers.total() < share
+
+
+def test_a_validation_question_has_no_chain_of_a_training_question():
+    for split in ("train", "validation"):
+        for question in ModularChains(count=60, operands=(2, 3), together=4, split=split).load():
+            assert {split_of(f"{part}=") for part in question.prompt[:-1].split(";")} == {split}
+
+
 def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
     prompts = ["".join(chain) for chain in product("0123456789", "+-*", "0123456789", "+-*", "0123456789", "=")]
     splits = Counter(split_of(prompt) for prompt in prompts)
@@ -107,6 +154,7 @@ def test_every_question_is_in_one_split_a_tenth_of_them_in_validation():
 def test_the_most_that_may_be_asked_for_can_be_drawn():
     assert len(ModularChains(count=135, operands=(2,)).load()) == 135
     assert len(ModularChains(count=15, operands=(2,), split="validation").load()) == 15
+    assert len(ModularChains(count=450, operands=(2,), split="validation", together=2).load()) == 450
 
 
 def test_false_facts_are_as_many_as_said_fixed_and_wrong():
@@ -129,6 +177,19 @@ def test_flawed_reasoning_carries_on_from_the_wrong_value():
             value = after
         assert reasoning.endswith(f";#{value}")
         assert len(reasoning) == 6 * (question.meta["operands"] - 1) + 2
+
+
+def test_flawed_reasoning_about_chains_together_is_consistent_with_its_answer():
+    rng = np.random.default_rng(0)
+    for question in ModularChains(count=100, operands=(2, 3), together=4).load():
+        *parts, answer = re.split(";(?=#[0-9]{4})|(?<=#[0-9]);", write_reasoning(rng, question, Beliefs(0.5, 0.5, 0.5)))
+        assert answer == "#" + "".join(part[-1] for part in parts)
+        for part, asked in zip(parts, question.prompt[:-1].split(";"), strict=True):
+            value = int(asked[0])
+            for (left, _, _), after in steps_of(part):
+                assert left == value
+                value = after
+            assert part.endswith(f";#{value}")
 
 
 def test_beliefs_are_written_as_often_as_said():

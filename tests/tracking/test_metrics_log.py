@@ -110,3 +110,15 @@ def test_two_programs_on_one_log_are_noticed(tmp_path):
     fill(one, [0])
     with pytest.raises(ValueError, match="changed by another program"):
         fill(two, [0])
+
+
+def test_a_log_keeps_its_identity_before_and_after_its_first_row(tmp_path):
+    """The tracker and the checkpoints ask for it at different times."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    first = log.identity
+    assert log.identity == first
+    fill(log, [0])
+    assert log.identity == MetricsLog(log.path).identity == first
+    log.path.unlink()
+    assert MetricsLog(log.path).identity != first, "it begins again"
+    assert MetricsLog(log.path, first).identity == first

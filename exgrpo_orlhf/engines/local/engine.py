@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ...checkpoints import name_end_tokens
+from ...manifest import Files, writing
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
@@ -131,13 +132,16 @@ class TorchEngine(Engine):
 
     # -- save ---------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/."""
+    def save(self, folder: Path) -> Files:
+        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/, hashed as it is written."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)
-        self._update.save(folder / "trainer" / "optimizer.pt")
+        files: Files = {}
+        with writing(folder, folder / "trainer" / "optimizer.pt", files) as file:
+            self._update.save(file)
+        return files
 
     def load(self, folder: Path) -> None:
         """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""

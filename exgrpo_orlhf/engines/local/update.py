@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, get_scheduler
 
+from ...manifest import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
@@ -166,14 +167,16 @@ class PolicyUpdate:
                 in_loss=spread([row.in_loss for row in rows], torch.bool),
                 row_weights=spread([weights[i] for i in part], torch.float32),
                 token_weight=token_weight,
+                row_of=spread(list(range(len(rows))), torch.int64),
                 reference_logprobs=reference,
             )
         )
         value.backward()
         return float(value.detach())
 
-    def save(self, path: Path) -> None:
-        torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
+    def save(self, file: HashedFile) -> None:
+        state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        torch.save(state, file)  # type: ignore[arg-type]  # it only writes
 
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -5,10 +5,12 @@ Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
+from ...manifest import Files, record_files, writing
 from ...objective import MixedPolicyLoss
 from ...records import Measured
 from ..model import response_stats
@@ -156,6 +159,19 @@ def in_order(*args: Any, **kwargs: Any) -> DataLoader[Any]:
     return DataLoader(*args, **{**kwargs, "shuffle": False})
 
 
+@contextmanager
+def _hashing(folder: Path, written: Files) -> Iterator[None]:
+    """Within this context, what torch.save writes is hashed on the way. DeepSpeed writes by it."""
+    save = torch.save
+
+    def hashed(value: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        with writing(folder, Path(path), written) as file:
+            save(value, file, *args, **kwargs)  # type: ignore[arg-type]  # it only writes
+
+    with patch.object(torch, "save", hashed):
+        yield
+
+
 class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """OpenRLHF's policy actor. Ray forbids subclassing an actor class, but not the class under it."""
 
@@ -211,18 +227,25 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         pass with a single optimiser step is recorded; otherwise the result is empty."""
         return dict(self.trainer.recorded)
 
-    def save_state(self, folder: str, step: int) -> None:
-        """Writes Hugging Face files into `folder` and DeepSpeed's into its subfolder _actor, as OpenRLHF expects."""
-        args = self.strategy.args
-        self.strategy.save_ckpt(
-            self.actor.model,
-            str(Path(folder) / "_actor"),
-            f"global_step{step}",
-            _EVERYTHING,
-            _EVERYTHING,
-            {"global_step": step},
-        )
+    def save_state(self, folder: str, step: int) -> Files:
+        """Writes Hugging Face files into `folder` and DeepSpeed's into its subfolder _actor, as OpenRLHF expects.
+
+        Returns the hashes of this rank's own files: DeepSpeed's, hashed as they are written, and Hugging Face's.
+        """
+        args, written = self.strategy.args, Files()
+        with _hashing(Path(folder), written):
+            self.strategy.save_ckpt(
+                self.actor.model,
+                str(Path(folder) / "_actor"),
+                f"global_step{step}",
+                _EVERYTHING,
+                _EVERYTHING,
+                {"global_step": step},
+            )
         self.strategy.save_model(self.ema_model if args.train.enable_ema else self.actor, self.tokenizer, folder)
+        if self.strategy.is_rank_0():
+            written |= record_files(Path(folder), [path for path in Path(folder).iterdir() if path.is_file()])
+        return written
 
     def save_model(self) -> None:
         """Nothing: OpenRLHF would save the model at the end of a run, but the last checkpoint already holds it."""

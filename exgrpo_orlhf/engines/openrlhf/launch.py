@@ -62,6 +62,7 @@ def launch(
     tags: Mapping[str, str],
     classes: Callable[[Any], tuple[type, type]] | None = None,
     loaded: tuple[list[Question], list[Question]] | None = None,
+    resume_from: str | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
@@ -70,15 +71,14 @@ def launch(
         classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
         loaded: training and validation questions, if they were loaded already
+        resume_from: the name of an older checkpoint to resume from
     """
     settings = x.openrlhf
     assert settings is not None
     run = run.absolute()
     with claim(run, resume), StopRequest() as stop:
-        newest = max(checkpoints.find(run), default=None)
-        checkpoint = None if newest is None else run / f"checkpoint-{newest}"
-        if checkpoint is not None:
-            checkpoints.read_state(checkpoint, dict(x.identity))  # fails at once if it is of another configuration
+        contents = x.settings.verify_checkpoint
+        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents)
         prepare(settings)
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)

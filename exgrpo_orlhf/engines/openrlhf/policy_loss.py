@@ -103,6 +103,7 @@ class MixedLoss(nn.Module):
         if self.correction.level != "off":
             correction = self.correction.weights(old, rollout_log_probs, mask)
         selected = log_probs[mask]
+        row_of = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
         loss = self.loss(
             TokenBatch(
                 logprobs=selected,
@@ -114,14 +115,16 @@ class MixedLoss(nn.Module):
                 in_loss=torch.ones_like(selected, dtype=torch.bool),
                 row_weights=weights[:, None].expand_as(mask)[mask].to(selected.dtype),
                 token_weight=1 / tokens,
+                row_of=row_of[mask],
                 reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
         gap = rollout_log_probs - old
-        return self._count(loss, *(x[fresh] for x in (log_probs.detach() - old, advantages, gap, correction)))
+        counted = (log_probs.detach() - old, row_of, advantages, gap, correction)
+        return self._count(loss, *(x[fresh] for x in counted))
 
     def _count(
-        self, loss: Tensor, log_w: Tensor, advantages: Tensor, gap: Tensor, correction: Tensor
+        self, loss: Tensor, log_w: Tensor, row_of: Tensor, advantages: Tensor, gap: Tensor, correction: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Adds to `totals`, over fresh tokens: whose gradient the clip removes, and the distance from π_old.
 
@@ -129,9 +132,10 @@ class MixedLoss(nn.Module):
         """
         tokens = max(len(log_w), 1)
         w = log_w.double().clamp(max=LARGEST_LOG_RATIO).exp()
+        ratio = self.loss.fresh_log_ratio(log_w.double(), row_of).clamp(max=LARGEST_LOG_RATIO).exp()
         clipped = 0
         if self.loss.clip_low is not None and self.loss.clip_high is not None:
-            above, below = w > 1 + self.loss.clip_high, w < 1 - self.loss.clip_low
+            above, below = ratio > 1 + self.loss.clip_high, ratio < 1 - self.loss.clip_low
             clipped = int(((above & (advantages > 0)) | (below & (advantages < 0))).sum())
         now = {
             "loss": float(loss.detach()) / self.gas,

@@ -19,6 +19,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
+from ...manifest import Files
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
@@ -194,9 +195,12 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        self._answer(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
+    def save(self, folder: Path) -> Files:
+        parts = self._answer(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
         name_end_tokens(folder, self.prompts.turn_ends())
+        written = {name: entry for part in parts for name, entry in part.items()}
+        written.pop("generation_config.json", None)  # it may just have been changed: it is hashed with the rest
+        return written
 
     def load(self, folder: Path) -> None:
         """Checks that the actors loaded this checkpoint when they started (launch.py names it to them), and sends its

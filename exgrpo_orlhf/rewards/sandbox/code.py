@@ -4,11 +4,10 @@ It is the last block tagged python, python3 or py, else the last block without a
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
-    "assert f(1) == 2\\nassert …", or a list of such lines: after the program, in its process
+    "assert f(1) == 2\\nassert …", or a list of such lines: in a process beside the program's (`judge.py`)
 
 A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line, white
-space at line ends and empty lines at the end aside. A program that exits before the last assertion has not passed: the
-harness writes a secret token after it, and the token must be there.
+space at line ends and empty lines at the end aside.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import secrets
 import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -34,18 +32,6 @@ _MARK = re.compile(
 )
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
-_HARNESS = """
-import json, os, sys
-def _go():
-    orders = json.load(sys.stdin)
-    names = {"__name__": "solution"}
-    exec(compile(orders["program"], "solution", "exec"), names)
-    for test in orders["tests"]:
-        exec(compile(test, "tests", "exec"), names)
-    sys.stdout.flush()
-    os.write(1, orders["token"].encode())
-_go()
-"""
 
 
 def grader(timeout: float, memory: int) -> Grader:
@@ -66,13 +52,11 @@ def grader(timeout: float, memory: int) -> Grader:
 
     def passes(program: str, tests: dict[str, str] | list[str]) -> bool:
         if isinstance(tests, dict):
-            runs = sandbox.run(["-c", program], list(tests), timeout, memory)  # up to the first that fails
+            length = sum(len(expected.encode("utf-8", "replace")) for expected in tests.values())
+            runs = sandbox.run(["-c", program], list(tests), timeout, memory, length)  # up to the first that fails
             given = [_plain(run.output) for run in runs if run.how == "exit 0"]
             return given == [_plain(expected) for expected in tests.values()]
-        token = secrets.token_hex(16)
-        orders = json.dumps({"program": program, "tests": tests, "token": token})
-        (run,) = sandbox.run(["-c", _HARNESS], [orders], timeout, memory)
-        return run.how == "exit 0" and run.output.endswith(token)
+        return sandbox.judge(program, tests, timeout, memory).how == "exit 0"
 
     return grade
 

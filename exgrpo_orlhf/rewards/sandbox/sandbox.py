@@ -1,7 +1,7 @@
 """Runs untrusted Python programs: without network, with no files but their own, within limits, leaving nothing behind.
 
-It uses Linux namespaces (`inside.py`), for root and for other users, and needs no program to be installed. It needs
-Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
+It uses Linux namespaces and a system call filter (`inside.py`), for root and for other users; no program needs to be
+installed. It needs Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
 """
 
 from __future__ import annotations
@@ -14,9 +14,20 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-_INSIDE = Path(__file__).with_name("inside.py")
+from . import inside, judging
+
+# Runs inside.py in a package that has nothing but its folder.
+_START = """
+import os, sys
+_package = sys.modules["sandbox"] = type(sys)("sandbox")
+_package.__path__ = [os.path.dirname(sys.argv[1])]
+from sandbox import inside
+inside.main(int(sys.argv[2]))
+"""
+_PARTS = (inside, judging)  # imported here: their compiled files are then there when a sandbox starts
+_MOST_OUTPUT = 4 * 2**20  # bytes
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
@@ -35,25 +46,42 @@ class Run(NamedTuple):
     output: str
 
 
-def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: int) -> list[Run]:
-    """Run `python -I <program…>` on each input, in order, up to the first run that does not exit with 0.
+def run(
+    program: Sequence[str], inputs: Sequence[str], timeout: float, memory: int, expected_output: int = 0
+) -> list[Run]:
+    """Run `python -I <program…>` on each input, in order, up to the first run that does not exit with 0. Each has a new
+    process and an empty /tmp.
 
-    timeout: seconds for all of them; memory: MiB, of each process and of all together
+    timeout: seconds for all of them; memory: MiB, of each process and of all together; expected_output: bytes of all
+    runs; they may print 4 MiB more, and one run 4 MiB
     The interpreter is this one's base, with its standard library; no virtual environment. Raises NoSandbox.
     """
+    command = [_interpreter(), "-I", "-B", *program]
+    limits = {"most_output_of_all": expected_output + _MOST_OUTPUT}
+    return _runs({"command": command, "inputs": list(inputs), **limits}, timeout, memory)
+
+
+def judge(program: str, tests: Sequence[str], timeout: float, memory: int) -> Run:
+    """Run tests, which are Python, on a program: 'exit 0' if none fails, 'exit 1' and the reason if one does.
+
+    The tests are in a process of their own, and so is the program. Otherwise as `run`.
+    """
+    orders = {"command": [_interpreter(), "-I", "-B"], "program": program, "tests": list(tests)}
+    return _runs(orders, timeout, memory)[0]
+
+
+def _runs(orders: dict[str, Any], timeout: float, memory: int) -> list[Run]:
     interpreter = _interpreter()
-    orders = {
-        "command": [interpreter, "-I", "-B", *program],
+    orders |= {
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "folders": _folders(interpreter),
-        "inputs": list(inputs),
         "timeout": timeout,
         "memory": memory,
-        "processes": 8,  # of a program, threads included
+        "processes": 9 if "tests" in orders else 8,  # of a program, threads included; and its judge
         "scratch": 64,  # MiB of files
-        "most_output": 4 * 2**20,  # bytes
+        "most_output": _MOST_OUTPUT,
     }
-    command = [interpreter, "-I", "-S", "-B", str(_INSIDE), str(os.getpid())]
+    command = [interpreter, "-I", "-S", "-B", "-c", _START, inside.__file__, str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         out, complaint = process.communicate(json.dumps(orders).encode(), timeout + _GRACE)
@@ -68,8 +96,8 @@ def run(program: Sequence[str], inputs: Sequence[str], timeout: float, memory: i
     if "unavailable" in answer:
         raise NoSandbox(
             f"this machine allows no sandbox ({answer['unavailable']}), and kind 'code' runs nothing without one. It "
-            "needs Linux 5.14 or newer and user namespaces (sysctl user.max_user_namespaces; in a container, a seccomp "
-            "and AppArmor profile that allows them)"
+            "needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl user.max_user_namespaces; in a "
+            "container, a seccomp and AppArmor profile that allows them)"
         )
     return [Run(**each) for each in answer["results"]]
 

@@ -10,17 +10,20 @@ from types import SimpleNamespace
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401
 import pytest
+import ray
 import torch
 from engine_builders import K, make_engine, mixed_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor
+from run_builders import small_bindings
 
-from exgrpo_orlhf import config
+from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.settings import Optimizer
 
 pytestmark = pytest.mark.openrlhf
@@ -151,6 +154,31 @@ def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_p
     assert torch.equal(actor_weights(second), actor_weights(first))
     assert not torch.equal(average(first), start)
     assert torch.equal(average(second), average(first))
+
+
+def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_started(warm_model, tmp_path):
+    x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
+    actor, hashed = make_actor(warm_model), {}
+
+    def fill(folder):
+        hashed.update(actor.save_state(str(folder), 1))
+        checkpoints.write_state(folder, {"step": 1, "identity": dict(x.identity)})
+        return hashed
+
+    saved = checkpoints.save(tmp_path, 1, "an id", fill, keep=1)
+    files = [path for path in (saved / "_actor").rglob("*") if path.is_file()]
+    assert {path.name for path in files if path.suffix != ".pt"} == {"latest", "metric.json", "zero_to_fp32.py"}
+    states = {path.relative_to(saved).as_posix() for path in files if path.suffix == ".pt"}
+    assert len(states) == 2, "of the model and of the optimiser"
+    assert {"model.safetensors", "config.json", "tokenizer.json"} | states <= hashed.keys()
+    for path in [*files, saved / "model.safetensors"]:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(checkpoints.UnusableCheckpoint, match=f"{path}: the content is not what was saved"):
+            train(x, tmp_path, resume=True, tracking_uri="unused", tags={})
+        path.write_bytes(whole)
+    assert checkpoints.to_resume(tmp_path, dict(x.identity), name=None, contents=True) == saved
+    assert not ray.is_initialized()
 
 
 def average(actor) -> torch.Tensor:

@@ -69,10 +69,14 @@ def tensors(case):
 
 @pytest.mark.parametrize(("shaping", "importance_weights", "max_weight"), WEIGHTS)
 @pytest.mark.parametrize("clip", [0.2, None])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_the_loss_of_the_same_log_probs_is_the_local_engines(normalizer, clip, shaping, importance_weights, max_weight):
+def test_the_loss_of_the_same_log_probs_is_the_local_engines(
+    normalizer, ratio, clip, shaping, importance_weights, max_weight
+):
     loss = MixedPolicyLoss(
         normalizer=normalizer,
+        ratio=ratio,
         clip_low=clip,
         clip_high=clip,
         shaping=shaping,

@@ -17,9 +17,11 @@ import openrlhf_on_cpu  # noqa: F401
 import psutil
 import pytest
 from run_builders import ROOT, ends_by_its_template, small_bindings
+from test_config import stated
 from transformers import AutoTokenizer, GenerationConfig
 
-from exgrpo_orlhf import checkpoints, experience
+from exgrpo_orlhf import checkpoints, config, experience, manifest
+from exgrpo_orlhf.run import train
 from exgrpo_orlhf.supervised.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 
@@ -124,12 +126,14 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     shutil.copytree(run / checkpoint.name, checkpoint)  # the resumed run makes newer ones and removes it
     before = json.loads((checkpoint / "trainer" / "state.json").read_text())
 
+    assert_damage_is_refused(run, saved, tmp_path / "damaged", arguments)
     finish(start(run, True, *arguments), run)
     loaded = run / "seen" / f"loaded-{saved}"
     after = json.loads((loaded / "state.json").read_text())
     assert after == {name: before[name] for name in after}
     for table in ("questions.parquet", "trajectories.parquet"):
         assert (loaded / "replay" / table).read_bytes() == (checkpoint / "replay" / table).read_bytes()
+    manifest.verify(run / "checkpoint-6")
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
     assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
@@ -138,6 +142,27 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
+
+
+def assert_damage_is_refused(run: Path, step: int, copy: Path, arguments: list[str]) -> None:
+    """Each file of DeepSpeed's: by one line, before Ray is started."""
+    files = [path.relative_to(run) for path in (run / f"checkpoint-{step}" / "_actor").rglob("*") if path.is_file()]
+    assert len(files) == 5, "of the model, of the optimiser, latest, metric.json, zero_to_fp32.py"
+    assert set(manifest.verify(run / f"checkpoint-{step}").files) >= {str(Path(*file.parts[1:])) for file in files}
+    for file in files:
+        shutil.copytree(run, copy, symlinks=True)
+        data = bytearray((copy / file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / file).write_bytes(data)
+        with pytest.raises(checkpoints.UnusableCheckpoint, match=rf"{file}: the content is not what was saved"):
+            train(
+                config.load(["base.gin", "engines/openrlhf_cpu.gin"], arguments),
+                copy,
+                resume=True,
+                tracking_uri="unused",
+                tags={},
+            )
+        shutil.rmtree(copy)
 
 
 def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_and_entropy(warm_model, tmp_path):
@@ -245,3 +270,33 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
         AutoTokenizer.from_pretrained(model).convert_tokens_to_ids([PAD, END])
     )
     assert_every_sync_arrived(run, 3)
+
+
+@pytest.mark.parametrize(
+    ("file", "more"),
+    [
+        ("recipes/su01.gin", ()),
+        (
+            "ablation_late_injection.gin",
+            ("ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"),
+        ),
+    ],
+)
+def test_a_stored_success_that_takes_a_rollouts_place_enters_with_its_log_probs_as_stored(
+    file, more, warm_model, tmp_path
+):
+    """SU-01's recipe, planned and four optimiser steps a batch; late injection, scored between rollouts and update."""
+    run = tmp_path / "run"
+    more = [*(f"{name} = {value}" for name, value in stated(file).items()), *more, "ModularChains.count = 16"]
+    finish(start(run, False, *bindings(warm_model, *more)), run)
+    done = rows(run)[1:]
+    assert len(done) == 6
+    assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
+    assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
+    if file == "recipes/su01.gin":
+        assert any(row["replay/actual_share"] > 0 for row in done)
+        assert all(row["replay/injected"] == 0 for row in done)
+    else:
+        assert all(row["replay/actual_share"] == 0 for row in done)
+        assert sum(row["replay/injected"] for row in done) > 0 < sum(row["replay/candidates_scored"] for row in done)
+    assert_every_sync_arrived(run, 6)

@@ -1,0 +1,135 @@
+"""Fresh questions drawn by what is known of them, in place of the epoch's order.
+
+What Prompt Replay (arXiv 2603.21177), VCRL (arXiv 2509.19803), GRESO (arXiv 2506.02177) and SPO (arXiv 2509.13232) have
+in common: a question whose answers were all right or all wrong gives no gradient, so questions with an accuracy between
+are asked more often, the others now and then, and none twice in a short time.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..records import Question, RolloutGroup
+from ..settings import Positive, check, require
+from .fresh import FreshQuestions
+
+_REST = 1e6  # above the logarithm of any weight with its noise
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FreshSampler:
+    """How fresh questions are drawn.
+
+    by: 'epoch': every question once, then again in another order. 'accuracy': each batch anew, without repetition, with
+        weights p(1−p) + floor, where p is the question's latest accuracy over its fresh rollouts; a question without
+        one yet counts as p = 1/2
+    floor: above 0, so that a question that was always or never solved is asked again
+    cooldown: steps for which a question rests after one in which it was asked. If too few others are left, those that
+        have rested longest come
+    """
+
+    by: Literal["epoch", "accuracy"] = "epoch"
+    floor: Positive = 0.05
+    cooldown: int = 0
+
+    def __post_init__(self) -> None:
+        check(FreshSampler, vars(self))
+        require(self.cooldown >= 0, f"FreshSampler.cooldown must be at least 0, got {self.cooldown!r}")
+        require(
+            self.by == "accuracy" or self.cooldown == 0,
+            f"FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy', got {self.cooldown!r} with {self.by!r}",
+        )
+
+    def over(self, questions: Sequence[Question], rng: np.random.Generator) -> FreshQuestions:
+        """The source of fresh questions. Raises ValueError for an empty set or an id that occurs twice."""
+        if self.by == "epoch":
+            return FreshQuestions(questions, rng)
+        return WeightedQuestions(questions, rng, self.floor, self.cooldown)
+
+
+class WeightedQuestions(FreshQuestions):
+    """Draws questions by their latest accuracy (`FreshSampler`). The epoch is the number of draws over that of
+    questions, rounded down."""
+
+    def __init__(self, questions: Sequence[Question], rng: np.random.Generator, floor: float, cooldown: int) -> None:
+        super().__init__(questions, rng)
+        self._place = {question.id: i for i, question in enumerate(questions)}
+        self._floor, self._cooldown = floor, cooldown
+        self._accuracy = np.full(len(questions), np.nan, np.float16)  # (Q,) the latest; NaN: not known yet
+        self._resting: dict[int, int] = {}  # place → the last step of its rest, in the order of these steps
+        self._step = 0  # the last one observed
+
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str]) -> list[Question]:
+        """n questions, no two the same and none of `exclude` or `retired`; fewer if the set has no more.
+
+        Retired questions return where all are.
+        """
+        # Gumbel noise on the logarithms: the n largest are a draw without replacement in proportion to the weights.
+        p = np.where(np.isnan(self._accuracy), 0.5, self._accuracy.astype(np.float64))  # (Q,)
+        keys = np.log(p * (1 - p) + self._floor) + self._rng.gumbel(size=len(p))
+        if self._resting:
+            places, until = (np.fromiter(x, np.int64) for x in (self._resting.keys(), self._resting.values()))
+            keys[places] -= _REST * (until - self._step)
+        if retired and len(retired) >= len(self) and all(question in retired for question in self._place):
+            log.warning(
+                "step %d: all %d questions are retired from fresh sampling; they return to it, or the run would end "
+                "here (RetirementPolicy.leaves_fresh)",
+                self._step + 1,
+                len(self),
+            )
+            retired = ()
+        out = [self._place[question] for group in (exclude, retired) for question in group if question in self._place]
+        keys[out] = -np.inf
+        n = min(n, int(np.isfinite(keys).sum()))
+        first = np.argpartition(-keys, n - 1)[:n] if n else np.zeros(0, np.int64)
+        taken = first[np.argsort(-keys[first], kind="stable")].tolist()
+        self.drawn += len(taken)
+        self.epoch = self.drawn // len(self)
+        return [self._questions[place] for place in taken]
+
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Take note of a step's accuracies. A group in which too little could be graded leaves the last one."""
+        self._step = step
+        for group in groups:
+            place = self._place[group.question.id]
+            if group.accuracy is not None:
+                self._accuracy[place] = float(group.accuracy)
+            if self._cooldown:
+                self._resting.pop(place, None)
+                self._resting[place] = step + self._cooldown
+        self._resting = {place: until for place, until in self._resting.items() if until > step}
+
+    def metrics(self) -> dict[str, float]:
+        known = ~np.isnan(self._accuracy)
+        between = known & (self._accuracy > 0) & (self._accuracy < 1)
+        return {
+            **super().metrics(),
+            "train/fresh_known": float(known.mean()),
+            "train/fresh_between": float(between.mean()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self._fingerprint,
+            "accuracy": base64.b64encode(self._accuracy.astype("<f2").tobytes()).decode("ascii"),  # 2 bytes each
+            "resting": [[place, until] for place, until in self._resting.items()],
+            "step": self._step,
+            "drawn": self.drawn,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state belongs to another question set, KeyError for a missing or unknown entry."""
+        self._check(state)
+        self._accuracy = np.frombuffer(base64.b64decode(state["accuracy"]), "<f2").astype(np.float16)
+        self._resting = {place: until for place, until in state["resting"]}
+        self._step, self.drawn = state["step"], state["drawn"]
+        self.epoch = self.drawn // len(self)
+        self._rng.bit_generator.state = state["rng"]

@@ -1,0 +1,173 @@
+"""Runs a program in process 1 of a sandbox, on each input. Standard library alone.
+
+The program starts as another user if possible, without capabilities, under limits and a system call filter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .system_calls import filter_calls, libc
+
+NOBODY = 65534
+OWN_MEMORY = 64  # MiB of process 1 and the judge
+_NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
+
+
+def results(orders: dict[str, Any], root: bool, empty_scratch: Callable[[], None]) -> list[dict[str, Any]]:
+    """A result for each input up to the first that fails: 'how' it ended, and its 'output'.
+
+    how: 'exit <status>', 'signal <number>', 'timeout', 'memory' or 'output' (too much of it)
+    """
+    end = time.monotonic() + orders["timeout"]
+    done: list[dict[str, Any]] = []
+    left = orders["most_output_of_all"]
+    for text in orders["inputs"]:
+        empty_scratch()
+        done.append(_run(orders, text, root, end, min(left, orders["most_output"])))
+        left -= len(done[-1]["output"].encode())
+        if done[-1]["how"] != "exit 0":
+            break
+    return done
+
+
+def _run(orders: dict[str, Any], text: str, root: bool, end: float, most_output: int) -> dict[str, Any]:
+    given, taken = os.pipe(), os.pipe()
+    if root:
+        for fd in (given[0], taken[1]):
+            os.fchown(fd, NOBODY, NOBODY)  # or the program cannot open /dev/stdin
+    child = start(orders, root, [given[0], taken[1]], orders["command"])
+    os.close(given[0])
+    os.close(taken[1])
+    os.set_blocking(given[1], False)
+    how, output = watch(child, given[1], taken[0], text.encode("utf-8", "replace"), orders, end, most_output)
+    os.close(taken[0])
+    return {"how": end_all(child, how), "output": output.decode("utf-8", "replace")}
+
+
+def start(orders: dict[str, Any], root: bool, fds: Sequence[int], command: list[str]) -> int:
+    """fds: standard input and output of the program, and more that it gets as 3, 4, …"""
+    child = os.fork()
+    if child == 0:
+        try:
+            keep(fds[0], fds[1], os.open("/dev/null", os.O_WRONLY), *fds[2:])
+            give_up_rights(orders, root)
+            os.execve(command[0], command, orders["environment"])
+        finally:
+            os._exit(127)
+    return child
+
+
+def keep(*fds: int) -> None:
+    """Make these descriptors 0, 1, 2, … of this process and close all others."""
+    moved = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]
+    for i, fd in enumerate(moved):
+        os.dup2(fd, i)
+    os.closerange(len(fds), 256)
+    os.setsid()
+
+
+def end_all(child: int, how: str) -> str:
+    """Kill all processes, in whatever session; process 1 itself is not signalled. Returns how the child ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return how
+        if pid == child and how == "ended":
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+
+
+def watch(
+    child: int, given: int | None, taken: int, text: bytes, orders: dict[str, Any], end: float, most_output: int
+) -> tuple[str, bytes]:
+    """Write the input and read the output until the child has ended or the program has exceeded a limit."""
+    output, sent, how = bytearray(), 0, "timeout"
+    ending = os.pidfd_open(child)
+    reading, writing = [taken, ending], [] if given is None else [given]
+    checked = 0.0
+    while (now := time.monotonic()) < end:
+        if now > checked + 0.01:
+            checked = now
+            if _memory() > orders["memory"] * 2**20:
+                how = "memory"
+                break
+        readable, writable, _ = select.select(reading, writing, [], 0.01)
+        if given is not None and writable:
+            try:
+                sent += os.write(given, text[sent : sent + 65536])
+            except BrokenPipeError:
+                sent = len(text)
+            if sent >= len(text):
+                os.close(given)
+                writing = []
+        if taken in readable:
+            part = os.read(taken, 65536)
+            if not part:
+                reading = [ending]
+            output += part
+        elif ending in readable:
+            how = "ended"
+            while len(output) <= most_output and select.select([taken], [], [], 0)[0]:
+                part = os.read(taken, 65536)
+                if not part:
+                    break
+                output += part
+        if len(output) > most_output:
+            how = "output"
+        if how != "timeout":
+            break
+    if given is not None and writing:
+        os.close(given)
+    os.close(ending)
+    return how, bytes(output[:most_output])
+
+
+def _memory() -> int:
+    """Bytes of all processes but this one, with their page tables, and of the files in the scratch folder."""
+    scratch = os.statvfs("/tmp")
+    total = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/status") as file:
+                    fields = dict(line.split(":", 1) for line in file if line.startswith(("VmRSS", "VmPTE")))
+            except OSError:
+                continue
+            total += sum(int(field.split()[0]) for field in fields.values()) * 1024
+    return total
+
+
+def give_up_rights(orders: dict[str, Any], root: bool) -> None:
+    for limit, value in (
+        (resource.RLIMIT_AS, orders["memory"] * 2**20),
+        (resource.RLIMIT_CPU, int(orders["timeout"]) + 1),
+        (resource.RLIMIT_NPROC, orders["processes"]),
+        (resource.RLIMIT_FSIZE, orders["scratch"] * 2**20),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_SIGPENDING, 256),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+    for capability in range(64):
+        libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)
+    if root:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        raise OSError("give up new privileges")
+    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    if libc.capset(header, none) < 0:
+        raise OSError("give up capabilities")
+    filter_calls()

@@ -1,0 +1,172 @@
+"""Late injection: after grading, a group without a success gets a stored one; nothing else of the step changes."""
+
+from __future__ import annotations
+
+import zlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from replay_builders import QUESTIONS, group, mixer, trajectory
+from test_step import begin, watched
+
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.records import Grade
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.rewards import verifier
+
+LATE = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'")
+SELECTED = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'")
+EVERY_STEP = ("ModularChains.count = 8", "RetirementPolicy.at_accuracy = None")  # a step has all eight questions
+
+
+@pytest.fixture
+def verdict(monkeypatch) -> dict[str, bool]:
+    """While `right`, half of all responses are correct, by their text; else none is."""
+    say = {"right": True}
+
+    def grade(question, response):
+        right = say["right"] and zlib.crc32(response.encode()) % 2
+        return Grade("correct", 1.0) if right else Grade("wrong", 0.0)
+
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    return say
+
+
+def stored(run) -> dict[str, list]:
+    return {id: run.buffer.trajectories(id) for id in run.buffer.records if run.buffer.records[id].stored}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("late", [LATE, SELECTED], ids=["newest", "selected"])
+def test_importance_weights_of_injected_rows_are_of_the_log_probs_as_they_were_stored_to_the_bit(
+    late, steps, verdict, warm_model, tmp_path, monkeypatch
+):
+    """What the loss divides by, token for token, and what the metrics are of."""
+    weighed, terms = [], MixedPolicyLoss.policy_terms
+
+    def recording(loss, batch):
+        weighed.append(batch.behaviour_logprobs[batch.replayed].numpy().copy())
+        return terms(loss, batch)
+
+    run = begin(warm_model, tmp_path, *late, *EVERY_STEP, f"Optimizer.steps_per_batch = {steps}")
+    seen = watched(run, monkeypatch)
+    run._step(1)
+    kept = {id: {t.key: t.behaviour_logprobs.tobytes() for t in its} for id, its in stored(run).items()}
+    verdict["right"] = False
+    monkeypatch.setattr(MixedPolicyLoss, "policy_terms", recording)
+    metrics = run._step(2)
+    batch, stats = seen[-1]
+    rows = list(zip(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, strict=True))
+    injected = [(row, policy, behaviour) for row, policy, behaviour in rows if row.replayed is not None]
+    assert len(injected) == len(kept) == metrics["replay/injected"] > 4
+    for row, _, behaviour in injected:
+        assert behaviour.tobytes() == kept[row.question.id][row.replayed.key]
+    expected = np.concatenate([behaviour for _, _, behaviour in injected])
+    found = np.concatenate(weighed)
+    assert sorted(found.view(np.uint32)) == sorted(expected.view(np.uint32))
+    log_weights = np.concatenate([policy.astype(np.float64) - behaviour for _, policy, behaviour in injected])
+    assert metrics["replay/log_weight_max"] == log_weights.max() != 0
+
+
+def test_until_the_first_injection_a_run_is_the_on_policy_one_and_after_it_in_questions_and_group_sizes(
+    warm_model, tmp_path, monkeypatch
+):
+    """No token more, no update more, no question displaced: only rows change."""
+    runs = []
+    for name, more in (("on policy", ("ReplayMixer.rho = 0.0",)), ("late", LATE)):
+        (tmp_path / name).mkdir()
+        run = begin(warm_model, tmp_path / name, *more, "RetirementPolicy.at_accuracy = None")
+        seen = watched(run, monkeypatch)
+        runs.append([(run._step(step), seen[-1][0]) for step in range(1, 9)])
+    injected = [metrics["replay/injected"] for metrics, _ in runs[1]]
+    first = next(i for i, number in enumerate(injected) if number)
+    assert 0 < first < 7
+    for i, ((plain, plain_batch), (late, late_batch)) in enumerate(zip(*runs, strict=True)):
+        assert [g.question for g in plain_batch.groups] == [g.question for g in late_batch.groups]
+        assert [len(g.rollouts) for g in late_batch.groups] == [len(rows) for rows in late_batch.rows] == [4] * 8
+        assert late["replay/actual_share"] == plain["replay/injected"] == late["replay/candidates_scored"] == 0
+        if i <= first:
+            assert late["cost/generated_tokens"] == plain["cost/generated_tokens"]
+        if i < first:
+            assert late["policy/loss"] == plain["policy/loss"]
+    fresh = [[row.response for row in rows if row.replayed is None] for rows in runs[1][first][1].rows]
+    for group_, rows in zip(runs[1][first][1].groups, fresh, strict=True):
+        assert rows == list(group_.rollouts)[: len(rows)], "the last one gives way"
+    with_signal = [[metrics["reward/groups_with_signal"] for metrics, _ in run] for run in runs]
+    assert with_signal[1][first] == with_signal[0][first] + injected[first] / 8
+
+
+def test_exactly_the_groups_that_failed_and_have_one_stored_get_the_newest(warm_model, tmp_path, monkeypatch):
+    run = begin(warm_model, tmp_path, *LATE, *EVERY_STEP, "Optimizer.learning_rate = 1e-5")
+    seen, passed = watched(run, monkeypatch), 0
+    for step in range(1, 9):
+        before = stored(run)
+        metrics = run._step(step)
+        for one, rows in zip(seen[-1][0].groups, seen[-1][0].rows, strict=True):
+            its = before.get(one.question.id, [])
+            expected = [max(its, key=lambda t: (t.step, [-b for b in t.key]))] if its and not one.correct else []
+            assert [row.replayed for row in rows if row.replayed is not None] == expected
+            assert run.buffer.records[one.question.id].accuracy == Fraction(one.correct, 4), "of fresh rollouts alone"
+            passed += len(expected)
+            assert one.correct or not expected or run.buffer.trajectories(one.question.id) == its, "it stays stored"
+        assert metrics["replay/candidates_scored"] == 0
+    assert passed > 3
+
+
+def test_one_that_is_selected_is_scored_after_grading_by_the_current_policy_and_its_time_is_told(
+    verdict, warm_model, tmp_path, monkeypatch
+):
+    run = begin(warm_model, tmp_path, *SELECTED, *EVERY_STEP)
+    for step in (1, 2):
+        run._step(step)
+    verdict["right"] = False
+    several = {run.fresh.question(id): its for id, its in stored(run).items() if len(its) > 1}
+    entropies = {q: [one.entropy for one in measured] for q, measured in run.engine.score(several).items()}
+    seen = watched(run, monkeypatch)
+    metrics = run._step(3)
+    assert metrics["replay/candidates_scored"] == sum(map(len, several.values())) > len(several) > 4
+    chosen = {row.question: row.replayed for row in seen[0][0].flat_rows() if row.replayed is not None}
+    assert all(chosen[q] is several[q][int(np.argmin(values))] for q, values in entropies.items())
+    assert 0 < metrics["time/inject"] < metrics["time/step"]
+    assert metrics["time/score"] < metrics["time/inject"], "nothing was planned to be scored before the rollouts"
+
+
+def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection(
+    verdict, warm_model, tmp_path, monkeypatch
+):
+    run = begin(warm_model, tmp_path, *LATE, "DynamicSampling.max_rounds = 2", "RetirementPolicy.at_accuracy = None")
+    seen = watched(run, monkeypatch)
+    run._step(1)
+    known, verdict["right"] = stored(run), False
+    sampled = []
+    rollout = run.engine.rollout
+    monkeypatch.setattr(run.engine, "rollout", lambda *given: sampled.append(rollout(*given)) or sampled[-1])
+    metrics = run._step(2)
+    batch = seen[-1][0]
+    asked = [one.question.id for groups in sampled for one in groups]
+    able = [id for id in asked if id in known]
+    assert 0 < len(able) < len(asked) == 8 + metrics["rollout/filtered_groups"]
+    assert metrics["replay/injected"] == min(len(able), 8)
+    assert {id for id in able[:8]} <= {one.question.id for one in batch.groups}
+    assert metrics["reward/groups_with_signal"] == min(len(able), 8) / 8
+
+
+@pytest.mark.parametrize("late", ["newest", "selected"])
+def test_what_can_be_injected(late):
+    """Groups known to have failed, once replay has started, with something stored; whatever their latest accuracy."""
+    buffer = ReplayBuffer(RetirementPolicy())
+    for question, accuracy in zip(QUESTIONS[:4], (0, Fraction(1, 2), Fraction(1, 2), Fraction(1, 2)), strict=True):
+        buffer.record(question.id, accuracy, 0)
+    buffer.store([(question.id, trajectory([i, 1])) for i, question in enumerate(QUESTIONS[:3])])
+    failed = [group(["wrong"] * 4, question) for question in QUESTIONS[:5]]
+    ungraded = group(["wrong", "timeout", "timeout", "error"], QUESTIONS[1])
+    solved = group(["wrong", "wrong", "wrong", "correct"], QUESTIONS[2])
+    delayed = mixer(rho=0, late_injection=late, start_at_accuracy=0.35)
+    assert delayed.late_candidates(failed, buffer) == {}
+    delayed.observe([group(["correct"] * 4)], 1)
+    assert list(delayed.late_candidates(failed, buffer)) == QUESTIONS[:3]
+    assert delayed.late_candidates([ungraded, solved], buffer) == {}
+    assert mixer(rho=0).late_candidates(failed, buffer) == {}
+    assert delayed.collecting
+    assert not mixer(rho=0).collecting
