@@ -43,7 +43,7 @@ class MetricsLog:
     def __init__(self, path: Path, identity: str | None = None) -> None:
         """identity: of an earlier log that this one replaces, so that the same MLflow run continues"""
         self.path = Path(path)
-        self._identity = identity
+        self._given_identity = self._identity = identity
         self._steps: list[int] = []
         self._ends = [0]  # byte offsets: the i-th step's line lies between the i-th and the next
         self._torn = False
@@ -138,6 +138,8 @@ class MetricsLog:
         if dropped or self._torn:
             write(self.path, self.path.read_bytes()[: self._ends[keep]])
             del self._steps[keep:], self._ends[keep + 1 :]
+            if not self._steps:
+                self._identity = self._given_identity  # it begins again, and so does its MLflow run
             self._torn = False
         return dropped
 
