@@ -3,20 +3,22 @@
 
     python benchmarks/smollm2.py                                                        # one seed, on a CPU: hours
     python benchmarks/smollm2.py --with engines/local_gpu.gin --seeds 0-2 --rows 1024   # three seeds, on a GPU
+    python benchmarks/smollm2.py --draw                                                 # from the CSV files, in seconds
 
-It makes the supervised model, runs the suite gin/suites/smollm2.gin (scripts/ablate.py), evaluates the pretrained one,
-the supervised one and the last checkpoint of every run (evals/run_bench.py: word problems greedily and with 4 samples,
-SVAMP and MAWPS), and compares the runs (scripts/compare.py). The same command continues after Ctrl-C or a kill.
---out gets curves.png, curves.csv, runs.csv (the comparison), evaluations.csv and samples.md; the table is printed, too.
-The runs themselves and the evaluations lie below runs/<group>/.
+It makes the supervised model, runs the suite gin/suites/smollm2.gin (scripts/ablate.py), and evaluates the pretrained
+model, the supervised one and the last checkpoint of every run (evals/run_bench.py: word problems of one to four steps
+greedily and with 4 samples, SVAMP and MAWPS). The same command continues after Ctrl-C or a kill. --out gets a CSV file
+of every run's steps (runs/), curves.png of them, evaluations.csv, samples.md and rungs.json; the comparison and the
+table of evaluations are printed, too. The runs themselves and the evaluations lie below runs/<group>/.
 
 The questions of SVAMP and MAWPS come from --data; without that folder they are left out.
-Goal: every variant's sampled accuracy (temperature 1, as in training) on held-out word problems is at least 15 points
-above the supervised model's. Greedy accuracy is measured beside it.
+Goal: every run's sampled accuracy (temperature 1, as in training) on its validation questions is at least 15 points
+above the supervised model's.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -35,12 +37,21 @@ from exgrpo_orlhf.evaluation.tables import NONE, markdown_table, percent
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.pretrained import PretrainedModel
-from exgrpo_orlhf.study.tables import csv_text
+from exgrpo_orlhf.study.charts import picture
+from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.curve import Curve, TrackedRun
+from exgrpo_orlhf.study.tables import csv_text, terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE, FILE = "gin/suites/smollm2.gin", "smollm2.gin"
 GAIN = 0.15
 SAMPLES = 4
+ACCURACY = "eval/validation/avg_at_"  # and the number of samples
+STEPS = (
+    *("step", "accuracy", "accuracy_low", "accuracy_high", "cost/generated_tokens", "time/step", "reward/mean"),
+    *("reward/groups_with_signal", "reward/lucky_guess_rate", "replay/lucky_guess_rate", "replay/actual_share"),
+    *("policy/entropy_fresh", "policy/entropy_sound", "policy/entropy_lucky"),
+)
 HEAD = ("model", "benchmark", "temperature", "responses", "accuracy", "answered", "accuracy_if_answered", "lucky")
 SMALL = [
     *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.system = None", "Prompts.max_tokens = 99"),
@@ -61,7 +72,10 @@ def main() -> int:
     parser.add_argument("--group", default="smollm2", help="of the runs, on disk and in MLflow")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
+    parser.add_argument("--draw", action="store_true", help="only draw and compare the runs in --out, train nothing")
     given = parser.parse_args()
+    if given.draw:
+        return finish(given, *compared(given))
     with tempfile.TemporaryDirectory() as scratch:
         if given.small:  # beside the real one's runs, not among them
             given.set, given.threads, given.limit = [*given.set, *SMALL, *TINY], 1, 2
@@ -91,18 +105,49 @@ def demonstrate(given: Namespace, runs: Path) -> int:
     evaluations = runs / "evaluations"
     for name, model in models.items():
         evaluate(given, experiment, name, model, evaluations / name.replace(" ", "-"))
-    metric = f"eval/validation/avg_at_{experiment.evaluation.samples}"
-    compare = ["scripts/compare.py", "--group", given.group, "--baseline", "on_policy", "--metric", metric]
-    written = ["--csv", "runs.csv", "--curves", "curves.csv", "--png", "curves.png"]
-    call(compare + [word if word.startswith("--") else str(given.out / word) for word in written])
+    for run in sorted(runs.glob("*/seed*")):
+        write(given.out / "runs" / f"{run.parent.name}-{run.name}.csv", csv_text(STEPS, steps(run / "metrics.jsonl")))
 
     rows = [row for name in models for row in measured(name, evaluations / name.replace(" ", "-"))]
     write(given.out / "evaluations.csv", csv_text(HEAD, rows))
     write(given.out / "samples.md", side_by_side(evaluations, list(models)))
     print("\n".join(markdown_table([*HEAD], [shown(row) for row in rows])))
-    gains = {kind: gained(rows, temperature) for temperature, kind in ((1, "sampled"), (0, "greedy"))}
-    met = given.small or min(gains["sampled"].values()) >= GAIN
-    return finish(given, {"gains": gains, "evaluations": rows, "met": met}, f"gains in points: {points(gains)}")
+    figures, summary = compared(given)
+    return finish(given, {**figures, "evaluations": rows}, summary)
+
+
+def steps(metrics: Path) -> Iterator[dict[str, Any]]:
+    """A row of a run's CSV file for each step. accuracy: on the validation questions, with its interval's bounds"""
+    for line in metrics.read_text("utf-8").splitlines():
+        found = json.loads(line)
+        for name in [name for name in found if name.startswith(ACCURACY)]:
+            number, _, bound = name.removeprefix(ACCURACY).partition("_")
+            if number.isdigit():
+                found[f"accuracy_{bound}".rstrip("_")] = found[name]
+        yield {name: found.get(name, "") for name in STEPS}
+
+
+def compared(given: Namespace) -> tuple[dict[str, Any], str]:
+    """Draw the runs of --out as curves.png and print their comparison. Returns figures and their summary."""
+    curves = [curve(path) for path in sorted((given.out / "runs").glob("*-seed*.csv"))]
+    comparison = compare("accuracy", curves, "on_policy")
+    write(given.out / "curves.png", picture([comparison]))
+    print(terminal([comparison], []))
+    gains = {f"{each.run.variant}, seed {each.run.seed}": each.final - float(each.values[0]) for each in curves}
+    said = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
+    return {"gains": gains, "met": given.small or min(gains.values()) >= GAIN}, f"points of accuracy gained: {said}"
+
+
+def curve(path: Path) -> Curve:
+    """Of the CSV file of a run."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    at = [i for i, row in enumerate(rows) if row["accuracy"]]
+    taken, values, tokens = ([float(rows[i][n]) for i in at] for n in ("step", "accuracy", "cost/generated_tokens"))
+    seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
+    variant, _, seed = path.stem.rpartition("-seed")
+    run = TrackedRun(path.stem, path.stem, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
+    return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds)
 
 
 def both(option: str, values: list[str]) -> list[str]:
@@ -157,13 +202,6 @@ def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
             yield dict(zip(HEAD, (name, benchmark, temperature, len(found), *shares, lucky), strict=True))
 
 
-def gained(rows: list[dict[str, Any]], temperature: int) -> dict[str, float]:
-    """Each run's accuracy on word problems less the supervised model's."""
-    measured = [r for r in rows if r["benchmark"] == "word_problems" and r["temperature"] == temperature]
-    accuracy = {r["model"]: r["accuracy"] for r in measured}
-    return {name: value - accuracy["supervised"] for name, value in accuracy.items() if "seed" in name}
-
-
 def shown(row: dict[str, Any]) -> list[str]:
     """Shares in percent."""
     return [NONE if row[n] is None else percent(row[n]) if n in HEAD[4:] else str(row[n]) for n in HEAD]
@@ -186,13 +224,6 @@ def side_by_side(evaluations: Path, models: list[str]) -> str:
             lines.append(f"- {name}: {text} ({said['verdict'].replace('_', ' ')})")
         lines.append("")
     return "\n".join(lines)
-
-
-def points(gains: dict[str, dict[str, float]]) -> str:
-    return "; ".join(
-        f"{kind}: " + ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in of_kind.items())
-        for kind, of_kind in gains.items()
-    )
 
 
 if __name__ == "__main__":
