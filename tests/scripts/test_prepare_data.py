@@ -53,7 +53,8 @@ def pairs(name: str, *rows) -> list[tuple[str, str]]:
 
 def script(*arguments, **environment) -> subprocess.CompletedProcess:
     command = [sys.executable, ROOT / "scripts" / "prepare_data.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "0", **environment})
+    online = {**os.environ, "HF_HUB_OFFLINE": "0", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=online)
 
 
 # -- conversions ------------------------------------------------------------------------------------------------------
