@@ -121,15 +121,15 @@ def _script(name: str, *arguments: str) -> int:
         stopped_by.append(number)
         process.send_signal(number)
 
-    process = subprocess.Popen([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT)
-    before = signal.signal(signal.SIGTERM, hand_on)
-    while True:
-        try:
-            status = process.wait()
-            break
-        except KeyboardInterrupt:  # the script got it too: it lets its runs finish their step and save
-            stopped_by.append(signal.SIGINT)
-    signal.signal(signal.SIGTERM, before)
+    # Ctrl-C reaches the script too: it lets its runs finish their step and save.
+    before = signal.signal(signal.SIGINT, lambda number, frame: stopped_by.append(number))
+    try:
+        process = subprocess.Popen([sys.executable, str(ROOT / "scripts" / name), *arguments], cwd=ROOT)
+        terminated = signal.signal(signal.SIGTERM, hand_on)
+        status = process.wait()
+        signal.signal(signal.SIGTERM, terminated)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if status < 0:  # killed by a signal
         return 128 - status
     # The script may have ended with status 0 in spite of the signal. The next one must not start even then.

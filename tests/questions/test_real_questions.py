@@ -15,7 +15,7 @@ import torch
 from run_builders import ROOT, byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf import checkpoints, config, manifest
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Trajectory
@@ -115,3 +115,5 @@ def seed_buffer(run, bindings) -> None:
             buffer.store([(question.id, Trajectory(ids, logprobs, 1.0, 1))])
     shutil.rmtree(folder)
     snapshot.save(buffer, folder, fingerprint)
+    saved = manifest.read(folder.parent)
+    manifest.seal(folder.parent, saved.step, saved.run, {})
