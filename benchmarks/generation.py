@@ -3,7 +3,7 @@
 8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals: at least 3
 times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt each (another
 order of summation changes a logit's last bits, and seldom a sampled token). The model is a random one of the shape of
-SmolLM2-135M, or --model FOLDER.
+SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
 
 Profile of 64 rows × 16 tokens with copied prompts, one thread of an AMD EPYC (torch.profiler, before `shared_prompt`;
 other programs ran too): matrix products of the layers 47 %, copies (keys and values repeated for each query head, the
@@ -28,10 +28,11 @@ from unittest import mock
 import numpy as np
 import torch
 from command_line import finish, make_parser
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from exgrpo_orlhf.engines.local import batch, generation, products
 from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
+from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49_152,
@@ -108,6 +109,18 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
     return generate
 
 
+def questions(folder: str) -> Prompts:
+    """Word problems as a chat, which a language model continues less at random than it does random tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found: Prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question.prompt}], add_generation_prompt=True, return_dict=False
+        )
+        for question in WordProblems(count=8, steps=(2, 3)).load()
+    ]
+    return found
+
+
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
@@ -126,7 +139,8 @@ def main() -> int:
     tokens = 8 if given.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
     lengths = np.linspace(60, 90, 8).astype(int)
-    prompts = [prompt for n in lengths for prompt in [rng.integers(5, top, n).tolist()] * PER_PROMPT]
+    asked = questions(given.model) if given.model else [rng.integers(5, top, n).tolist() for n in lengths]
+    prompts = [prompt for each in asked for prompt in [each] * PER_PROMPT]
     check(model, prompts)
     variants: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours(model, prompts, tokens),
@@ -134,17 +148,20 @@ def main() -> int:
         "generate": lambda: by_generate(model, prompts, tokens),
     }
     if given.vllm:
-        with_vllm = by_vllm(model, len(prompts), int(lengths.max()) + tokens)
+        with_vllm = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
         variants["vllm"] = lambda: with_vllm(prompts, tokens)
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    used: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, by all threads
     found: dict[str, list[list[int]]] = {}
     for _ in range(given.rounds + 1):
         for name, run in variants.items():
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), time.process_time()
             found[name] = run()
             seconds[name].append(time.perf_counter() - begin)
-            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr, flush=True)
+            used[name].append(time.process_time() - before)
+            said = f"{name}: {seconds[name][-1]:.2f} s, {used[name][-1]:.2f} s of the processor"
+            print(said, file=sys.stderr, flush=True)
     assert all(len(row) == tokens for rows in found.values() for row in rows)
 
     rate = {name: len(prompts) * tokens / statistics.median(times[1:]) for name, times in seconds.items()}
