@@ -8,6 +8,7 @@ turn for the one that ends it, and such a model never ends a response. They are 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,18 +82,19 @@ def convert(path: Path, cache: Path) -> Path:
     The end token is the one that closes a turn in the chat template, or else the file's own; both end a response. The
     padding token is the file's, or else the end token.
 
-    Raises FileNotFoundError, and GGUFError without the package gguf, or for a file that is damaged, of an architecture
+    Raises FileNotFoundError, and GGUFError without the packages gguf and accelerate, or for a file that is damaged, of an architecture
     that transformers does not read, or without an end token.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such GGUF file")
-    try:
-        import gguf
-    except ImportError as error:
-        raise GGUFError(f"{path}: reading it needs the package gguf: pip install gguf") from error
     folder = cache / f"gguf-{path.stem}-{files.sha256(path)[:16]}-{FORMAT}"
     if folder.is_dir():
         return folder
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise GGUFError(f"{path}: reading it needs the package {package}: pip install {package}")
+    import gguf
+
     print(f"converting {path.name} (once; kept in {folder})", file=sys.stderr)
     try:
         fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}

