@@ -82,8 +82,8 @@ def convert(path: Path, cache: Path) -> Path:
     The end token is the one that closes a turn in the chat template, or else the file's own; both end a response. The
     padding token is the file's, or else the end token.
 
-    Raises FileNotFoundError, and GGUFError without the packages gguf and accelerate, or for a file that is damaged, of an architecture
-    that transformers does not read, or without an end token.
+    Raises FileNotFoundError, and GGUFError without the packages gguf and accelerate, or for a file that is damaged, of
+    an architecture that transformers does not read, or without an end token.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such GGUF file")
