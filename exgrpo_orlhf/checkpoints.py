@@ -176,6 +176,24 @@ def mark_best(run: Path, step: int) -> None:
     sync(run)
 
 
+def set_aside(run: Path, config_text: str) -> str | None:
+    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside.
+
+    Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
+    go on in the same MLflow run, which may have been made before the first row was written.
+    """
+    metrics, identity = run / "metrics.jsonl", run / IDENTITY
+    if metrics.exists() and metrics.stat().st_size:
+        kept = run / "metrics.before-restart.jsonl"
+        log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
+        metrics.replace(kept)
+        if (run / "evaluation").exists():
+            shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
+            (run / "evaluation").rename(run / "evaluation.before-restart")
+    same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
+    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
+
+
 def remove_partial(run: Path) -> None:
     """Remove what a killed save or removal left behind."""
     for path in run.glob("checkpoint-*.partial"):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -35,6 +34,7 @@ from .replay import Plan, TrajectorySelector, snapshot
 from .replay.selection import NEWEST
 from .stopping import Stop
 from .supervised.start import CURVE, SupervisedModel
+from .tracking.decisions import Considered, DecisionLog, Step
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
 
@@ -90,8 +90,10 @@ class TrainingRun:
         elif x.experience:
             self.buffer = experience.load(x, questions, self.engine.prompts)
         self.saved_step = self.step if checkpoint else None
-        identity = manifest.read(checkpoint).run if checkpoint else _set_aside(run, x.config_text)
+        identity = manifest.read(checkpoint).run if checkpoint else checkpoints.set_aside(run, x.config_text)
         self.metrics = MetricsLog(run / "metrics.jsonl", identity)
+        self.decisions = DecisionLog(run)
+        self.decisions.cut_back(self.step)
         self.metrics.cut_back(self.step)
         if checkpoint and self.metrics.last_step < self.step:
             log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
@@ -156,7 +158,7 @@ class TrainingRun:
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
-        chosen, scored = self._choose(x.selector, plan.candidates)
+        chosen, considered = self._choose(x.selector, plan.candidates)
         clock.lap("score")
 
         # K fresh rollouts, or as many as are asked for around a stored one. Late injection: a group without a success
@@ -167,9 +169,10 @@ class TrainingRun:
         rounds, K = 0, mixer.group_size
         while more:
             new = self._rollout(more, groups, clock)
-            late, scored_late = self._choose(late_by, mixer.late_candidates(new, buffer))
+            late, considered_late = self._choose(late_by, mixer.late_candidates(new, buffer))
             clock.lap("inject")
-            chosen, scored, groups, rounds = chosen | late, scored + scored_late, [*groups, *new], rounds + 1
+            chosen, considered = chosen | late, considered | considered_late
+            groups, rounds = [*groups, *new], rounds + 1
             more = x.dynamic_sampling.replacements(plan, groups, chosen, K, rounds, self.fresh, buffer)
         sampled = x.dynamic_sampling.select(plan, groups, chosen, K, rounds)
 
@@ -190,8 +193,15 @@ class TrainingRun:
         clock.lap("update")
 
         # Correct fresh rollouts become experience, with the log-probs of the policy that sampled them.
-        stored = buffer.store(mixer.collect(batch, stats.behaviour_logprobs, step))
+        collected = mixer.collect(batch, stats.behaviour_logprobs, step)
+        stored = buffer.store(collected)
         clock.lap("store")
+
+        measured = stats.entropies, stats.policy_logprobs, stats.behaviour_logprobs
+        buckets = buffer.bucket_sizes(mixer.buckets)
+        done = Step(step, groups, batch, considered, *measured, collected, buffer.retired, buffer.changes, buckets)
+        self.decisions.append(done, engine.decode)
+        clock.lap("log")
 
         self.generated_tokens += sum(len(row.token_ids) for group in groups for row in group.rollouts)
         return {
@@ -203,7 +213,7 @@ class TrainingRun:
             **x.loss.metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, stats.later_passes),
             **stats.metrics,
             **self.fresh.metrics(),
-            "replay/candidates_scored": float(scored),
+            "replay/candidates_scored": float(sum(len(one.measured) for one in considered.values())),
             "replay/injected": float(sum(not group.replayed and group.question.id in chosen for group in batch.groups)),
             "replay/stored": float(stored),
             "cost/generated_tokens": self.generated_tokens,
@@ -212,11 +222,13 @@ class TrainingRun:
 
     def _choose(
         self, selector: TrajectorySelector, candidates: Mapping[Question, Sequence[Trajectory]]
-    ) -> tuple[dict[str, Trajectory], int]:
-        """One stored trajectory of each question, and how many were scored for that under the current policy."""
-        to_score = selector.to_score(candidates)
-        chosen = selector.choose(candidates, self.engine.score(to_score), self.x.mixer.rng)
-        return chosen, sum(map(len, to_score.values()))
+    ) -> tuple[dict[str, Trajectory], dict[str, Considered]]:
+        """One stored trajectory of each question, and what it was chosen from, by question id."""
+        scores = self.engine.score(selector.to_score(candidates))
+        chosen = selector.choose(candidates, scores, self.x.mixer.rng)
+        return chosen, {
+            question.id: Considered(all_, scores.get(question, ())) for question, all_ in candidates.items()
+        }
 
     def _rollout(self, plan: Plan, before: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
         """Sample and grade a plan's questions. OpenRLHF's groups come as they are complete, and are graded while it is
@@ -279,6 +291,7 @@ class TrainingRun:
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
         }
+        self.decisions.sync()
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
 
         def fill(folder: Path) -> manifest.Files:
@@ -312,24 +325,6 @@ def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
     taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
     _refuse_overlap([*questions, *taught], asked)
     return questions, asked
-
-
-def _set_aside(run: Path, config_text: str) -> str | None:
-    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside.
-
-    Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
-    go on in the same MLflow run, which may have been made before the first row was written.
-    """
-    metrics, identity = run / "metrics.jsonl", run / "metrics.id"
-    if metrics.exists() and metrics.stat().st_size:
-        kept = run / "metrics.before-restart.jsonl"
-        log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
-        metrics.replace(kept)
-        if (run / "evaluation").exists():
-            shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
-            (run / "evaluation").rename(run / "evaluation.before-restart")
-    same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
-    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
 
 
 def _take_curve(source: Path, copy: Path) -> None:

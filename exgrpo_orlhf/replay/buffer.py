@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..records import RolloutGroup, Trajectory
 from ..settings import Count, check
-from .difficulty import LEVELS, DifficultyBuckets
+from .difficulty import LEVELS, DifficultyBuckets, Level
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 
@@ -24,6 +24,19 @@ class Stored(NamedTuple):
     trajectory: Trajectory
     key: bytes
     sequence: int
+
+
+@dataclass(slots=True)
+class Changes:
+    """Question ids, in the order of what happened since a step began.
+
+    retired, returned: from retirement
+    evicted: one for each trajectory that a limit has taken
+    """
+
+    retired: list[str] = field(default_factory=list)
+    returned: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -77,7 +90,7 @@ class ReplayBuffer:
         self._order: OrderedDict[int, str] = OrderedDict()  # sequence → question id, the oldest trajectory first
         self.n_with_trajectories = 0  # questions with stored trajectories, candidates or fallen to 0
         self.n_tokens = 0  # stored response tokens
-        self.evicted = 0  # trajectories that a limit has taken since the step began
+        self.changes = Changes()
         self.next_sequence = 0
 
     # -- what is in it ------------------------------------------------------------------------------------------------
@@ -117,17 +130,19 @@ class ReplayBuffer:
         """Step of a question's newest trajectory. Raises KeyError without a record, IndexError without a trajectory."""
         return self._records[question_id].stored[-1].trajectory.step
 
-    def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
-        """What is stored. `bucket_<level>`: candidates at that level (unsolved: all that is stored, but fallen to 0).
-
-        With adaptive levels, where they are cut as well.
-        """
+    def bucket_sizes(self, buckets: DifficultyBuckets) -> dict[Level, int]:
+        """Candidates at each level; unsolved: all that is stored, but fallen to 0."""
         buckets = buckets.adapted(self._candidates)
-        cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
         sizes = dict.fromkeys(LEVELS, 0)
         for accuracy, members in self._candidates.items():
             sizes[buckets.level(accuracy)] += len(members)
         sizes["unsolved"] += self.n_with_trajectories - self.n_candidates
+        return sizes
+
+    def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
+        """What is stored. `bucket_<level>`: `bucket_sizes`. With adaptive levels, where they are cut as well."""
+        sizes, buckets = self.bucket_sizes(buckets), buckets.adapted(self._candidates)
+        cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
         return {
             **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
             **{name: float(cut) for name, cut in cuts.items()},
@@ -136,21 +151,21 @@ class ReplayBuffer:
             "replay/stored_tokens": float(self.n_tokens),
             "replay/stored_bytes": float(self.n_bytes),
             "replay/retired": float(len(self._retired)),
-            "replay/evicted": float(self.evicted),
+            "replay/evicted": float(len(self.changes.evicted)),
         }
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
     def advance(self, step: int) -> None:
         """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
-        self.evicted = 0
+        self.changes = Changes()
         if self.max_age is not None:
             while self._order and self._records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
                 self._evict(self._oldest())
         if self.retirement.returns_after is not None:
             due = step - self.retirement.returns_after
             while self._retired and next(iter(self._retired.values())) <= due:
-                del self._retired[next(iter(self._retired))]
+                self._return(next(iter(self._retired)))
 
     def observe(self, groups: Iterable[RolloutGroup], step: int) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
@@ -164,7 +179,7 @@ class ReplayBuffer:
             if question_id in self._retired:
                 if not self.retirement.is_back(accuracy):
                     continue
-                del self._retired[question_id]
+                self._return(question_id)
             self.record(question_id, accuracy, step)
             record = self._records[question_id]
             record.streak = record.streak + 1 if self.retirement.counts(accuracy) else 0
@@ -218,6 +233,7 @@ class ReplayBuffer:
         """Take a question out of the buffer. Raises KeyError if it has no record."""
         self.remove(question_id)
         self._retired[question_id] = step
+        self.changes.retired.append(question_id)
 
     def remove(self, question_id: str) -> None:
         """Forget a question and its trajectories. Raises KeyError if it has no record."""
@@ -295,7 +311,11 @@ class ReplayBuffer:
         self._forget(record, 0)
         if not record.stored:
             self._leave_bucket(question_id, record)
-        self.evicted += 1
+        self.changes.evicted.append(question_id)
+
+    def _return(self, question_id: str) -> None:
+        del self._retired[question_id]
+        self.changes.returned.append(question_id)
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
         if record.stored and (record.accuracy > 0 or self.replays_unsolved):

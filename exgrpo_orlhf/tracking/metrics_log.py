@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 import re
 import time
 import uuid
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ..files import sync, write
+from ..files import write
+from .step_log import StepLog
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
@@ -33,47 +32,18 @@ def check_name(name: str) -> None:
     )
 
 
-class MetricsLog:
-    """`metrics.jsonl`: one JSON object a line, {"step": n, "time": seconds since 1970, metrics…}, steps increasing.
+class MetricsLog(StepLog):
+    """`metrics.jsonl`: one JSON object a line, {"step": n, "time": seconds since 1970, metrics…}, steps increasing."""
 
-    A process that is killed while writing leaves an incomplete last line; `cut_back` removes it. Opening a log with a
-    corrupt line anywhere else raises ValueError with file and line.
-    """
+    ROW = "a row of metrics with 'time' and a"
 
     def __init__(self, path: Path, identity: str | None = None) -> None:
         """identity: of an earlier log that this one replaces, so that the same MLflow run continues"""
-        self.path = Path(path)
         self._given_identity = self._identity = identity
-        self._steps: list[int] = []
-        self._ends = [0]  # byte offsets: the i-th step's line lies between the i-th and the next
-        self._torn = False
-        if self.path.exists():
-            self._scan()
+        super().__init__(path)
 
-    def _scan(self) -> None:
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):  # bytes: only "\n" ends a line
-                if not line.endswith(b"\n"):
-                    self._torn = True
-                    return
-                try:
-                    row = json.loads(line)
-                    step = row["step"]
-                    sound = type(step) is int and type(row["time"]) is float and step > self.last_step
-                except (ValueError, TypeError, KeyError):
-                    sound = False
-                if not sound:
-                    raise ValueError(
-                        f"{self.path}, line {number}: not a row of metrics with 'time' and a 'step' above "
-                        f"{self.last_step}: {line[:120]!r}; mend or remove this line"
-                    )
-                self._steps.append(step)
-                self._ends.append(self._ends[-1] + len(line))
-
-    @property
-    def last_step(self) -> int:
-        """The last complete row's step, −1 for an empty log."""
-        return self._steps[-1] if self._steps else -1
+    def _is_sound(self, row: dict[str, Any]) -> bool:
+        return type(row["time"]) is float
 
     @property
     def identity(self) -> str:
@@ -95,12 +65,9 @@ class MetricsLog:
         Raises ValueError for a step that is not above the last one, a name that MLflow would refuse, a value that is no
         finite number, more metrics than one MLflow call takes, or an incomplete last line.
         """
-        if type(step) is not int or step <= self.last_step:
-            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are increasing integers")
+        self.check_next(step)
         if len(metrics) >= METRICS_PER_CALL:
             raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
-        if self._torn:
-            raise ValueError(f"{self.path} ends in an incomplete line; call cut_back with the checkpoint's step first")
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         for name, value in metrics.items():
             check_name(name)
@@ -110,46 +77,11 @@ class MetricsLog:
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"metric {name!r} of step {step} is {value!r}; metrics are finite numbers")
             row[name] = int(value) if isinstance(value, Integral) else float(value)
-        line = json.dumps(row).encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:
-            if file.tell() != self._ends[-1]:
-                raise ValueError(f"{self.path} was changed by another program; two runs in one folder?")
-            self._torn = True  # until the whole line is there
-            if file.write(line) != len(line):
-                raise OSError(f"{self.path}: only part of step {step} could be written; is the disk full?")
-        self._torn = False
-        self._ends.append(self._ends[-1] + len(line))
-        self._steps.append(step)
-
-    def sync(self) -> None:
-        """Put the rows on the disk, so that they survive a power failure."""
-        if self.path.exists():
-            sync(self.path)
+        self.write_row(row)
 
     def cut_back(self, step: int) -> int:
-        """Drops the rows after `step` and an incomplete last line, atomically.
-
-        For resuming from a checkpoint of that step, before a tracker reads the log. Returns the number of complete rows
-        dropped.
-        """
-        keep = bisect_right(self._steps, step)
-        dropped = len(self._steps) - keep
-        if dropped or self._torn:
-            write(self.path, self.path.read_bytes()[: self._ends[keep]])
-            del self._steps[keep:], self._ends[keep + 1 :]
-            if not self._steps:
-                self._identity = self._given_identity  # it begins again, and so does its MLflow run
-            self._torn = False
+        changes = self._torn or step < self.last_step
+        dropped = super().cut_back(step)
+        if changes and not self._steps:
+            self._identity = self._given_identity  # it begins again, and so does its MLflow run
         return dropped
-
-    def rows(self, after: int = -1) -> Iterator[dict[str, Any]]:
-        """The complete rows of the steps above `after`, in order. Another thread may append meanwhile."""
-        first = bisect_right(self._steps, after)
-        if first == len(self._steps):
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._ends[first])
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)

@@ -109,6 +109,8 @@ def assert_same_ending(run: Path, straight: Path) -> None:
         assert pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table))
     assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
     assert timeless(run) == timeless(straight)
+    for name in ("decisions.jsonl", "rollouts.jsonl"):
+        assert (run / name).read_bytes() == (straight / name).read_bytes()
 
 
 def timeless(run: Path) -> list[dict]:

@@ -54,7 +54,7 @@ def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something
     buffer.observe([group(["correct"], "retired", replayed=True)], 3)
     assert {a: list(members) for a, members in buffer.candidates.items()} == {Fraction(0): ["stored"]}
     buffer.advance(6)
-    assert buffer.evicted == 1
+    assert len(buffer.changes.evicted) == 1
     assert not buffer.candidates
 
 

@@ -55,7 +55,7 @@ def test_of_one_question_the_oldest_goes_first():
     assert stored(buffer, "a") == [2, 3]
     buffer.store([("a", trajectory(2, step=4)), ("a", trajectory(5, step=5))])
     assert stored(buffer, "a") == [2, 5], "sampled again is new: 3 was the oldest"
-    assert buffer.evicted == 2
+    assert len(buffer.changes.evicted) == 2
 
 
 def test_trajectories_older_than_the_limit_go_when_a_step_begins():
@@ -125,7 +125,7 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
         for name in names:
             assert stored(buffer, name) == [number for owner, number, *_ in rows if owner == name]
         assert buffer.n_bytes == size()
-        evicted += buffer.evicted
+        evicted += len(buffer.changes.evicted)
         if step == 40:
             snapshot.save(buffer, tmp_path / "replay", "f")
             buffer = snapshot.load(tmp_path / "replay", empty(), "f")

@@ -1,0 +1,236 @@
+"""What each step decided, and a few of its rollouts as text: `decisions.jsonl` and `rollouts.jsonl` (docs/explore.md).
+
+Both are written by the training loop, whichever engine does the work, and are cut back as `metrics.jsonl` is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
+from ..replay.buffer import Changes
+from ..replay.difficulty import Level
+from .step_log import StepLog
+
+ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits
+TEXTS_EVERY = 5  # steps from one row of rollouts.jsonl to the next
+RESPONSES = 4  # logged of a group's fresh rollouts, and of a question's stored trajectories
+TOKENS = 512  # logged of a response: the first half and the last
+PROMPT = 2000  # characters logged of a prompt
+Floats = npt.NDArray[np.float32]
+Decode = Callable[[npt.NDArray[np.int32]], str]
+
+
+class Considered(NamedTuple):
+    """What a stored trajectory was chosen from. measured: of each, or empty where the choice needed no forward pass"""
+
+    stored: Sequence[Trajectory]
+    measured: Sequence[Measured]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, when it is done.
+
+    sampled: all groups, graded, those that were left out of the batch too
+    considered: by question id, for each replayed question and each candidate for late injection
+    entropies, policy, behaviour: of each row of the flattened batch, as `UpdateStats` has them
+    stored: the experience of the step, by question id and trajectory
+    buckets: candidates by level
+    """
+
+    step: int
+    sampled: Sequence[RolloutGroup]
+    batch: MixedBatch
+    considered: Mapping[str, Considered]
+    entropies: Sequence[float]
+    policy: Sequence[Floats]
+    behaviour: Sequence[Floats]
+    stored: Sequence[tuple[str, Trajectory]]
+    retired: Mapping[str, int]
+    changes: Changes
+    buckets: Mapping[Level, int]
+
+    def groups(self) -> list[tuple[RolloutGroup, list[tuple[int, Row]]]]:
+        """The batch's groups, each with its rows and their positions in the flattened batch."""
+        rows = iter(enumerate(self.batch.flat_rows()))
+        return [(g, [next(rows) for _ in own]) for g, own in zip(self.batch.groups, self.batch.rows, strict=True)]
+
+
+class DecisionLog:
+    """The two files of a run."""
+
+    def __init__(self, run: Path) -> None:
+        """Raises ValueError for a file with a corrupt line, naming file and line."""
+        self.decisions, self.rollouts = StepLog(run / "decisions.jsonl"), StepLog(run / "rollouts.jsonl")
+
+    def append(self, step: Step, decode: Decode) -> None:
+        """Write a step's decisions, and in every `TEXTS_EVERY`-th step some of its rollouts. Raises OSError."""
+        self.decisions.write_row(decisions(step), compact=True)
+        if step.step % TEXTS_EVERY == 0:
+            self.rollouts.write_row({"step": step.step, "questions": texts(step, decode)}, compact=True)
+
+    def cut_back(self, step: int) -> None:
+        """Drop the rows after a checkpoint's step."""
+        self.decisions.cut_back(step)
+        self.rollouts.cut_back(step)
+
+    def sync(self) -> None:
+        """Put the rows on the disk."""
+        self.decisions.sync()
+        self.rollouts.sync()
+
+
+def decisions(step: Step) -> dict[str, Any]:
+    """A row of `decisions.jsonl`: two tables of columns, `questions` and `replays`, and what changed in the buffer."""
+    stored = Counter(question_id for question_id, _ in step.stored if question_id not in step.retired)
+    in_batch = {group.question.id: rows for group, rows in step.groups()}
+    questions, replays = [], []
+    for group in step.sampled:
+        rows = in_batch.get(group.question.id, [])
+        grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
+        fresh = [step.entropies[i] for i, row in rows if row.replayed is None]
+        again = [(i, row.replayed) for i, row in rows if row.replayed is not None]
+        kind = "replayed" if group.replayed else "injected" if again else "fresh"
+        questions.append(
+            {
+                "id": group.question.id[:ID],
+                "as": kind if rows else "left_out",
+                "rollouts": len(group.rollouts),
+                "graded": group.graded,
+                "correct": group.correct,
+                "checked": sum(grade.sound is not None for grade in grades),
+                "lucky": sum(grade.sound is False for grade in grades),
+                "stored": stored[group.question.id],
+                "entropy": round(mean(fresh), 4) if fresh else None,
+            }
+        )
+        replays += [_replay(step, group.question.id, i, trajectory) for i, trajectory in again]
+    return {
+        "step": step.step,
+        "questions": _columns(questions),
+        "replays": _columns(replays),
+        "retired": [question_id[:ID] for question_id in step.changes.retired],
+        "returned": [question_id[:ID] for question_id in step.changes.returned],
+        "evicted": [question_id[:ID] for question_id in step.changes.evicted],
+        "buckets": dict(step.buckets),
+        "retired_in_all": len(step.retired),
+    }
+
+
+def _replay(step: Step, question_id: str, i: int, chosen: Trajectory) -> dict[str, Any]:
+    """What the log says of a stored row. i: its position in the flattened batch"""
+    stored, measured = step.considered[question_id]
+    place = next(n for n, one in enumerate(stored) if one is chosen)
+    others = [one.entropy for n, one in enumerate(measured) if n != place]
+    log_weights = step.policy[i].astype(np.float64) - step.behaviour[i]
+    return {
+        "id": question_id[:ID],
+        "trajectory": chosen.key.hex()[:ID],
+        "of": len(stored),
+        "place": place,
+        "age": step.step - chosen.step,
+        "tokens": len(chosen),
+        "entropy": round(float(step.entropies[i]), 4),
+        "others": round(mean(others), 4) if others else None,
+        "surprisal": round(-float(step.behaviour[i].mean(dtype=np.float64)), 4),
+        "log_weight": round(float(log_weights.mean()), 4),
+        "log_weight_max": round(float(log_weights.max()), 4),
+        "sound": chosen.sound,
+    }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def texts(step: Step, decode: Decode) -> list[dict[str, Any]]:
+    """The questions of a row of `rollouts.jsonl`: one that is fresh in this step and one with a stored trajectory.
+
+    Of each kind it is the one whose id is the smallest: ids are hashes, and the same few questions are then logged
+    again and again, so that their answers can be compared over time.
+    """
+    groups = step.groups()
+    with_stored = [one for one in groups if any(row.replayed is not None for _, row in one[1])]
+    fresh = [one for one in groups if all(row.replayed is None for _, row in one[1])]
+    kinds = [min(kind, key=lambda one: one[0].question.id) for kind in (fresh, with_stored) if kind]
+    return [_texts(step, group, rows, decode) for group, rows in kinds]
+
+
+def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode: Decode) -> dict[str, Any]:
+    question = group.question
+    prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(": ".join(m) for m in question.prompt)
+    responses = []
+    fresh = [(i, row.response) for i, row in rows if isinstance(row.response, Rollout)]
+    correct = [one for one in fresh if one[1].grade is not None and one[1].grade.correct]
+    others = [one for one in fresh if one[1].grade is not None and not one[1].grade.correct]
+    kept = correct[: max(RESPONSES // 2, RESPONSES - len(others))]  # half of each kind, as far as there are
+    for i, rollout in [*kept, *others[: RESPONSES - len(kept)]]:
+        assert rollout.grade is not None  # or it is in neither
+        said = {"verdict": rollout.grade.verdict, "sound": rollout.grade.sound, "finish": rollout.finish}
+        now = {"entropy": round(float(step.entropies[i]), 4), "now": step.policy[i]}
+        responses.append({"kind": "fresh", **said, **_response(rollout.token_ids, now, decode)})
+    at, chosen = next(((i, row.replayed) for i, row in rows if row.replayed is not None), (0, None))
+    if chosen is not None:
+        stored, measured = step.considered[question.id]
+        chosen_first = sorted(range(len(stored)), key=lambda n: stored[n] is not chosen)
+        for n in sorted(chosen_first[:RESPONSES]):
+            one = stored[n]
+            values: dict[str, Any] = {"then": one.behaviour_logprobs}
+            if one is chosen:
+                values |= {"entropy": round(float(step.entropies[at]), 4), "now": step.policy[at]}
+            elif measured:
+                values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
+            about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
+            responses.append(
+                {"kind": "stored", "sound": one.sound, **about, **_response(one.token_ids, values, decode)}
+            )
+    return {
+        "id": question.id[:ID],
+        "as": "replayed" if group.replayed else "fresh" if chosen is None else "injected",
+        "prompt": prompt[:PROMPT],
+        "answer": question.answer[:PROMPT],
+        "responses": responses,
+    }
+
+
+def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
+    """Text by token, with log-probs in nats; of a long response the first and the last tokens.
+
+    left_out: tokens between them
+    """
+    out = len(ids) - TOKENS if len(ids) > TOKENS else 0
+    parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
+    found: dict[str, Any] = {"tokens": len(ids), "left_out": out}
+    found["text"] = [piece for part in parts for piece in pieces(ids[part], decode)]
+    for name, value in values.items():
+        is_array = isinstance(value, np.ndarray)
+        found[name] = [round(float(x), 2) for part in parts for x in value[part]] if is_array else value
+    return found
+
+
+def pieces(ids: npt.NDArray[np.int32], decode: Decode) -> list[str]:
+    """The text of each token. Together they are the text of all; special tokens are ''.
+
+    A token is decoded with what precedes it, because its text may depend on that (a space at the beginning of a word).
+    Where several tokens make one character, the last of them has it and the others are ''.
+    """
+    found: list[str] = []
+    begin = complete = 0  # tokens from `begin` are decoded together; those before `complete` are in `found` as text
+    before = ""
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[begin:end])
+        if text.endswith("\ufffd") and end < len(ids) and end - complete < 4:  # UTF-8 has up to 4 bytes a character
+            found.append("")
+            continue
+        found.append(text[len(before) :])
+        begin, complete = complete, end
+        before = decode(ids[begin:end])
+    return found
