@@ -13,6 +13,7 @@ SCRIPTS = {
     "bench": "evals/run_bench.py",
     "ablate": "scripts/ablate.py",
     "compare": "scripts/compare.py",
+    "explore": "scripts/explore.py",
     "doctor": "scripts/doctor.py",
     "grade": "scripts/grade.py",
     "prepare-data": "scripts/prepare_data.py",
@@ -25,7 +26,9 @@ def run(command: str) -> None:
     sys.exit(runpy.run_path(str(PROJECT / SCRIPTS[command]))["main"]())
 
 
-train, bench, ablate, compare, doctor, grade, prepare_data, quickstart = (partial(run, name) for name in SCRIPTS)
+train, bench, ablate, compare, explore, doctor, grade, prepare_data, quickstart = (
+    partial(run, name) for name in SCRIPTS
+)
 
 
 def main() -> None:

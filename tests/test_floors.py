@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 # From the top: a room imports what lies on its own floor or below it.
 FLOORS = (
     {"config", "run", "doctor", "__main__"},
-    {"training", "study"},
+    {"training", "study", "explore"},
     {"engines", "supervised", "evaluation", "tracking", "progress"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained"},

@@ -126,6 +126,11 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
     return buffer
 
 
+def fingerprint(folder: Path) -> str:
+    """The fingerprint that a snapshot was saved with. Raises SnapshotError as `load` does."""
+    return str(_manifest(folder)["fingerprint"])
+
+
 def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
     """Fill an empty buffer, with which a new run starts, with accuracies and trajectories of another run's snapshot.
 

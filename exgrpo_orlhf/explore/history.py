@@ -1,0 +1,254 @@
+"""What the page shows: the log of decisions and the replay buffer, as columns over questions, events and replays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..records import Question, Trajectory, mean
+from ..replay import ReplayBuffer
+from ..tracking.decisions import ID, PROMPT, DecisionLog
+
+KINDS = ("fresh", "replayed", "injected", "left_out", "retired", "returned", "evicted")
+COUNTS = ("correct", "graded", "lucky", "checked", "stored")
+REPLAY = ("age", "tokens", "entropy", "others", "surprisal", "log_weight", "of", "place", "sound")
+SHORT = 160  # characters of a prompt in the list of questions
+TEXTS = 4_000_000  # characters of stored responses, at most; the most replayed questions come first
+LOGGED = 8_000_000  # characters of logged rollouts, at most, their log-probs counted as 8; the newest come first
+
+
+class NoHistory(ValueError):
+    """A folder that has no log of decisions."""
+
+
+@dataclass
+class History:
+    """A run's experience. Questions are numbered; `events` and `replays` are tables, stored by column.
+
+    ids: 12 digits each, and prompts (their first characters; '' where unknown), by question
+    events: question `q`, `step`, `kind` (number in KINDS), `correct` of `graded`, `lucky` of `checked`, `stored`, and
+        `replay` (its row in `replays`, or −1); in the order of steps
+    entropies: of the fresh rollouts of the questions trained on in a step, nats
+    buckets: by step, the candidates by level, and the retired
+    accuracy, retired: by question; −1 where the buffer has none
+    stored: trajectories of the buffer by question; distinct: how different they are (`diversity`), −1 with fewer than
+        two of them
+    buffer: `age`, `tokens` and `surprisal` of every stored trajectory
+    logged: rows of rollouts.jsonl by question; texts: stored responses by question
+    step: the last one of the log; buffer_step: of the buffer, None where there is none
+    """
+
+    steps: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    events: dict[str, list[int]] = field(default_factory=dict)
+    replays: dict[str, list[Any]] = field(default_factory=dict)
+    entropies: list[list[float]] = field(default_factory=list)
+    buckets: list[dict[str, int]] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+    distinct: list[float] = field(default_factory=list)
+    buffer: dict[str, list[float]] = field(default_factory=dict)
+    logged: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    buffer_step: int | None = None
+
+    @property
+    def step(self) -> int:
+        return self.steps[-1]
+
+
+def read(
+    run: Path,
+    buffer: ReplayBuffer | None,
+    buffer_step: int | None,
+    questions: Sequence[Question],
+    decode: Callable[[npt.NDArray[np.int32]], str],
+) -> History:
+    """The history of a run.
+
+    buffer: the replay buffer at `buffer_step`, or None; questions: those of the run, as far as they are known;
+    decode: the text of a stored response
+    Raises NoHistory for a folder without a log of decisions, ValueError for a corrupt line.
+    """
+    log, history = DecisionLog(run), History()
+    if log.decisions.last_step < 0:
+        raise NoHistory(f"{run / 'decisions.jsonl'}: no such log, or an empty one; is this a run's folder?")
+    numbers: dict[str, int] = {}
+
+    def number(question_id: str) -> int:
+        return numbers.setdefault(question_id[:ID], len(numbers))
+
+    history.events = {name: [] for name in ("q", "step", "kind", *COUNTS, "replay")}
+    history.replays = {name: [] for name in ("step", *REPLAY)}
+    for row in log.decisions.rows():
+        _add(history, row, number)
+    for row in log.rollouts.rows():
+        for one in row["questions"]:
+            history.logged.setdefault(number(one["id"]), []).append({"step": row["step"], **one})
+    for question_id in () if buffer is None else (*buffer.records, *buffer.retired):
+        number(question_id)
+    history.ids = list(numbers)
+    prompts = {question.id[:ID]: prompt_text(question)[:SHORT] for question in questions if question.id[:ID] in numbers}
+    logged = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
+    history.prompts = [prompts.get(question_id) or logged.get(question_id, "") for question_id in history.ids]
+    _bound(history)
+    _read_buffer(history, buffer, buffer_step, number, decode)
+    return history
+
+
+def prompt_text(question: Question) -> str:
+    """The prompt as one text, a message a paragraph."""
+    prompt = question.prompt
+    return prompt[:PROMPT] if isinstance(prompt, str) else "\n".join(": ".join(message) for message in prompt)[:PROMPT]
+
+
+def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) -> None:
+    """Add a row of decisions.jsonl: in a step questions return, are sampled, lose trajectories and retire."""
+    step, table, replays, events = row["step"], row["questions"], row["replays"], history.events
+    history.steps.append(step)
+    history.buckets.append({**row["buckets"], "retired": row["retired_in_all"]})
+    first = len(history.replays["step"])
+    replay_of = {question_id: first + i for i, question_id in enumerate(replays.get("id", ()))}
+    history.replays["step"] += [step] * len(replay_of)
+    for name in REPLAY:
+        history.replays[name] += replays.get(name, ())
+    history.entropies.append([entropy for entropy in table.get("entropy", ()) if entropy is not None])
+    nothing = {**dict.fromkeys(COUNTS, 0), "replay": -1}
+
+    def add(question_id: str, kind: str, **more: int) -> None:
+        what = {"q": number(question_id), "step": step, "kind": KINDS.index(kind)}
+        for name, value in {**what, **nothing, **more}.items():
+            events[name].append(value)
+
+    for question_id in row["returned"]:
+        add(question_id, "returned")
+    for i, question_id in enumerate(table.get("id", ())):
+        values = {name: table[name][i] for name in COUNTS}
+        add(question_id, table["as"][i], **values, replay=replay_of.get(question_id, -1))
+    for kind in ("evicted", "retired"):
+        for question_id in row[kind]:
+            add(question_id, kind)
+
+
+def _bound(history: History) -> None:
+    """Keep the newest logged rollouts, as many as fit into LOGGED characters."""
+    rows = [(row["step"], q, row) for q, of_question in history.logged.items() for row in of_question]
+    room = LOGGED
+    history.logged = {}
+    for _, q, row in sorted(rows, key=lambda one: -one[0]):
+        room -= len(row["prompt"]) + sum(20 * len(one["text"]) for one in row["responses"])
+        if room < 0:
+            break
+        history.logged.setdefault(q, []).append(row)
+
+
+def _read_buffer(
+    history: History,
+    buffer: ReplayBuffer | None,
+    step: int | None,
+    number: Callable[[str], int],
+    decode: Callable[[npt.NDArray[np.int32]], str],
+) -> None:
+    n = len(history.ids)
+    history.accuracy, history.retired, history.stored = [-1.0] * n, [-1] * n, [0] * n
+    history.distinct = [-1.0] * n
+    history.buffer = {"age": [], "tokens": [], "surprisal": []}
+    if buffer is None:
+        return
+    history.buffer_step = step or 0
+    for question_id, at in buffer.retired.items():
+        history.retired[number(question_id)] = at
+    of_question: dict[int, list[Trajectory]] = {}
+    for question_id, record in buffer.records.items():
+        q = number(question_id)
+        history.accuracy[q], history.stored[q] = round(float(record.accuracy), 4), len(record.stored)
+        if record.stored:
+            of_question[q] = [one.trajectory for one in record.stored]
+            history.distinct[q] = round(diversity([one.token_ids for one in of_question[q]]), 3)
+            for one in of_question[q]:
+                history.buffer["age"].append(history.buffer_step - one.step)
+                history.buffer["tokens"].append(len(one))
+                history.buffer["surprisal"].append(round(_surprisal(one), 4))
+    replays = Counter(q for q, replay in zip(history.events["q"], history.events["replay"], strict=True) if replay >= 0)
+    room = TEXTS
+    for q in sorted(of_question, key=lambda q: (q not in history.logged, -replays[q])):
+        for one in of_question[q]:
+            text = decode(one.token_ids)
+            room -= len(text)
+            if room < 0:
+                return
+            about = {"step": one.step, "tokens": len(one), "surprisal": round(_surprisal(one), 4), "sound": one.sound}
+            history.texts.setdefault(q, []).append({**about, "text": text})
+
+
+def _surprisal(trajectory: Trajectory) -> float:
+    return -float(trajectory.behaviour_logprobs.mean(dtype=np.float64))
+
+
+def diversity(responses: Sequence[npt.NDArray[np.int32]]) -> float:
+    """How different responses are: 0, all have the same pairs of neighbouring tokens; 1, none is in two of them; −1 for
+    fewer than two responses.
+
+    With n responses, D pairs in all of them together and S the sum of each one's own: (D/S − 1/n) / (1 − 1/n).
+    """
+    n = len(responses)
+    if n < 2:
+        return -1.0
+    own = [set(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True)) for ids in responses]
+    total = sum(map(len, own))
+    return max((len(set().union(*own)) / total - 1 / n) / (1 - 1 / n), 0.0) if total else 0.0
+
+
+def forgotten_by_step(history: History) -> list[int]:
+    """For each step, the questions whose latest group had no success although an earlier one had."""
+    solved: dict[int, bool] = {}  # question → whether its latest group had a success; only once solved
+    counts, now, at = [], 0, 0
+    columns = ("q", "step", "kind", "correct", "graded")
+    rows = list(zip(*(history.events[name] for name in columns), strict=True))
+    for step in history.steps:
+        while at < len(rows) and rows[at][1] == step:
+            q, _, kind, correct, graded = rows[at]
+            at += 1
+            if kind > KINDS.index("left_out") or not graded or (q not in solved and not correct):
+                continue
+            now += int(not correct) - int(not solved.get(q, True))
+            solved[q] = bool(correct)
+        counts.append(now)
+    return counts
+
+
+def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], steps: Sequence[int]) -> list[float]:
+    """Per step of the log, the share sum(values) / sum(of); NaN where `of` is 0."""
+    place = {step: i for i, step in enumerate(history.steps)}
+    top, bottom = np.zeros(len(place)), np.zeros(len(place))
+    at = [place[step] for step in steps]
+    np.add.at(top, at, values)
+    np.add.at(bottom, at, of)
+    return [float(a / b) if b else float("nan") for a, b in zip(top, bottom, strict=True)]
+
+
+def summary(history: History) -> dict[str, float]:
+    """Numbers for the head of the page."""
+    kinds = Counter(history.events["kind"])
+    several = [value for value in history.distinct if value >= 0]
+    return {
+        "steps": len(history.steps),
+        "questions": len(history.ids),
+        "replays": len(history.replays["step"]),
+        "stored": sum(history.stored),
+        "retired": kinds[KINDS.index("retired")],
+        "returned": kinds[KINDS.index("returned")],
+        "evicted": kinds[KINDS.index("evicted")],
+        "forgotten": forgotten_by_step(history)[-1],
+        "lucky": sum(history.events["lucky"]),
+        "checked": sum(history.events["checked"]),
+        "diversity": mean(several),
+    }

@@ -1,0 +1,48 @@
+#!/usr/bin/env python
+"""Make a page of a run's experience: what was replayed, what is stored, and what became of each question.
+
+    python scripts/explore.py runs/x                      # writes runs/x/explore.html
+    python scripts/explore.py runs/x --html page.html
+
+The page is one file that needs no network. It is made of the run's decisions.jsonl and rollouts.jsonl, and of the
+replay buffer and the tokenizer of its newest checkpoint. No model is loaded; the run may still be training.
+Exit status: 0, or 2 if there is nothing to show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    from exgrpo_orlhf import config
+    from exgrpo_orlhf.explore.run import explore
+    from exgrpo_orlhf.files import write
+
+    out = arguments.html or arguments.run / "explore.html"
+    notes, questions = [], []
+    try:
+        questions = config.load([arguments.run / "config.gin"]).questions.load()
+    except (ValueError, OSError, ImportError) as error:
+        notes = [f"The run's questions could not be loaded; only logged rollouts have a prompt ({error})"]
+    try:
+        write(out, explore(arguments.run, questions, notes))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {out}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/x")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default RUN/explore.html)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

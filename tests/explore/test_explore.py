@@ -1,0 +1,255 @@
+"""The page of a run's experience shows what the log and the buffer say, also of very many questions."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from drawn_charts import charts, of_class, opened
+from run_builders import MIXED_PHASE, run_here
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.explore.history import COUNTS, KINDS, History, NoHistory, diversity, forgotten_by_step, read
+from exgrpo_orlhf.explore.page import page
+from exgrpo_orlhf.explore.run import explore
+from exgrpo_orlhf.records import Question, Trajectory
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
+from exgrpo_orlhf.tracking.step_log import StepLog
+
+
+@pytest.fixture(scope="module")
+def run(warm_model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "explored"
+    phase = [*MIXED_PHASE, "ReplayBuffer.per_question = 3", "RetirementPolicy.returns_after = 4"]
+    run_here(warm_model, phase, folder, resume=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(run, tmp_path_factory) -> Path:
+    """The page, with the prompts of the run's questions."""
+    path = tmp_path_factory.mktemp("pages") / "explore.html"
+    path.write_text(explore(run, config.load([run / "config.gin"]).questions.load()), encoding="utf-8")
+    return path
+
+
+def log_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "decisions.jsonl").read_text().split("\n")[:-1]]
+
+
+def events_of(rows: list[dict], question: str) -> list[tuple[int, str]]:
+    """In a step a question returns, is sampled, loses trajectories, retires."""
+    found = []
+    for row in rows:
+        sampled = [
+            kind for one, kind in zip(row["questions"]["id"], row["questions"]["as"], strict=True) if one == question
+        ]
+        for kinds in (
+            ["returned"] * row["returned"].count(question),
+            sampled,
+            ["evicted"] * row["evicted"].count(question),
+            ["retired"] * row["retired"].count(question),
+        ):
+            found += [(row["step"], kind) for kind in kinds]
+    return found
+
+
+def element(dom: str, name: str) -> str:
+    return html.unescape(re.search(rf'id="{name}"[^>]*>(.*?)</', dom, re.DOTALL)[1])
+
+
+def table(dom: str) -> list[list[str]]:
+    body = re.search(r'id="rows">(.*?)</tbody>', dom, re.DOTALL)[1]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)]
+
+
+def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
+    rows = log_of(run)
+    counts = Counter(one for row in rows for one in row["replays"].get("id", ()))
+    for question in ("", min(one for row in rows for one in row["retired"])):  # "": the first, with the most replays
+        dom, console = opened(made, tmp_path, f"question={question}")
+        assert console == []
+        shown = element(dom, "name")
+        assert shown == question or counts[shown] == max(counts.values())
+        events = events_of(rows, shown)
+        life = table(dom)
+        assert [(int(cells[0]), cells[1].replace(" ", "_")) for cells in life] == events
+        assert sum(kind == "replayed" for _, kind in events) == counts[shown] == sum(bool(cells[6]) for cells in life)
+        drawn = re.search(r'<div id="life".*?</svg>', dom, re.DOTALL)[0]
+        sampled = [kind for _, kind in events if kind in KINDS[:4]]
+        assert drawn.count("<circle") == len(sampled) + counts[shown]
+        assert drawn.count('class="bar') == counts[shown]
+        assert drawn.count('class="gone"') == sum(kind == "retired" for _, kind in events)
+        for cells, (step, kind) in zip(life, events, strict=True):
+            at = {row["step"]: row for row in rows}[step]["questions"]
+            if kind in KINDS[:4]:
+                i = at["id"].index(shown)
+                assert cells[2] == f"{at['correct'][i]}/{at['graded'][i]}"
+
+
+def test_search_and_filters_find_what_they_say(run, made, tmp_path):
+    rows = log_of(run)
+    dom, _ = opened(made, tmp_path)
+    found = dict(re.findall(r'data-filter="(\w+)"[^>]*>[a-z ]*?([\d,]+)<', dom))
+    everyone = {one for row in rows for one in row["questions"]["id"]}
+    assert int(found["all"]) == len(everyone) == 24
+    assert int(found["replayed"]) == len({one for row in rows for one in row["replays"].get("id", ())})
+    assert int(found["returned"]) == len({one for row in rows for one in row["returned"]}) > 0
+    lucky = {q for row in rows for q, n in zip(row["questions"]["id"], row["questions"]["lucky"], strict=True) if n}
+    assert int(found["lucky"]) == len(lucky) > 0
+    wanted = max(everyone)
+    dom, _ = opened(made, tmp_path, f"q={wanted}")
+    assert element(dom, "shown").startswith("1 of 24 questions")
+    assert element(dom, "name") == wanted
+    prompt = element(dom, "prompt")
+    dom, _ = opened(made, tmp_path, f"q={prompt.replace('+', '%2B')}")
+    assert wanted in dom
+    dom, _ = opened(made, tmp_path, "q=no such question")
+    assert element(dom, "shown").startswith("0 of 24 questions")
+
+
+def test_logged_rollouts_are_shown_with_the_chosen_one_marked_and_their_probabilities_as_colours(run, made, tmp_path):
+    logged = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().split("\n")[:-1]]
+    [row] = [one for one in logged[-1]["questions"] if one["as"] == "replayed"]
+    dom, console = opened(made, tmp_path, f"question={row['id']}")
+    assert console == []
+    assert element(dom, "prompt") == row["prompt"]
+    newest = dom[dom.index(f"Step {logged[-1]['step']}, replayed") :]
+    boxes = re.findall(r'<div class="answer ?(\w*)">(.*?)</div></div>', newest, re.DOTALL)
+    for (marked, box), one in zip(boxes, row["responses"], strict=False):
+        assert marked == ("chosen" if one.get("chosen") else "")
+        spans = re.findall(r"<span([^>]*)>([^<]*)</span>", box[box.index('class="tokens"') :])
+        assert [html.unescape(text) for _, text in spans] == [piece or "\u25e6" for piece in one["text"]]
+        for (style, _), logprob in zip(spans, one["now"], strict=True):
+            strength = re.search(r"(\d+)%, transparent", style)
+            assert int(strength[1] if strength else 0) == pytest.approx(85 * (1 - np.exp(logprob)), abs=1.8)
+    assert len(boxes) >= len(row["responses"])
+
+
+def test_the_page_is_one_file_without_network_and_its_charts_have_what_the_log_has(run, made, tmp_path):
+    text = made.read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)=\"(?!#)", text)
+    assert "default-src 'none'" in text
+    dom, _ = opened(made, tmp_path)
+    [area] = charts(dom, "buckets")
+    last = log_of(run)[-1]
+    for level, colour in (("hard", "m1"), ("medium", "m2"), ("easy", "m0"), ("retired", "no_answer")):
+        size = last["retired_in_all"] if level == "retired" else last["buckets"][level]
+        [mark] = of_class(area, "area", colour)
+        assert next(mark.iter("title")).text == f"{level}: {size} after step 12"
+
+
+def test_the_script_writes_the_page_and_says_what_is_missing(run, run_script, tmp_path):
+    done = run_script("explore.py", run, "--html", tmp_path / "page.html")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Experience of explored" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    done = run_script("explore.py", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path}/decisions.jsonl: no such log, or an empty one; is this a run's folder?\n"
+
+
+def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
+    for name in ("decisions.jsonl", "rollouts.jsonl"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "page.html").write_text(explore(tmp_path, []), encoding="utf-8")
+    dom, console = opened(tmp_path / "page.html", tmp_path)
+    assert console == []
+    assert "The run has no checkpoint yet" in dom
+    assert len(table(dom)) > 0
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_diversity_is_0_of_equal_and_1_of_disjoint_responses():
+    def ids(*values):
+        return np.array(values, np.int32)
+
+    assert diversity([ids(1, 2, 3)]) == -1
+    assert diversity([ids(1, 2, 3)] * 4) == pytest.approx(0)
+    assert diversity([ids(1, 2, 3), ids(4, 5, 6), ids(7, 8, 9)]) == pytest.approx(1)
+    assert diversity([ids(1, 2, 3), ids(1, 2, 4)]) == pytest.approx(0.5)
+    assert diversity([ids(1), ids(2)]) == 0
+
+
+def test_a_forgotten_question_was_solved_once_and_is_at_0():
+    events = [  # question, step, kind, correct, graded
+        *((0, 1, 0, 2, 4), (1, 1, 0, 0, 4), (2, 1, 0, 1, 4)),
+        *((0, 2, 1, 0, 3), (1, 2, 0, 1, 4), (2, 2, 0, 0, 0)),
+        *((0, 3, 1, 0, 3), (1, 3, 1, 0, 3), (2, 3, 4, 0, 0)),
+        *((0, 4, 1, 1, 3),),
+    ]
+    columns = dict(zip(("q", "step", "kind", "correct", "graded"), map(list, zip(*events, strict=True)), strict=True))
+    assert forgotten_by_step(History(steps=[1, 2, 3, 4], events=columns)) == [0, 1, 2, 1]
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path):
+    with pytest.raises(NoHistory, match="is this a run's folder"):
+        read(tmp_path, None, None, [], str)
+
+
+# -- many questions ---------------------------------------------------------------------------------------------------
+
+
+def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Question], ReplayBuffer]:
+    """A log of `steps` steps with 2 × per_step questions each, and a buffer with two trajectories of each of n."""
+    draw, buffer = np.random.default_rng(0), ReplayBuffer(RetirementPolicy())
+    questions = [Question.make("synthetic", f"What is {i} times {7 * i % 1013}, modulo 97?", "1") for i in range(n)]
+    for question in questions:
+        buffer.record(question.id, Fraction(int(draw.integers(0, 8)), 8), steps)
+        lengths = draw.integers(20, 40, 2)
+        of_question = [
+            Trajectory(draw.integers(1, 30, length).astype(np.int32), -draw.random(length).astype(np.float32), 1.0, 5)
+            for length in lengths
+        ]
+        buffer.store((question.id, one) for one in of_question)
+    log = StepLog(folder / "decisions.jsonl")
+    for step in range(1, steps + 1):
+        ids = [questions[i].id[:12] for i in draw.choice(n, 2 * per_step, replace=False)]
+        counts = {
+            name: draw.integers(0, 3, 2 * per_step).tolist() for name in ("correct", "checked", "lucky", "stored")
+        }
+        table = {"id": ids, "as": ["fresh"] * per_step + ["replayed"] * per_step, "graded": [8] * 2 * per_step}
+        values = {
+            name: draw.random(per_step).round(4).tolist() for name in ("entropy", "others", "surprisal", "log_weight")
+        }
+        whole = {name: draw.integers(1, 40, per_step).tolist() for name in ("age", "tokens", "of", "place")}
+        sizes = {"unsolved": 5, "hard": step, "medium": 2 * step, "easy": step, "solved": 0}
+        log.write_row(
+            {
+                "step": step,
+                "questions": {**table, **counts, "entropy": draw.random(2 * per_step).round(4).tolist()},
+                "replays": {"id": ids[per_step:], **values, **whole, "sound": [None] * per_step},
+                **{"retired": ids[:2], "returned": [], "evicted": ids[-3:], "buckets": sizes, "retired_in_all": step},
+            },
+            compact=True,
+        )
+    return questions, buffer
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_questions_make_a_page_of_some_megabytes_that_draws_a_screenful(tmp_path):
+    n = 100_000
+    questions, buffer = large(tmp_path, n, 200, 400)
+    history = read(tmp_path, buffer, 200, questions, lambda ids: " ".join(map(str, ids)))
+    text = page(history, "large")
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    assert len(text) < 16e6
+    dom, console = opened(tmp_path / "page.html", tmp_path, f"q={questions[77_777].prompt[:20]}")
+    assert console == []
+    assert element(dom, "prompt") == questions[77_777].prompt
+    dom, console = opened(tmp_path / "page.html", tmp_path)
+    assert element(dom, "shown").startswith("100,000 of 100,000 questions")
+    assert 10 < dom.count('role="option"') < 100
+    assert f"height: {30 * n}px" in dom
+
+
+def test_a_saved_buffer_tells_its_fingerprint(tmp_path):
+    snapshot.save(ReplayBuffer(RetirementPolicy()), tmp_path / "replay", "of a tokenizer")
+    assert snapshot.fingerprint(tmp_path / "replay") == "of a tokenizer"
