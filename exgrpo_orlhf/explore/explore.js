@@ -11,7 +11,7 @@ const percent = (x) => `${Math.round(100 * x)} %`;
 let data; // what page.py packed
 let lives; // lives[from[q] … from[q + 1]]: the events of question q, in the order of steps
 let from;
-let about; // of each question: replays, accuracy (latest; −1 unknown), best, lucky, retired (now), returned
+let about; // of each question: replays, accuracy (latest; −1 unknown), best of its groups, lucky, retired (now), returned
 let found = []; // the questions that pass the filter and the search, in order
 let texts; // of each question in small letters, for the search
 let colouring = "now";
@@ -59,7 +59,7 @@ function prepare() {
   lives = new Int32Array(q.length);
   q.forEach((one, i) => (lives[at[one]++] = i));
   const [retired, returned, leftOut] = ["retired", "returned", "left_out"].map((name) => data.kinds.indexOf(name));
-  about = data.ids.map((_, i) => ({ replays: 0, accuracy: data.accuracy[i], best: data.accuracy[i], lucky: 0, retired: data.retired[i] >= 0, returned: false }));
+  about = data.ids.map((_, i) => ({ replays: 0, accuracy: data.accuracy[i], best: -1, lucky: 0, retired: data.retired[i] >= 0, returned: false }));
   for (const i of lives) {
     const one = about[q[i]];
     one.replays += replay[i] >= 0;

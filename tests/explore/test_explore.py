@@ -15,7 +15,7 @@ from drawn_charts import charts, of_class, opened
 from run_builders import MIXED_PHASE, run_here
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.explore.history import COUNTS, KINDS, History, NoHistory, diversity, forgotten_by_step, read
+from exgrpo_orlhf.explore.history import KINDS, History, NoHistory, diversity, forgotten_by_step, read
 from exgrpo_orlhf.explore.page import page
 from exgrpo_orlhf.explore.run import explore
 from exgrpo_orlhf.records import Question, Trajectory
@@ -247,6 +247,9 @@ def test_a_hundred_thousand_questions_make_a_page_of_some_megabytes_that_draws_a
     dom, console = opened(tmp_path / "page.html", tmp_path)
     assert element(dom, "shown").startswith("100,000 of 100,000 questions")
     assert 10 < dom.count('role="option"') < 100
+    [forgotten] = re.findall(r">forgotten ([\d,]+)<", dom)
+    assert f" {forgotten} questions forgotten at the end" in dom
+    assert int(forgotten.replace(",", "")) == forgotten_by_step(history)[-1] > 1000
     assert f"height: {30 * n}px" in dom
 
 
