@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import re
 import tokenize
 from collections.abc import Collection
 from pathlib import Path
@@ -59,7 +60,11 @@ def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
         parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
         return list(parser)
     except SyntaxError as error:
-        line, message = error.lineno, f"{error.msg}: {(error.text or text).strip()!r}"
+        word = re.search(r"Failed to parse token '(\w+)'", error.msg)
+        said = (
+            f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
+        )
+        line, message = error.lineno, f"{said or error.msg}: {(error.text or text).strip()!r}"
     except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
         line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"
     except ValueError as error:  # a reference to something that is not there
