@@ -115,6 +115,7 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
     _check_macros(made_at, used)
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
+        made_at["train.seed"] = "--seed"
     try:
         return build()
     except ConfigError:

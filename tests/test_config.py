@@ -214,6 +214,7 @@ BAD = [
     ("Work.questions = @Questions()", "No configurable matching reference '@Questions()'"),
     ("Work.questions = None", "Work.questions must be"),
     ("ModularChains.count = 0", "ModularChains.count"),
+    ("train.group_size = 100000000", "train.questions_per_step · train.group_size = 3,200,000,000 rows in a batch"),
     ("import os", "only bindings"),
 ]
 
@@ -232,6 +233,11 @@ def test_a_wrong_line_in_a_file_is_refused_with_file_and_line(binding, message, 
     assert message in str(caught.value)
     unlocated = ("must be bound", "no file gives it a value")  # what is missing has no place
     assert "mine.gin, line 4" in str(caught.value) or any(text in str(caught.value) for text in unlocated)
+
+
+def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():
+    with pytest.raises(config.ConfigError, match=r"at least 0, got -1 \(train.seed is bound in --seed\)"):
+        config.load(["base.gin"], seed=-1)
 
 
 def test_a_missing_file_names_the_nearest():
