@@ -136,7 +136,12 @@ def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
 def _undecodable(path: Path) -> int:
     """The first line that is not UTF-8."""
     with path.open("rb") as file:
-        return next(number for number, line in enumerate(file, 1) if "\ufffd" in line.decode(errors="replace"))
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 0
 
 
 def _refuse_constant(name: str) -> None:
