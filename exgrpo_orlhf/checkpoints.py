@@ -50,8 +50,11 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
     Raises RunFolderError.
     """
     refuse_earlier(run, resume)
-    if not run.exists():
-        run.mkdir(parents=True)
+    if not run.is_dir():
+        try:
+            run.mkdir(parents=True)
+        except OSError as error:  # a file has the name, or there is no right to make a folder
+            raise RunFolderError(f"--out {run}: the run's folder cannot be made ({error.strerror})") from None
         sync(run.parent)
     try:
         with locked(run / ".lock", wait=False):

@@ -1,4 +1,4 @@
-"""From gin files to a built experiment. No other module imports gin.
+"""From gin files to a built experiment. Only this module and gin_files.py import gin.
 
 The classes are registered from outside and stay plain: what gin builds here pickles, and another process gets the
 objects, never the bindings (a spawned process would silently see Python's defaults).
@@ -13,9 +13,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
-import io
 import json
-import tokenize
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -29,8 +27,8 @@ from gin import config_parser
 from .engines.openrlhf import flags
 from .evaluation.benchmarks import Definitions
 from .experiment import Experiment
+from .gin_files import find, includes, name_of, statements
 from .objective import GroupAdvantages, MixedPolicyLoss
-from .places import PROJECT
 from .pretrained import PretrainedModel
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.fresh_sampler import FreshSampler
@@ -63,8 +61,6 @@ from .supervised.tiny_models import ChainModel, CountdownModel
 from .tasks.countdown import Countdown
 from .tasks.modular_chains import ModularChains
 from .tasks.word_problems import WordProblems
-
-GIN_FOLDER = PROJECT / "gin"
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
@@ -109,14 +105,17 @@ def load_suite(file: str | Path) -> Suite:
 
 def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
     gin.clear_config()
-    named = [_find(file, None) for file in files]
+    named = [find(file, None) for file in files]
     made_at: dict[str, str] = {}  # where each binding was last made
-    for path in dict.fromkeys([*(included for file in named for included in _includes(file)), *named]):
-        made_at |= _bind(path.read_text(encoding="utf-8"), _name(path), allow_include=True)
+    used: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
+    for path in dict.fromkeys([*(included for file in named for included in includes(file, _GIN)), *named]):
+        made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used, allow_include=True)
     for override in overrides:
-        made_at |= _bind(override, f"--set {override!r}", allow_include=False)
+        made_at |= _bind(override, f"--set {override!r}", used, allow_include=False)
+    _check_macros(made_at, used)
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
+        made_at["train.seed"] = "--seed"
     try:
         return build()
     except ConfigError:
@@ -231,44 +230,10 @@ def _flatten(text: str) -> dict[str, str]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _find(file: str | Path, included_by: str | None) -> Path:
-    """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
-    candidates = [GIN_FOLDER / file]
-    if not included_by:
-        candidates = [Path(file), *candidates, PROJECT / file]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate.resolve()
-    known = [str(path.relative_to(GIN_FOLDER)) for path in sorted(GIN_FOLDER.rglob("*.gin"))]
-    near = difflib.get_close_matches(str(file).removeprefix("gin/"), known, n=3)
-    raise ConfigError(
-        f"{included_by or '--gin'}: there is no gin file {str(file)!r}"
-        + (f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}")
-    )
-
-
-def _includes(path: Path, trail: tuple[Path, ...] = ()) -> list[Path]:
-    """All files that a file includes, at any depth, each after the files it includes itself."""
-    if path in trail:
-        raise ConfigError(f"{_name(path)} includes itself: {' → '.join(map(_name, (*trail, path)))}")
-    found: list[Path] = []
-    bound = False
-    for statement in _statements(path.read_text(encoding="utf-8"), _name(path)):
-        if not isinstance(statement, config_parser.IncludeStatement):
-            bound = True
-            continue
-        where = f"{_name(path)}, line {statement.location.line_num}"
-        if bound:
-            raise ConfigError(f"{where}: an include must stand before the bindings, which it would undo")
-        included = _find(statement.filename, where)
-        found += [*_includes(included, (*trail, path)), included]
-    return list(dict.fromkeys(found))
-
-
-def _bind(text: str, name: str, allow_include: bool) -> dict[str, str]:
-    """Make the bindings of one file or one --set. Returns where each was made."""
+def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str, str]:
+    """Make the bindings of one file or one --set. Returns where each was made; adds the macros that they refer to."""
     made_at = {}
-    for statement in _statements(text, name):
+    for statement in statements(text, name, _GIN):
         where = name if name.startswith("--set") else f"{name}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement) and allow_include:
             continue
@@ -276,7 +241,10 @@ def _bind(text: str, name: str, allow_include: bool) -> dict[str, str]:
             raise ConfigError(f"{where}: only bindings such as ReplayMixer.rho = 0.25 can stand here")
         scope, selector, parameter, value = statement[:4]
         prefix = f"{scope}/" if scope else ""
+        references = gin.config.iterate_references(value)
+        used |= {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
         if not parameter:
+            made_at[f"%{prefix}{selector}"] = where
             gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
             continue
         _check_name(selector, parameter, where)
@@ -284,21 +252,6 @@ def _bind(text: str, name: str, allow_include: bool) -> dict[str, str]:
         gin.bind_parameter((scope, selector, parameter), value)
         made_at[f"{prefix}{selector}.{parameter}"] = where
     return made_at
-
-
-def _statements(text: str, name: str) -> list[Any]:
-    parser = None
-    try:
-        parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
-        return list(parser)
-    except SyntaxError as error:
-        line, message = error.lineno, f"{error.msg}: {(error.text or text).strip()!r}"
-    except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
-        line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"
-    except ValueError as error:  # a reference to something that is not there
-        line = parser.current_token.start[0] if parser else 0
-        message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in _GIN)}"
-    raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
 
 
 def _parameters(name: str) -> list[str]:
@@ -319,6 +272,19 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
     raise ConfigError(
         f"{where}: there is no setting {selector}.{parameter}; nearest: {', '.join(near or sorted(_GIN))}"
     )
+
+
+def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
+    """A name without a class is a macro. One that nothing refers to is a setting whose class was left out."""
+    for macro, where in made_at.items():
+        name = macro.removeprefix("%")
+        if macro.startswith("%") and name not in used:
+            settings = [f"{owner}.{p}" for owner in _GIN for p in _parameters(owner)]
+            near = [each for each in settings if each.endswith(f".{name}")] or difflib.get_close_matches(
+                name, [*sorted(used), *settings], n=3, cutoff=0.5
+            )
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
 
 
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
@@ -347,7 +313,3 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
-
-
-def _name(path: Path) -> str:
-    return f"gin/{path.relative_to(GIN_FOLDER)}" if path.is_relative_to(GIN_FOLDER) else str(path)

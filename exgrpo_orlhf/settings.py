@@ -73,6 +73,9 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
         require(fits, f"{name or owner.__name__}.{parameter} {says} got {value!r}")
 
 
+MOST_ROWS = 2**20  # of a batch: a slip of the keyboard would fill the memory before a word is said
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """The run (gin name `train`).
@@ -114,6 +117,11 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(TrainSettings, vars(self), "train")
+        rows = self.questions_per_step * self.group_size
+        require(
+            rows <= MOST_ROWS,
+            f"train.questions_per_step · train.group_size = {rows:,} rows in a batch, more than {MOST_ROWS:,}",
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from run_builders import ROOT
 
-from exgrpo_orlhf import config
+from exgrpo_orlhf import config, gin_files
 from exgrpo_orlhf.settings import Optimizer
 
 GIN = ROOT / "gin"
@@ -45,7 +45,7 @@ def load(name: str, *more: str):
 
 def stated(name: str) -> dict[str, str]:
     """The bindings in the file's own text, macros aside, written as params has them."""
-    statements = config._statements((GIN / name).read_text(), name)
+    statements = gin_files.statements((GIN / name).read_text(), name, config._GIN)
     bindings = [s for s in statements if getattr(s, "arg_name", None)]
     return {f"{s.scope}/{s.selector}.{s.arg_name}".removeprefix("/"): repr(s.value) for s in bindings}
 
@@ -140,11 +140,11 @@ def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
     assert gin_imported == "False"
 
 
-def test_only_config_imports_gin():
+def test_only_config_and_gin_files_import_gin():
     importing = re.compile(r"^\s*(import gin\b|from gin\b)", re.MULTILINE)
     folders = ("exgrpo_orlhf", "scripts", "benchmarks")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    assert [path.name for path in files if importing.search(path.read_text())] == ["config.py"]
+    assert sorted(path.name for path in files if importing.search(path.read_text())) == ["config.py", "gin_files.py"]
 
 
 def test_gin_and_datasets_hold_no_code():
@@ -172,12 +172,16 @@ BAD = [
     ("ReplayMixr.rho = 0.5", "there is no setting ReplayMixr.rho; nearest: ReplayMixer.rho"),
     ("ReplayMixer.roh = 0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
     ("ReplayMixer.rng = 0.5", "there is no setting ReplayMixer.rng"),
+    ("rho = 0.5", "rho = … sets nothing, because no binding refers to %rho; nearest: ReplayMixer.rho"),
+    ("MAX_TOKENS = 9", "sets nothing, because no binding refers to %MAX_TOKENS; nearest: MAX_RESPONSE_TOKENS"),
+    ("Verifir/kind = 'math'", "sets nothing, because no binding refers to %Verifir/kind"),
     ("ScoreReuse.max_age = 8", "ScoreReuse.max_age was removed: every candidate is scored in every step"),
     ("OpenRLHF.seed_requests = False", "OpenRLHF.seed_requests was removed: every vLLM request has a seed"),
     ("ReplayMixer.rho = 1.5", "ReplayMixer.rho must lie in [0, 1], got 1.5"),
     ("ReplayMixer.rho = 'half'", "ReplayMixer.rho takes float, got 'half'"),
     ("ReplayMixer.rho", "expected ':' or '='"),
     ("ReplayMixer.rho = (0.5", "not closed"),
+    ("Verifier.kind = math", "math is no value; a text needs quotes ('math'), True, False and None a capital"),
     ("ReplayMixer.rho = %NOWHERE", "%NOWHERE is used, but no file gives it a value"),
     ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),
     ("train.keep = 0", "train.keep must be at least 1, got 0"),
@@ -210,6 +214,7 @@ BAD = [
     ("Work.questions = @Questions()", "No configurable matching reference '@Questions()'"),
     ("Work.questions = None", "Work.questions must be"),
     ("ModularChains.count = 0", "ModularChains.count"),
+    ("train.group_size = 100000000", "train.questions_per_step · train.group_size = 3,200,000,000 rows in a batch"),
     ("import os", "only bindings"),
 ]
 
@@ -228,6 +233,11 @@ def test_a_wrong_line_in_a_file_is_refused_with_file_and_line(binding, message, 
     assert message in str(caught.value)
     unlocated = ("must be bound", "no file gives it a value")  # what is missing has no place
     assert "mine.gin, line 4" in str(caught.value) or any(text in str(caught.value) for text in unlocated)
+
+
+def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():
+    with pytest.raises(config.ConfigError, match=r"at least 0, got -1 \(train.seed is bound in --seed\)"):
+        config.load(["base.gin"], seed=-1)
 
 
 def test_a_missing_file_names_the_nearest():

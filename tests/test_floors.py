@@ -16,7 +16,7 @@ FLOORS = (
     {"engines", "supervised", "evaluation", "tracking", "progress"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained"},
-    {"records", "settings", "files", "places", "checkpoints", "manifest", "stopping"},
+    {"records", "settings", "gin_files", "files", "places", "checkpoints", "manifest", "stopping"},
 )
 
 

@@ -50,8 +50,9 @@ def say(installed, tmp_path):
 
 def test_the_package_and_its_files_come_from_the_installation(installed, say):
     code = (
-        "import exgrpo_orlhf; from exgrpo_orlhf import config; from exgrpo_orlhf.evaluation import benchmarks, sets\n"
-        "print(exgrpo_orlhf.__file__, config.GIN_FOLDER, benchmarks.DEFINITIONS, sets.DATASETS, sep='\\n')"
+        "import exgrpo_orlhf; from exgrpo_orlhf import gin_files\n"
+        "from exgrpo_orlhf.evaluation import benchmarks, sets\n"
+        "print(exgrpo_orlhf.__file__, gin_files.GIN_FOLDER, benchmarks.DEFINITIONS, sets.DATASETS, sep='\\n')"
     )
     package, gin, definitions, datasets = map(Path, say("-c", code).split())
     assert package == installed / "exgrpo_orlhf" / "__init__.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -273,3 +274,20 @@ def test_without_a_package_the_message_says_what_to_install(file, tmp_path, monk
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GGUFError, match=rf"tiny\.gguf: reading it needs the package {package}: pip install {package}"):
         PretrainedModel(str(file), cache=str(tmp_path)).prepare()
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("config.json", "transformers cannot read the configuration in this folder"),
+        ("tokenizer*", "there is no tokenizer in this folder"),
+    ],
+)
+def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(file, tmp_path, missing, said):
+    whole = PretrainedModel(str(file), cache=str(tmp_path / "cache")).prepare()
+    folder = shutil.copytree(whole, tmp_path / "model")
+    assert PretrainedModel(str(folder)).prepare() == str(folder)
+    for path in folder.glob(missing):
+        path.unlink()
+    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = '{folder}': {said}"):
+        PretrainedModel(str(folder)).prepare()

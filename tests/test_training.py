@@ -307,6 +307,13 @@ def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path
         go(warm_model, tmp_path, "train.steps = 1")
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for run in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RunFolderError, match=rf"--out {run}: the run's folder cannot be made"), claim(run, False):
+            pass
+
+
 def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(warm_model, tmp_path):
     go(warm_model, tmp_path, "train.steps = 1")
     with pytest.raises(checkpoints.CheckpointError, match=r"ReplayMixer\.rho: 0\.5 in the checkpoint, 0\.25 now"):

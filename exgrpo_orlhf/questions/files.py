@@ -113,6 +113,8 @@ def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
         row = -1
         try:
             header = next(reader, [])
+            if not header:
+                raise ValueError(f"{path}: the file has no header: its first line is empty, or it has none")
             if len(set(header)) < len(header):
                 raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
             check(header)
@@ -124,11 +126,22 @@ def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
                     )
                 yield dict(zip(header, values, strict=True))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, after row {row}: not UTF-8 ({error}); save it as UTF-8") from error
+            raise ValueError(f"{path}, line {_undecodable(path)}: not UTF-8; save the file as UTF-8") from error
         except csv.Error as error:
             raise ValueError(
                 f"{path}, row {row + 1} (line {reader.line_num}): not CSV: {error}; was it written to the end?"
             ) from error
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 0
 
 
 def _refuse_constant(name: str) -> None:

@@ -107,11 +107,7 @@ class SupervisedModel:
         base = self.model.prepare()
         examples = self.examples.examples()
         require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
-        try:
-            config, tokenizer = AutoConfig.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-        except (OSError, ValueError) as error:
-            said = str(error).strip().splitlines()[0]
-            raise ValueError(f"SupervisedModel.model: {base} cannot be loaded: {said}") from None
+        config, tokenizer = AutoConfig.from_pretrained(base), AutoTokenizer.from_pretrained(base)
         prompts = PromptEncoder(self.prompts, tokenizer)
         folder = places.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         work = folder.with_name(f"{folder.name}.unfinished")

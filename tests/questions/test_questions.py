@@ -203,8 +203,9 @@ def test_a_path_that_ends_early_is_named_with_the_names_there_are(tmp_path):
         ("question,question\na,1\n", ": the header names a column twice"),
         ("question,answer\na,\n", r", row 0: field 'answer' is ''; a gold answer is text"),
         ("question,answer\n", " holds no questions"),
-        ("", ": no column 'question'"),
-        (b"question,answer\nna\xefve?,1\n", r", after row .*: not UTF-8.*save it as UTF-8"),
+        ("", ": the file has no header"),
+        ("\n", ": the file has no header"),
+        (b"question,answer\nna\xefve?,1\n", r", line 2: not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, content, message):

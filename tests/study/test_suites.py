@@ -9,7 +9,7 @@ import pytest
 from run_builders import ROOT
 from study_builders import ablate
 
-from exgrpo_orlhf import config
+from exgrpo_orlhf import config, gin_files
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
 
@@ -109,7 +109,7 @@ def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_ot
 def test_the_papers_suite_has_the_official_recipes_algorithm():
     """All that the recipe states itself; the recipe's other file is the paper's work, and its two optimiser steps."""
     official = config.load_suite("suites/paper.gin").variants["official"]
-    stated = config._statements((ROOT / "gin" / "recipes" / "official.gin").read_text(), "official.gin")
+    stated = gin_files.statements((ROOT / "gin" / "recipes" / "official.gin").read_text(), "official.gin", config._GIN)
     expected = {f"{s.selector}.{s.arg_name}": repr(s.value) for s in stated if getattr(s, "arg_name", None)}
     params = config.load(["suites/paper.gin"], official).params
     assert {name: params[name] for name in expected} == expected

@@ -71,7 +71,7 @@ def test_what_is_missing_or_damaged_is_said(raw_model, tmp_path):
     os.truncate(cut / "model.safetensors", (cut / "model.safetensors").stat().st_size // 2)
     cases = [
         ({"model": PretrainedModel("/nowhere")}, FileNotFoundError, r"PretrainedModel\.path = '/nowhere': there is no"),
-        ({"model": PretrainedModel(str(tmp_path))}, ValueError, r"SupervisedModel\.model: .* cannot be loaded: "),
+        ({"model": PretrainedModel(str(tmp_path))}, ValueError, r"PretrainedModel\.path = .*: there is no tokenizer"),
         ({"examples": Empty()}, ValueError, r"SupervisedModel\.examples has no examples"),
         ({"examples": write(tmp_path / "empty.jsonl")}, ValueError, r"SupervisedModel\.examples has no examples"),
         ({"examples": text}, ValueError, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt' \(SupervisedFile\.path\)"),

@@ -274,11 +274,7 @@ def _check_work(
 
     begins: whether the run begins here, so that the experience that it begins with is checked too
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
-        config = AutoConfig.from_pretrained(model_path)
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"Work.model: {model_path} cannot be loaded: {str(error).splitlines()[0]}") from None
+    tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
     if named := changed_logits(config):
         raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
