@@ -25,6 +25,7 @@ from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
 from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
+from .explore.run import RunPage
 from .files import write
 from .progress import Clock, Progress
 from .questions.overlap import same_questions
@@ -112,6 +113,7 @@ class TrainingRun:
             start=MetricsLog(run / CURVE) if (run / CURVE).exists() else None,
         )
         self.tracker.artifact(run / "config.gin")
+        self.page = RunPage(run, self.tracker, questions, self.engine.decode)
 
     def go(self, stop: Stop) -> Outcome:
         status: Any = "FAILED"
@@ -142,6 +144,8 @@ class TrainingRun:
                 self._save()
             status = "KILLED" if stop.signal else "FINISHED"
             self._draw()
+            self.page.refresh(self.buffer, self.step, last=True)
+            self.tracker.artifact(self.metrics.path)
         finally:
             self.tracker.close(status)
         return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)
@@ -302,6 +306,7 @@ class TrainingRun:
 
         checkpoints.save(self.run, self.step, self.identity, fill, self.x.settings.keep)
         self.saved_step = self.step
+        self.page.refresh(self.buffer, self.step)
 
     def _draw(self) -> None:
         from .evaluation import curves  # matplotlib, half a second that no other command should wait for

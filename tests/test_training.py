@@ -141,10 +141,10 @@ def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_ste
         subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
     client = MlflowClient(store)
     [found] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params["ReplayMixer.rho"] == "0.5"
+    assert (found.info.status, found.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
     assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(found.data.tags)
-    assert {a.path for a in client.list_artifacts(found.info.run_id)} == {"config.gin", "curves.png"}
+    sent = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl"}
     for name in ("reward/mean", "replay/actual_share"):
         history = client.get_metric_history(found.info.run_id, name)
         # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.

@@ -81,9 +81,16 @@ class MlflowTracker:
         """The MLflow run's id, for the checkpoint: the one given, else None until the server has answered."""
         return self._run_id
 
+    @property
+    def enabled(self) -> bool:
+        return self._settings.enabled
+
     def artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Queues a file or folder for upload; it must stay in place until it is uploaded."""
-        if self._settings.enabled:
+        """Queues a file or folder for upload; it must stay in place until it is uploaded.
+
+        One that waits for its upload already is uploaded once, as it then is.
+        """
+        if self.enabled and (Path(path), artifact_path) not in list(self._artifacts):
             self._artifacts.append((Path(path), artifact_path))
 
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
@@ -141,14 +148,20 @@ class MlflowTracker:
         if closing:
             self._client.set_terminated(self._run_id, self._status)
         while self._artifacts:
-            path, artifact_path = self._artifacts[0]
-            if not path.exists():
-                logger.warning("%s is gone, so it could not be uploaded to MLflow", path)
-            elif path.is_dir():
-                self._client.log_artifacts(self._run_id, str(path), artifact_path)
-            else:
-                self._client.log_artifact(self._run_id, str(path), artifact_path)
-            self._artifacts.popleft()
+            waiting = self._artifacts.popleft()  # first, so that a file that changes meanwhile is queued again
+            try:
+                self._upload(*waiting)
+            except Exception:
+                self._artifacts.appendleft(waiting)
+                raise
+
+    def _upload(self, path: Path, artifact_path: str | None) -> None:
+        if not path.exists():
+            logger.warning("%s is gone, so it could not be uploaded to MLflow", path)
+        elif path.is_dir():
+            self._client.log_artifacts(self._run_id, str(path), artifact_path)
+        else:
+            self._client.log_artifact(self._run_id, str(path), artifact_path)
 
     def _batches(self, step_metric: str) -> Iterator[list[Any]]:
         """A log's rows beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.

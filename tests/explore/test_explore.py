@@ -12,15 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawn_charts import charts, of_class, opened
+from mlflow import MlflowClient
 from run_builders import MIXED_PHASE, run_here
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.explore.history import KINDS, History, NoHistory, diversity, forgotten_by_step, read
 from exgrpo_orlhf.explore.page import page
-from exgrpo_orlhf.explore.run import explore
+from exgrpo_orlhf.explore.run import RunPage, explore
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.tracking.step_log import StepLog
+from exgrpo_orlhf.tracking.tracker import MlflowTracker
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +168,55 @@ def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
     assert len(table(dom)) > 0
 
 
+# -- while the run trains ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(run, tmp_path, monkeypatch):
+    folder, uri, now = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}", [0.0]
+    folder.mkdir()
+    for name in ("decisions.jsonl", "rollouts.jsonl"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("exgrpo_orlhf.explore.run.time.monotonic", lambda: now[0])
+    sender = MlflowTracker(
+        MetricsLog(folder / "metrics.jsonl"), Tracking(), default_uri=uri, run_name="run", params={}, tags={}
+    )
+
+    def costly(ids) -> str:
+        now[0] += 0.1
+        return "text"
+
+    of_run = RunPage(folder, sender, [], costly)
+    buffer = ReplayBuffer(RetirementPolicy())
+    question = Question.make("synthetic", "How much is it?", "1")
+    buffer.record(question.id, Fraction(1, 2), 1)
+    one = Trajectory(np.arange(4, dtype=np.int32), np.zeros(4, np.float32), 1.0, 1)
+    buffer.store((question.id, one) for one in [one])
+    made = []
+    for at in (99, 101, 110, 112, 113):  # the first is made after 100 s, and it takes 0.1 s; so the next after 10 s
+        now[0] = float(at)
+        (folder / "explore.html").unlink(missing_ok=True)
+        of_run.refresh(buffer, 12)
+        made.append((folder / "explore.html").exists())
+    assert made == [False, True, False, True, False]
+    of_run.refresh(buffer, 12, last=True)
+    sender.close("FINISHED")
+    client = MlflowClient(uri)
+    there = client.download_artifacts(sender.run_id, "explore.html", str(tmp_path))
+    assert Path(there).read_bytes() == (folder / "explore.html").read_bytes()
+
+
+def test_a_page_that_cannot_be_made_does_not_stop_training(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = MlflowTracker(
+        log, Tracking(), default_uri=f"sqlite:///{tmp_path / 'mlflow.db'}", run_name="run", params={}, tags={}
+    )
+    RunPage(tmp_path, sender, [], str).refresh(ReplayBuffer(RetirementPolicy()), 12, last=True)
+    assert "explore.html could not be made" in caplog.text
+    sender.close("FINISHED")
+
+
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +303,7 @@ def test_a_hundred_thousand_questions_make_a_page_of_some_megabytes_that_draws_a
     [forgotten] = re.findall(r">forgotten ([\d,]+)<", dom)
     assert f" {forgotten} questions forgotten at the end" in dom
     assert int(forgotten.replace(",", "")) == forgotten_by_step(history)[-1] > 1000
-    assert f"height: {30 * n}px" in dom
+    assert float(re.search(r'id="space"[^>]*height: ([^p]+)px', dom)[1]) == 30 * n
 
 
 def test_a_saved_buffer_tells_its_fingerprint(tmp_path):
