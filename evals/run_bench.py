@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from exgrpo_orlhf.files import output_file, write_json
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 
@@ -292,11 +293,10 @@ def _compare(words: list[str]) -> int:
     )
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the comparison here")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the comparison here")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.compare import compare
-    from exgrpo_orlhf.files import write_json
 
     comparison = compare(arguments.first, arguments.second, arguments.seed)
     print(comparison.table())
@@ -308,7 +308,7 @@ def _compare(words: list[str]) -> int:
 def _report(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="run_bench.py report", description="One page about one or more evaluations.")
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--html", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--html", type=output_file, required=True, metavar="FILE")
     parser.add_argument("--samples", type=_positive, default=200, help="of each benchmark in the page (default 200)")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.report import write_report

@@ -27,6 +27,8 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
     Raises as `snapshot.borrow` or `read_experts`.
     """
     path, buffer = Path(str(x.experience)), copy.deepcopy(x.buffer)
+    if (path / "replay").is_dir():  # a checkpoint
+        path /= "replay"
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
         snapshot.borrow(path, buffer, prompts.fingerprint(), ids)

@@ -64,6 +64,8 @@ def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
         said = (
             f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
         )
+        if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
+            said = "this is YAML, not gin: a binding is written as train.steps = 200"
         line, message = error.lineno, f"{said or error.msg}: {(error.text or text).strip()!r}"
     except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
         line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"

@@ -10,6 +10,7 @@ from .engines.engine import Engine
 from .engines.local import TorchEngine
 from .experiment import Experiment, Outcome
 from .stopping import StopRequest
+from .tracking.client import address
 from .training import TrainingRun, load_questions
 
 
@@ -29,6 +30,8 @@ def train(
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     refuse_earlier(run, resume)
+    if experiment.tracking.enabled:
+        address(experiment.tracking, tracking_uri)
     loaded = load_questions(experiment)
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.settings.engine == "openrlhf":

@@ -23,7 +23,7 @@ import torch
 from . import checkpoints, experience, manifest
 from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
-from .evaluation.validation import Validation
+from .evaluation.validation import Validation, check_metric
 from .experiment import Experiment, Outcome
 from .explore.run import RunPage
 from .files import write
@@ -70,12 +70,12 @@ class TrainingRun:
         state = checkpoints.read_state(checkpoint, dict(x.identity)) if checkpoint else None
         checkpoints.remove_partial(run)
         self.engine = engine(checkpoint)
-        self.engine.prompts.check([*questions, *asked])
         self.fingerprint = self.engine.prompts.fingerprint()
         template = {"name": x.prompts.template, "system": x.prompts.system, "fingerprint": self.fingerprint}
         about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **session()}
         tokens = x.sampling.max_response_tokens
         self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
+        self.engine.prompts.check([*questions, *asked])
         self.generated_tokens = 0
         self.best: float | None = None  # of train.best_metric
         self.best_step: int | None = None
@@ -121,7 +121,7 @@ class TrainingRun:
         try:
             if self.metrics.last_step < 0 and self.step == 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
-                self._best_metric(metrics)  # a typo is said now
+                self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
@@ -325,8 +325,12 @@ class TrainingRun:
 
 
 def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. Raises ValueError if they overlap, or as their sources."""
+    """Training and validation questions.
+
+    Raises ValueError if they overlap, if train.best_metric will not be measured on them, or as their sources.
+    """
     questions, asked = x.questions.load(), x.validation.load() if x.validation else []
+    check_metric(x.settings.best_metric, x.evaluation, asked)
     taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
     _refuse_overlap([*questions, *taught], asked)
     return questions, asked

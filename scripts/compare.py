@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
+from exgrpo_orlhf.files import output_file, write
 from exgrpo_orlhf.places import WORKPLACE
 
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.files import write
     from exgrpo_orlhf.study import charts, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page
@@ -72,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--unfinished", action="store_true", help="include runs that failed, were stopped or still run")
     parser.add_argument("--uri", help="tracking server or sqlite:///FILE")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="one page with tables, charts and the runs")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="values of runs and variants, and differences")
-    parser.add_argument("--curves", type=Path, metavar="FILE", help="CSV: every run's curves")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="curves and last values")
+    parser.add_argument("--out", type=output_file, metavar="FILE.html", help="a page with tables, charts and the runs")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="the tables")
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="values of runs and variants, and differences")
+    parser.add_argument("--curves", type=output_file, metavar="FILE", help="CSV: every run's curves")
+    parser.add_argument("--png", type=output_file, metavar="FILE", help="curves and last values")
     return parser
 
 

@@ -15,12 +15,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from exgrpo_orlhf.files import output_file, write
+
 
 def main() -> int:
     arguments = _parser().parse_args()
     from exgrpo_orlhf import config
     from exgrpo_orlhf.explore.run import explore
-    from exgrpo_orlhf.files import write
 
     out = arguments.html or arguments.run / "explore.html"
     notes, questions = [], []
@@ -40,7 +41,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/x")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default RUN/explore.html)")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="the page (default RUN/explore.html)")
     return parser
 
 

@@ -23,7 +23,7 @@ import logging
 import sys
 from pathlib import Path
 
-from exgrpo_orlhf.files import write_json
+from exgrpo_orlhf.files import output_file, write_json
 from exgrpo_orlhf.places import WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_without
@@ -81,6 +81,8 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
             arguments.json.write_text(json.dumps(report.as_json(), indent=1) + "\n", "ascii")
         else:
             write_json(arguments.json.resolve(), report.as_json())
+    if arguments.write_clean and len(report.train_rows) == report.rows:
+        raise ValueError(f"every row of {train.path} overlaps: {arguments.write_clean} would be empty, and is not made")
     if arguments.write_clean:
         write_without(train.path, report.train_rows, arguments.write_clean)
         print(f"{report.rows - len(report.train_rows):,} rows written to {arguments.write_clean}")
@@ -112,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--any-rows", action="store_true", help="accept another number of rows than expected")
     parser.add_argument("--check-overlap", nargs="+", metavar="SET", help="TRAIN TEST…: find shared questions")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the overlap with every hit")
-    parser.add_argument("--write-clean", type=Path, metavar="FILE", help="write TRAIN without overlapping rows")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the overlap with every hit")
+    parser.add_argument("--write-clean", type=output_file, metavar="FILE", help="write TRAIN without overlapping rows")
     return parser
 
 

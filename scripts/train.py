@@ -8,7 +8,8 @@
 
 Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
 step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
-ended, 1 for an error, 2 for a configuration, or a checkpoint to resume from, that cannot be used.
+ended, 1 for an error while it trained, 2 for a configuration, a model, questions, a folder, or a checkpoint to resume
+from, that cannot be used.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> int:
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
+    from exgrpo_orlhf.rewards import GradingError
     from exgrpo_orlhf.run import train
 
     transformers.utils.logging.disable_progress_bar()
@@ -77,12 +79,10 @@ def main() -> int:
         )
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except UnusableCheckpoint as error:
+    except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (RunFolderError, CheckpointError, ArithmeticError, ValueError, OSError, EngineLost) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        unusable = isinstance(error, (UnusableCheckpoint, RunFolderError, ValueError, FileNotFoundError))
+        return 2 if unusable and not isinstance(error, GradingError) else 1
     if outcome.stopped_by is not None:
         print(f"stopped after step {outcome.steps} of {outcome.planned}; continue with --resume", file=sys.stderr)
         return 128 + outcome.stopped_by

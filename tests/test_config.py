@@ -181,6 +181,7 @@ BAD = [
     ("ReplayMixer.rho = 'half'", "ReplayMixer.rho takes float, got 'half'"),
     ("ReplayMixer.rho", "expected ':' or '='"),
     ("ReplayMixer.rho = (0.5", "not closed"),
+    ("train.steps: 10", "this is YAML, not gin: a binding is written as train.steps = 200"),
     ("Verifier.kind = math", "math is no value; a text needs quotes ('math'), True, False and None a capital"),
     ("ReplayMixer.rho = %NOWHERE", "%NOWHERE is used, but no file gives it a value"),
     ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from run_builders import ends_by_its_template, small_bindings
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config, experience
+from exgrpo_orlhf.places import PROJECT
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import snapshot
@@ -76,6 +78,12 @@ def test_what_is_written_is_read_and_the_same_response_is_kept_once(warm_model, 
     experience.write_experts(tmp_path / "experts.jsonl", [*pairs, *pairs[:5]])
     buffer = load(warm_model, tmp_path / "experts.jsonl")
     assert buffer.n_candidates == buffer.n_trajectories == len(QUESTIONS)
+
+
+def test_the_documentations_own_line_is_one_of_the_default_questions(warm_model, tmp_path):
+    page = (PROJECT / "docs" / "baselines.md").read_text(encoding="utf-8")
+    [line] = re.findall(r'^{"prompt".*}$', page, re.MULTILINE)
+    assert load(warm_model, write(tmp_path / "experts.jsonl", line), questions=ModularChains().load()).n_candidates == 1
 
 
 def test_chat_messages_are_a_prompt_too_and_lines_end_at_line_feeds_alone(warm_model, tmp_path):

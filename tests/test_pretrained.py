@@ -258,7 +258,7 @@ def test_training_on_a_file_without_an_end_token_ends_in_one_line(source, tmp_pa
     path = write(tmp_path / "endless.gguf", source, eos=None, template=None)
     model = ("--set", "Work.model = @PretrainedModel()", "--set", f"PretrainedModel.path = {str(path)!r}")
     done = run_script("train.py", "--gin", "base.gin", *model, "--out", tmp_path / "run")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {path}: nothing ends a response")
     assert not (tmp_path / "run").exists()
 

@@ -25,11 +25,12 @@ class FolderError(ValueError):
     """A folder that holds no evaluation, or one with another configuration. The message names the difference."""
 
 
-def settle(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a configuration with the one in the folder.
 
     Args:
         config: "common" is what every response depends on, "benchmarks" what those to each depend on, and GROWS.
+            "model": where the model is, for the message.
 
     Returns:
         The configuration to write: with what the folder holds of other benchmarks.
@@ -43,6 +44,8 @@ def settle(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> dict[str, d
         known = read_config(folder)
         before = {name: each for name, each in known["benchmarks"].items() if name in begun}
         differences = _differences("", known["common"], config["common"])
+        if known["common"]["model"] != config["common"]["model"]:
+            differences.insert(0, f"the model: {known.get('model', 'unknown')} there, {config['model']} now")
     for name, wanted in config["benchmarks"].items():
         differences += _differences(f"{name}.", before.get(name, wanted), wanted)
     if differences:
@@ -50,7 +53,7 @@ def settle(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> dict[str, d
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    return {"common": dict(config["common"]), "benchmarks": {**before, **config["benchmarks"]}}
+    return {**config, "benchmarks": {**before, **config["benchmarks"]}}
 
 
 def with_samples(folder: Path) -> set[str]:
@@ -62,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
     path = folder / CONFIG
     known: dict[str, Any] = _read(path, "without it nothing says how the responses were made: give another folder")
-    if not isinstance(known, dict) or set(known) != {"common", "benchmarks"}:
+    if not isinstance(known, dict) or set(known) - {"model"} != {"common", "benchmarks"}:
         raise FolderError(f"{path} is not the configuration of an evaluation; give another folder")
     return known
 

@@ -15,7 +15,8 @@ from .folder import FORMAT
 from .samples import Sample, SampleFile
 from .statistics import Array, avg_at_k, interval, intervals, maj_at_k, mean_over, pass_at_k
 
-_MAJORITY_FROM = 4  # samples
+RATES = ("truncated", "correct_truncated", "no_answer", "timeout", "error")
+MAJORITY_FROM = 4  # samples
 _MOST_GROUPS = 64  # with more, the column tells questions apart rather than groups
 
 
@@ -110,8 +111,8 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
     plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
     keys = [[_key(sample) for sample in row] for row in rows]
     n, score = correct.shape[1], avg_at_k(correct)
-    ks = sorted({*(1 << i for i in range(n.bit_length())), n})  # 1, 2, 4 … up to n, and n itself
-    voting = [k for k in ks if k >= _MAJORITY_FROM] if any(key is not None for row in keys for key in row) else []
+    ks = at_k(n)
+    voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in keys for key in row) else []
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:
         values.append(avg_at_k(plain))
@@ -123,7 +124,7 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
         "rates": {
             "truncated": truncated / len(samples),
             "correct_truncated": cut / len(samples),
-            **{verdict: verdicts[verdict] / len(samples) for verdict in ("no_answer", "timeout", "error")},
+            **{verdict: verdicts[verdict] / len(samples) for verdict in RATES[2:]},
         },
         "lucky_guess_rate": sound.count(False) / len(sound) if sound else None,
         "by_group": _by_group([row[0]["group"] for row in rows], score, rng),
@@ -135,6 +136,11 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
             "response_p95": float(np.percentile(tokens, 95)),
         },
     }, score
+
+
+def at_k(n: int) -> list[int]:
+    """The k of pass@k and maj@k with n samples: 1, 2, 4 … up to n, and n itself."""
+    return sorted({*(1 << i for i in range(n.bit_length())), n})
 
 
 def _correct(rows: Sequence[Sequence[Sample]], grader: Literal["verdict", "plain"]) -> Array:

@@ -75,6 +75,7 @@ class EvaluationPlan:
         model = self.asker.subject.describe()
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
+            "model": model["path"],
             "common": {
                 "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
                 "template": self.asker.describe(),

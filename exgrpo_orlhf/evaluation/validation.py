@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
@@ -23,7 +24,7 @@ from .engines import Response
 from .environment import now
 from .folder import RESULTS, SAMPLES
 from .grading import graded
-from .results import metrics, summarise
+from .results import MAJORITY_FROM, RATES, at_k, metrics, summarise
 from .samples import SampleFile
 from .sets import grouped
 from .subject import Subject, requests_of, write_prompt
@@ -61,7 +62,7 @@ class Validation:
         Raises:
             ValueError: a test set has some of the questions.
         """
-        self._level = next((name for name in _LEVELS if any(_has(question, name) for question in questions)), None)
+        self._level = _level(questions)
         self.questions, self.settings = [_by_level(question, self._level) for question in questions], settings
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         benchmark = Benchmark(
@@ -117,6 +118,10 @@ class Validation:
         return found
 
 
+def _level(questions: Sequence[Question]) -> str | None:
+    return next((name for name in _LEVELS if any(_has(question, name) for question in questions)), None)
+
+
 def _has(question: Question, level: str) -> bool:
     """A field of this name in a user's own file may hold anything: the text of worked steps, say."""
     return type(question.meta.get(level)) is int
@@ -124,6 +129,30 @@ def _has(question: Question, level: str) -> bool:
 
 def _by_level(question: Question, level: str | None) -> Question:
     return grouped(question, level) if level is not None and _has(question, level) else question
+
+
+def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[str]:
+    """What an evaluation of these questions measures. Votes (`maj_at_k`) only if answers can be compared."""
+    n, prefix = settings.samples, f"eval/{NAME}"
+    names = [f"{prefix}/avg_at_{n}{end}" for end in ("", "_low", "_high")]
+    names += [f"{prefix}/pass_at_{k}" for k in at_k(n) if k > 1]
+    names += [f"{prefix}/maj_at_{k}" for k in at_k(n) if k >= MAJORITY_FROM]
+    names += [f"{prefix}/{rate}_rate" for rate in RATES] + [f"{prefix}/response_tokens", "eval/lucky_guess_rate"]
+    if settings.temperature == 0:
+        level = _level(questions)
+        groups = sorted({question.meta[level] for question in questions if _has(question, level)}) if level else []
+        names += ["eval/greedy_accuracy", *(f"eval/greedy_accuracy_{group}_{level}" for group in groups)]
+    return names
+
+
+def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question]) -> None:
+    """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
+    known = metric_names(settings, questions)
+    if name is not None and questions and name not in known:
+        nearest = "".join(f"; nearest: {each}" for each in difflib.get_close_matches(name, known, 1))
+        raise ValueError(
+            f"train.best_metric = {name!r} is not measured by this evaluation{nearest}; measured are {', '.join(known)}"
+        )
 
 
 def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -131,9 +132,26 @@ class PromptEncoder:
         return self._encoded[question.id]
 
     def check(self, questions: Iterable[Question]) -> None:
-        """Encode all questions, so that a prompt that is too long stops the run before it starts."""
+        """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
+
+        Raises ValueError as `encode`, and for a prompt with letters, digits or signs that the tokenizer has no token
+        for: the model would read another prompt.
+        """
+        readable: dict[str, bool] = {}
         for question in questions:
             self.encode(question)
+            text = question.prompt if isinstance(question.prompt, str) else "".join(each for _, each in question.prompt)
+            for character in set(text).difference(readable):
+                readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)
+            if lost := [character for character in dict.fromkeys(text) if not readable[character]]:
+                raise ValueError(
+                    f"question {question.id} of {question.source} ({text[:60]!r} …): the model's tokenizer has no "
+                    f"token for {' '.join(lost[:10])}; take another model, or leave the question out of the set"
+                )
+
+    def _has(self, character: str) -> bool:
+        ids = self.tokenizer(character, add_special_tokens=False)["input_ids"]
+        return bool(ids) and (self.tokenizer.unk_token_id is None or self.tokenizer.unk_token_id not in ids)
 
     def turn_ends(self) -> tuple[int, ...]:
         """The token that closes the assistant's turn in the template; () if there is none.

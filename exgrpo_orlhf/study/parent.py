@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..files import write
 from ..settings import Tracking
-from ..tracking.client import LOG_TAG, all_runs, connect, experiment_id, first_line, tagged_run
+from ..tracking.client import LOG_TAG, address, all_runs, connect, experiment_id, first_line, tagged_run
 from ..tracking.metrics_log import STEP_METRIC
 from .runs import Measured, StudyRun
 
@@ -32,7 +31,7 @@ class Parent:
         """out: the group's folder, which keeps the parent's identity (`mlflow.id`)"""
         self.id: str | None = None
         self._out, self._group, self._settings = out, group, settings
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.uri or default_uri
+        self._uri = address(settings, default_uri)
         self._client: MlflowClient | None = None
         self._experiment = ""
         self._said = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import locked
+from ..settings import Tracking
 from .metrics_log import METRICS_PER_CALL
 
 if TYPE_CHECKING:
@@ -25,6 +27,27 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+
+
+SCHEMES = ("file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+
+
+def address(settings: Tracking, default: str) -> str:
+    """Where a run is tracked: MLFLOW_TRACKING_URI, Tracking.uri, or the caller's default, in this order.
+
+    Raises ValueError for an address with a scheme that neither MLflow nor an installed plugin of it has.
+    """
+    variable = os.environ.get("MLFLOW_TRACKING_URI")
+    uri = variable or settings.uri or default
+    scheme = uri.partition("://")[0].partition("+")[0] if "://" in uri else ""
+    plugins = (plugin.name for plugin in importlib.metadata.entry_points(group="mlflow.tracking_store"))
+    if scheme and scheme not in SCHEMES and scheme not in plugins:
+        where = "the environment variable MLFLOW_TRACKING_URI" if variable else "Tracking.uri"
+        raise ValueError(
+            f"{where} = {without_password(uri)!r}: MLflow has no store for {scheme}://; give sqlite:///FILE, "
+            f"http://HOST:PORT, or another of {', '.join(SCHEMES)}"
+        )
+    return uri
 
 
 def load() -> type[MlflowClient]:

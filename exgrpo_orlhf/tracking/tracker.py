@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..settings import Tracking
-from .client import LOG_TAG, connect, experiment_id, first_line, known_run, load, tagged_run, without_password
+from .client import LOG_TAG, address, connect, experiment_id, first_line, known_run, load, tagged_run, without_password
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class MlflowTracker:
             check_name(name)
         self._log = log
         self._settings = settings
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.uri or default_uri
+        self._uri = address(settings, default_uri)
         self._run_name = run_name
         self._run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}

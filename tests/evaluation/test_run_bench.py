@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -191,6 +192,7 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
     words = ("--model", raw_model, *CHAINS, "--limit", 4, "--seed", 3, "--temperature", 1, "--out", tmp_path)
     error = bench(*words, status=2)
     assert "model.hash: " in error
+    assert re.search(rf"the model: /\S+ there, {raw_model} now", error)
     assert "seed: 0 there, 3 now" in error
     assert "chains.temperature: 0.6 there, 1.0 now" in error
     assert (tmp_path / "chains" / "samples.jsonl").read_bytes() == before

@@ -14,6 +14,7 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.evaluation.validation import metric_names
 from exgrpo_orlhf.run import train
 
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
@@ -37,6 +38,20 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
     best = max((2, 4), key=lambda step: (measured[step]["eval/validation/avg_at_4"], -step))
     assert (tmp_path / "best").resolve().name == f"checkpoint-{best}"
     assert set(checkpoints.find(tmp_path)) == {best, 4}
+
+
+@pytest.mark.parametrize("more", [(), SAMPLED])
+def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
+    x = config.load(("base.gin",), small_bindings(warm_model, *more))
+    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith("eval/")}
+    assert measured == {*metric_names(x.evaluation, x.validation.load())}
+
+
+def test_a_best_metric_that_will_not_be_measured_is_refused_before_the_model_is_loaded(warm_model, tmp_path):
+    said = r"train\.best_metric = 'eval/gredy_accuracy' is not measured .*; nearest: eval/greedy_accuracy; measured are"
+    with pytest.raises(ValueError, match=said):
+        go(warm_model, tmp_path / "run", "train.best_metric = 'eval/gredy_accuracy'")
+    assert not (tmp_path / "run").exists()
 
 
 def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched(warm_model, tmp_path):
@@ -89,10 +104,10 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
         with pytest.raises(ValueError, match=r"1 of 1 validation questions are in MATH-500 .*Work\.validation"):
             go(warm_model, tmp_path / "run", *bindings)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
-        with pytest.raises(ValueError, match="not a modular chain"):  # it begins; that the verifier is another is said
+        with pytest.raises(ValueError, match="no token for A n u m"):  # the next thing that is wrong is said
             go(warm_model, tmp_path / "again", *bindings, "Evaluation.disjoint_from = None")
     else:
-        with pytest.raises(ValueError, match="not a modular chain"):
+        with pytest.raises(ValueError, match="no token for A n u m"):
             go(warm_model, tmp_path / "run", *bindings)
 
 

@@ -50,6 +50,19 @@ def test_plain_is_the_text_and_messages_are_joined_by_blank_lines(letters):
     assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
 
 
+def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters):
+    """The tiny model's tokenizer drops what it has no token for; others have one for the unknown."""
+    known = Question.make("mine", "1+2=", "3")
+    asked = Question.make("mine", "What is 1+2=", "3")
+    encoder = PromptEncoder(Prompts("plain"), tokenizer)
+    encoder.check([known])
+    with pytest.raises(ValueError, match=rf"question {asked.id} of mine .*'s tokenizer has no token for W h"):
+        encoder.check([known, asked])
+    PromptEncoder(Prompts("plain"), letters).check([asked, Question.make("mine", "a\u200bb", "3")])  # no letter is lost
+    with pytest.raises(ValueError, match="no token for ü; take another model"):
+        PromptEncoder(Prompts("plain"), letters).check([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
+
+
 def test_chat_template_is_the_models_own_and_special_tokens_come_once(tokenizer):
     tokenizer.chat_template = CHAT
     encoder = PromptEncoder(Prompts("chat", 32), tokenizer)

@@ -243,6 +243,15 @@ def test_no_set_that_is_read_is_written_to(sets, option, script):
     assert not new.exists()
 
 
+def test_a_subset_without_a_row_is_not_made(sets, script):
+    train, test, clean = sets / "one.jsonl", sets / "the_same.jsonl", sets / "clean.jsonl"
+    for path in (train, test):
+        path.write_text(json.dumps({"prompt": "Two apples?"}) + "\n")
+    done = script("--check-overlap", train, test, "--write-clean", clean)
+    assert (done.returncode, clean.exists()) == (1, False)
+    assert f"error: every row of {train} overlaps: {clean} would be empty" in done.stderr
+
+
 def test_half_a_surrogate_pair_breaks_no_report(sets, script):
     train, test, report = sets / "half.jsonl", sets / "half_test.jsonl", sets / "new" / "overlap.json"
     train.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")

@@ -11,10 +11,11 @@ import time
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_server import Server
-from run_builders import ROOT, wait_until
+from run_builders import ROOT, small_bindings, wait_until
 
+from exgrpo_orlhf import config, run
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
+from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT, address
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
 from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
 
@@ -271,6 +272,20 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
     tracker(MetricsLog(tmp_path / "two.jsonl"), uris[0], setting).close("FINISHED")
     assert [run.data.tags["mlflow.runName"] for uri in uris[1:] for run in all_runs(uri)] == ["run", "run"]
     assert not (tmp_path / "default.db").exists()
+
+
+def test_an_address_of_an_impossible_scheme_is_refused_before_anything_is_loaded(raw_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://somebody:secret@host:5000")
+    said = r"MLFLOW_TRACKING_URI = 'htp://host:5000': MLflow has no store for htp://; give sqlite:///FILE, http://HOST"
+    x = config.load(["base.gin"], [*small_bindings(raw_model), "Tracking.enabled = True"])
+    with pytest.raises(ValueError, match=said):
+        run.train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    assert not (tmp_path / "run").exists()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(ValueError, match=r"Tracking\.uri = 'sqlight:///x': MLflow has no store for sqlight://"):
+        address(Tracking(uri="sqlight:///x"), "unused")
+    for uri in ("mysql+pymysql://host/db", "databricks", "./mlruns", "file:///x", "https://host"):
+        assert address(Tracking(uri=uri), "unused") == uri
 
 
 def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
