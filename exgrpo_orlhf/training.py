@@ -325,10 +325,7 @@ class TrainingRun:
 
 
 def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions.
-
-    Raises ValueError if they overlap, if train.best_metric will not be measured on them, or as their sources.
-    """
+    """Training and validation questions. Raises ValueError if they overlap, for train.best_metric, as their sources."""
     questions, asked = x.questions.load(), x.validation.load() if x.validation else []
     check_metric(x.settings.best_metric, x.evaluation, asked)
     taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
