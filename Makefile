@@ -19,10 +19,9 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
-# Each test of the OpenRLHF engine that is slow has processes for all cores of its own.
+# The tests of OpenRLHF come one after another in one process (tests/conftest.py): they wait more than they compute.
 test-all: test
-	$(BIN)/python -m pytest -m "slow and not openrlhf" -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -m "slow and openrlhf"
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadgroup
 
 campaign: install
 	$(BIN)/python benchmarks/campaign.py --page docs/reliability.md

@@ -18,6 +18,15 @@ torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup a file's tests run in one process, and those of OpenRLHF all in one: two of its runs at the
+    same time are too much for two cores."""
+    for item in items:
+        slow = item.get_closest_marker("openrlhf") and item.get_closest_marker("slow")
+        item.add_marker(pytest.mark.xdist_group("openrlhf" if slow else item.path.name))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real questions, or skip."""

@@ -263,7 +263,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     )
     assert re.search(progress, caplog.text)
     assert newest(out / "base" / "seed0") == STEPS
-    assert "borrows/seed0 failed (exit status 1)" in shown.err
+    assert "borrows/seed0 failed (exit status 2)" in shown.err
     assert "no manifest" in shown.err, "the end of its log"
     assert ["borrows", "0", "of", "1", "failed", "–"] in [line.split() for line in shown.out.split("\n")]
 
@@ -273,7 +273,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     shown = capsys.readouterr()
     assert "base/seed0 is trained, but MLflow lacks some of it: it is sent again" in shown.err
     assert (out / "base" / "seed0" / "metrics.jsonl").read_bytes() == measured
-    assert "borrows/seed0 failed (exit status 1)" in shown.err
+    assert "borrows/seed0 failed (exit status 2)" in shown.err
     assert (out / "borrows" / "seed0" / "run.log").read_bytes() == tried, "not without --retry"
     [parent], [child] = mlflow_runs(store)
     assert (parent.info.status, child.data.metrics["train/step"]) == ("FAILED", STEPS)
