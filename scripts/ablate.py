@@ -15,7 +15,6 @@ before anything starts.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import signal
@@ -25,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    terminal.messages()
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, claim

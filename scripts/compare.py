@@ -15,12 +15,14 @@ import argparse
 import os
 import sys
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import output_file, write
 from exgrpo_orlhf.places import WORKPLACE
 
 
 def main() -> int:
     arguments = _parser().parse_args()
+    terminal.messages()
     from exgrpo_orlhf.study import charts, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page

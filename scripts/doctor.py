@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import WORKPLACE
 
 ENVIRONMENT = dict(os.environ)  # before any library changes it
@@ -40,7 +41,7 @@ def main() -> int:
     )
     parser.add_argument("--log", type=Path, help="output of OpenRLHF, Ray and vLLM (default: doctor.log in --out)")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    terminal.messages(logging.WARNING)
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 
@@ -61,31 +62,33 @@ def main() -> int:
     folder = arguments.out or WORKPLACE / "runs"
     log = arguments.log or folder / "doctor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    terminal = _apart(log)
+    screen = _apart(log)
 
     def report(finding: Finding) -> None:
-        print(f"{time.monotonic() - begin:4.0f} s  {finding}", file=terminal, flush=True)
+        print(f"{time.monotonic() - begin:4.0f} s  {finding}", file=screen, flush=True)
 
     try:
         healthy = examine(arguments.gin, arguments.set, folder, arguments.only, report, ENVIRONMENT)
     except ValueError as error:  # ConfigError among them
-        print(f"error: {error}", file=terminal)
+        print(f"error: {error}", file=screen)
         return 2
     except BaseException as error:  # its traceback goes to the log
-        print(f"error: {type(error).__name__}: {error}; see {log}", file=terminal)
+        print(f"error: {type(error).__name__}: {error}; see {log}", file=screen)
         raise
-    print("all checks passed" if healthy else f"not all checks passed; the actors' output is in {log}", file=terminal)
+    print("all checks passed" if healthy else f"not all checks passed; the actors' output is in {log}", file=screen)
     return 0 if healthy else 1
 
 
 def _apart(log: Path) -> TextIO:
-    """Redirects the output of this process, and what Ray prints for its actors, to a file. Returns the terminal."""
-    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Redirects the output of this process, and what Ray prints for its actors, to a file. Returns the
+    terminal, as a file.
+    """
+    screen = os.fdopen(os.dup(1), "w", encoding="utf-8")
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     sys.stdout.flush()
     for number in (1, 2):
         os.dup2(file, number)
-    return terminal
+    return screen
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import output_file, write
 
 
 def main() -> int:
     arguments = _parser().parse_args()
+    terminal.messages()
     from exgrpo_orlhf import config
     from exgrpo_orlhf.explore.run import explore
 

@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
@@ -30,6 +31,7 @@ def main() -> int:
     arguments = parser.parse_args()
     began = time.perf_counter()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    terminal.messages()
 
     import torch
     import transformers

@@ -15,8 +15,6 @@ from, that cannot be used.
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import shlex
 import signal
 import subprocess
@@ -24,17 +22,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import CHECKOUT, WORKPLACE
 
 
 def main() -> int:
     arguments = _parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    for noisy in ("httpx", "alembic"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates
-
-    import transformers
+    terminal.messages()
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint
@@ -43,7 +37,6 @@ def main() -> int:
     from exgrpo_orlhf.rewards import GradingError
     from exgrpo_orlhf.run import train
 
-    transformers.utils.logging.disable_progress_bar()
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
     except config.ConfigError as error:

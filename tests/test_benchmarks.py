@@ -59,6 +59,11 @@ CASES = [
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
+    case(
+        "refusal",
+        "a line that is not gin|an unknown name|a value out|a file of questions|a metric that",
+        "an unknown name|a value out of its range",
+    ),
     case("rungs", "    1|    2|    3|    4", "pass_at_1|pass_at_8|mixed|no_answer|lucky|tokens"),
     case(
         "replay_scale",

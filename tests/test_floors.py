@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 FLOORS = (
     {"config", "run", "doctor", "__main__"},
     {"training", "study", "explore"},
-    {"engines", "supervised", "evaluation", "tracking", "progress"},
+    {"work", "engines", "supervised", "evaluation", "tracking", "progress"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained"},
-    {"records", "settings", "gin_files", "files", "places", "checkpoints", "manifest", "stopping"},
+    {"records", "lazy", "terminal", "settings", "gin_files", "files", "places", "checkpoints", "manifest", "stopping"},
 )
 
 

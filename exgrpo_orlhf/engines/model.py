@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..objective import token_stats
+from ..objective.token_stats import token_stats
 
 # Settings with which a model scales or caps its logits after the output layer.
 LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")

@@ -2,6 +2,5 @@
 
 from .advantages import GroupAdvantages
 from .loss import MixedPolicyLoss, TokenBatch
-from .token_stats import token_stats
 
-__all__ = ["GroupAdvantages", "MixedPolicyLoss", "TokenBatch", "token_stats"]
+__all__ = ["GroupAdvantages", "MixedPolicyLoss", "TokenBatch"]

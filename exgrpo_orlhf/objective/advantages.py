@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+
+from ..lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STD_EPSILON = 1e-6
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from ..lazy import torch
 from ..records import Row, mean
 from ..settings import Count, NotNegative, Positive, Share, check, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The KL estimate grows as e^x: a token that the policy almost excludes and the reference does not would outweigh all
 # others, with e^12 for 12 nats.

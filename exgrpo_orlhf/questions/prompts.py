@@ -7,13 +7,15 @@ import json
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from ..records import Message, Question
 from ..settings import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

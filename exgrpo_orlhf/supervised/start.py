@@ -18,16 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from .. import files, places
 from ..checkpoints import name_end_tokens
-from ..engines.local.machine import check as check_model
-from ..engines.local.machine import device_of, dtype_of, load
 from ..engines.rows import ForwardRow
+from ..lazy import torch, transformers
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
 from ..settings import (
@@ -45,7 +41,11 @@ from ..settings import (
 from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
 from .examples import Example, encode
-from .training import SupervisedTraining
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from .training import SupervisedTraining
 
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
 FORMAT = 1  # raise it when the same settings would give another model
@@ -107,7 +107,8 @@ class SupervisedModel:
         base = self.model.prepare()
         examples = self.examples.examples()
         require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
-        config, tokenizer = AutoConfig.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+        config = transformers.AutoConfig.from_pretrained(base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
         prompts = PromptEncoder(self.prompts, tokenizer)
         folder = places.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         work = folder.with_name(f"{folder.name}.unfinished")
@@ -123,9 +124,13 @@ class SupervisedModel:
         shutil.rmtree(work, ignore_errors=True)  # also what a process left that was killed just before this line
         return folder
 
-    def _key(self, base: str | Path, config: PretrainedConfig, examples: list[Example], prompts: PromptEncoder) -> str:
+    def _key(
+        self, base: str | Path, config: "PretrainedConfig", examples: list[Example], prompts: PromptEncoder
+    ) -> str:
         """A hash of all that makes the model. What changes rounding alone is no part of it: device, threads, sizes of
         micro-batches, and whether activations are computed again."""
+        from ..engines.local.machine import device_of, dtype_of
+
         named = ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "max_grad_norm", "seed")
         shaping = {name: getattr(self, name) for name in named}
         shaping["dtype"] = str(dtype_of(self.machine, device_of(self.machine)))
@@ -140,6 +145,10 @@ class SupervisedModel:
 
     def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, in the folder `work`, then fill `folder`."""
+        from ..engines.local.machine import check as check_model
+        from ..engines.local.machine import device_of, load
+        from .training import SupervisedTraining
+
         threads, device = torch.get_num_threads(), device_of(self.machine)
         torch.set_num_threads(self.machine.threads)
         try:
@@ -167,7 +176,7 @@ class SupervisedModel:
         finally:
             torch.set_num_threads(threads)
 
-    def _train(self, training: SupervisedTraining, work: Path) -> None:
+    def _train(self, training: "SupervisedTraining", work: Path) -> None:
         """All steps from the newest state in `work`. A signal ends the program after it is saved."""
         state, curve = work / "state.pt", MetricsLog(work / CURVE)
         training.load(state)
@@ -208,7 +217,7 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _identity_of(base: str | Path, config: PretrainedConfig) -> Any:
+def _identity_of(base: str | Path, config: "PretrainedConfig") -> Any:
     """What a model is, not where it lies: its files' hashes; of a hub's model the commit."""
     folder = Path(base)
     if not folder.is_dir():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from ..lazy import torch
 
 SAY_EVERY = 5.0  # seconds
 

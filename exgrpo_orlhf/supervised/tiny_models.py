@@ -17,14 +17,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from .. import files, places
+from ..lazy import torch, transformers
 from ..settings import require
 from ..tasks import countdown, modular_chains
 from ..tasks.countdown import Hunches
@@ -32,18 +30,21 @@ from ..tasks.made_questions import OPERATORS, check_operands, check_seed, check_
 from ..tasks.modular_chains import PRESETS, Beliefs
 from .steps import optimiser_steps
 
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+
 PAD, END = "<pad>", "<end>"
 MAX_POSITIONS = 256  # tokens of prompt and response together
 _IGNORED = -100  # label of a token that is not learnt
 
 
-def character_tokenizer(vocabulary: tuple[str, ...]) -> Qwen2Tokenizer:
+def character_tokenizer(vocabulary: tuple[str, ...]) -> "Qwen2Tokenizer":
     """One token per character, no special tokens added; characters outside the vocabulary are dropped.
 
     It is Qwen2's own class, because AutoTokenizer loads the tokenizer of any Qwen2 model as that class. Its byte-pair
     encoding without merges gives one token per character.
     """
-    return Qwen2Tokenizer(
+    return transformers.Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(vocabulary)},
         merges=[],
         unk_token=PAD,  # without one the class would add a token; nothing is ever encoded as it
@@ -122,7 +123,7 @@ class WarmedUpModel(ABC):
             character_tokenizer(self.vocabulary).save_pretrained(unfinished)
         return directory
 
-    def _warmed_up(self) -> Qwen2ForCausalLM:
+    def _warmed_up(self) -> "Qwen2ForCausalLM":
         """Train on one thread: the number of threads can change the result, and is no part of the cache's key."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -131,7 +132,7 @@ class WarmedUpModel(ABC):
         finally:
             torch.set_num_threads(threads)
 
-    def _train(self) -> Qwen2ForCausalLM:
+    def _train(self) -> "Qwen2ForCausalLM":
         model = self._fresh_network()
         rng = np.random.default_rng(self.seed)
         optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
@@ -150,8 +151,8 @@ class WarmedUpModel(ABC):
         model.eval()
         return model
 
-    def _fresh_network(self) -> Qwen2ForCausalLM:
-        config = Qwen2Config(
+    def _fresh_network(self) -> "Qwen2ForCausalLM":
+        config = transformers.Qwen2Config(
             vocab_size=len(self.vocabulary),
             hidden_size=self.width,
             intermediate_size=self.width * 8 // 3,
@@ -171,11 +172,11 @@ class WarmedUpModel(ABC):
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which seeds every accelerator too.
             torch.default_generator.manual_seed(self.seed)
-            network: Qwen2ForCausalLM = Qwen2ForCausalLM(config)
+            network = transformers.Qwen2ForCausalLM(config)
         network.train()
         return network
 
-    def _batch(self, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _batch(self, rng: np.random.Generator) -> "tuple[torch.Tensor, torch.Tensor, int]":
         """Token ids and labels (batch_size, T) of prompt, response, end token and padding on the right; length of the
         shortest prompt. A label is the token itself in response and end token, and ignored elsewhere."""
         texts = self._texts(rng)
@@ -190,11 +191,11 @@ class WarmedUpModel(ABC):
 
 
 def _response_loss(
-    model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_length: int
-) -> torch.Tensor:
+    model: "Qwen2ForCausalLM", ids: "torch.Tensor", labels: "torch.Tensor", prompt_length: int
+) -> "torch.Tensor":
     """Mean negative log-likelihood of the labels. ids, labels: (B, T); the first prompt_length labels are ignored."""
     states = model.model(ids, use_cache=False).last_hidden_state[:, prompt_length - 1 : -1]  # (B, response, width)
-    return F.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         model.lm_head(states).flatten(0, 1), labels[:, prompt_length:].flatten(), ignore_index=_IGNORED
     )
 
@@ -288,6 +289,6 @@ class CountdownModel(WarmedUpModel):
         return texts
 
 
-def chain_tokenizer() -> Qwen2Tokenizer:
+def chain_tokenizer() -> "Qwen2Tokenizer":
     """The tokenizer of modular chains."""
     return character_tokenizer(ChainModel.vocabulary)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exgrpo_orlhf.objective import token_stats
+from exgrpo_orlhf.objective.token_stats import token_stats
 
 N, H, V = 23, 8, 37
 

@@ -21,7 +21,7 @@ from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.settings import LocalEngine, Sampling
-from exgrpo_orlhf.supervised import start
+from exgrpo_orlhf.supervised import training
 from exgrpo_orlhf.supervised.start import CURVE, SupervisedModel
 from exgrpo_orlhf.supervised.training import SupervisedTraining, rate_share
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
@@ -164,7 +164,7 @@ def test_responses_are_closed_as_the_policys_own_are(warm_model, tmp_path, monke
     """By the token that closes a turn in the template, where tokenizer and configuration name another one."""
     model = ends_by_its_template(warm_model, tmp_path / "model")
     seen = []
-    monkeypatch.setattr(start, "SupervisedTraining", lambda model, rows, *_, **__: seen.extend(rows) or 1 / 0)
+    monkeypatch.setattr(training, "SupervisedTraining", lambda model, rows, *_, **__: seen.extend(rows) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         supervised(model, tmp_path, prompts=Prompts("chat", max_tokens=16)).prepare()
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -1,0 +1,24 @@
+"""torch and transformers, imported when they are first used.
+
+Both take seconds of processor time. The modules with the classes that gin binds import them from here, so that a
+configuration with a mistake is refused before they are loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch as torch
+    import transformers as transformers
+else:
+
+    class _Lazy:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module(self._name), attribute)
+
+    torch, transformers = _Lazy("torch"), _Lazy("transformers")

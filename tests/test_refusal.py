@@ -1,0 +1,50 @@
+"""A mistake is refused before torch, transformers and MLflow are imported, which takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from run_builders import ROOT
+
+HEAVY = ("torch", "transformers", "mlflow", "datasets", "sympy", "matplotlib", "scipy", "ray", "vllm")
+PROGRAM = f"""
+import runpy, sys
+sys.argv = ["train.py", *sys.argv[1:]]
+status = runpy.run_path({str(ROOT / "scripts" / "train.py")!r})["main"]()
+print(status, *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+MISTAKES = {
+    "syntax": (["ReplayMixer.rho = (0.5"], "is not closed"),
+    "a name": (["ReplayMixer.roh = 0.5"], "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
+    "a range": (["ReplayMixer.rho = 1.5"], "ReplayMixer.rho must lie in [0, 1], got 1.5"),
+    "a kind": (["train.steps = 'many'"], "train.steps takes int, got 'many'"),
+    "two settings": (["Evaluation.samples = 4"], "Evaluation.samples = 4 at Evaluation.temperature = 0"),
+    "a file": (["Work.questions = @QuestionFile()", "QuestionFile.path = '/no.jsonl'"], "/no.jsonl: no such file"),
+    "a metric": (["train.best_metric = 'eval/typo'"], "train.best_metric = 'eval/typo' is not measured"),
+    "an address": (["Tracking.uri = 'htp://host'"], "Tracking.uri = 'htp://host': MLflow has no store for htp://"),
+}
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
+    [line] = done.stderr.strip().split("\n")
+    return line
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    bindings, said = MISTAKES[mistake]
+    words = [word for binding in bindings for word in ("--set", binding)]
+    line = refused("--gin", "base.gin", *words, "--out", str(tmp_path / "run"))
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused_as_early(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    assert "holds a run already" in refused("--gin", "base.gin", "--out", str(tmp_path))
