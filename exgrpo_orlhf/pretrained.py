@@ -61,14 +61,14 @@ class PretrainedModel:
         if folder.is_dir() and not any(file for name in _TOKENIZERS for file in folder.glob(name)):
             # transformers would make one without a vocabulary.
             raise ValueError(f"PretrainedModel.path = {self.path!r}: there is no tokenizer in this folder")
-        for part in ("Config", "Tokenizer"):
+        for part, kind in (("configuration", transformers.AutoConfig), ("tokenizer", transformers.AutoTokenizer)):
             try:
-                getattr(transformers, f"Auto{part}").from_pretrained(path)
+                kind.from_pretrained(path)
             except Exception as error:  # OSError without a network, ValueError, KeyError, …
                 said = str(error).strip().split("\n")[0]
                 where = "in this folder" if folder.is_dir() else "of this hub id, from the hub or its cache here"
                 raise ValueError(
-                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part.lower()} {where}: {said}"
+                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
                 ) from error
         return path
 
