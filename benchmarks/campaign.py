@@ -8,8 +8,8 @@ Goal: nothing silent, nothing lost.
 
 Kills: a run is killed by SIGKILL up to three times, at a uniform moment, at a call that puts a file on the disk, or at
 a rename, just before it or just after it. It is resumed each time, and its end is compared with that of an undisturbed
-run: weights, optimiser, replay buffer, trainer's state and metrics. Silent: another end. Lost: it could not be
-resumed, or a complete checkpoint was gone.
+run: weights, optimiser, replay buffer, trainer's state, metrics and log of decisions. Silent: another end. Lost: it
+could not be resumed, or a complete checkpoint was gone.
 
 Damage: every file of a checkpoint gets a flipped bit, is truncated, emptied, deleted, or replaced by another
 checkpoint's; folders are renamed, mixed and taken from another run. Detected: the resumed run ends at once with a line
@@ -37,10 +37,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from command_line import TINY, finish, make_parser
-from safetensors.torch import load_file
+from kills import count_calls, different, kill_at_call
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -136,6 +135,8 @@ class Campaign:
 
     def begin(self) -> None:
         """The undisturbed runs."""
+        for late in ("training", "engines.local"):  # what a run imports late, so that no fork spends its time on it
+            importlib.import_module(f"exgrpo_orlhf.{late}")
         for number, variant in enumerate(VARIANTS):
             run = self.folder / f"straight{number}"
             calls: dict[str, int] = {}
@@ -143,7 +144,7 @@ class Campaign:
                 shutil.rmtree(run, ignore_errors=True)
                 began = time.monotonic()
                 counted = self.folder / "calls.json"
-                if self.trained(run, variant, prepare=partial(count_calls, counted)):
+                if self.trained(run, variant, prepare=partial(count_calls, counted, CALLS)):
                     raise RuntimeError(run.with_suffix(".log").read_text())
                 calls, seconds = json.loads(counted.read_text()), time.monotonic() - began
                 if attempt == 0 and number > 0:
@@ -184,7 +185,7 @@ class Campaign:
         if self.trained(run, variant):
             count.lost += 1
             self.say(what, "lost", run)
-        elif wrong := different(run, straight):
+        elif wrong := different(run, straight, STEPS):
             count.silent += 1
             self.say(f"{what}: {wrong} differs", "silent", run)
         remove(run)
@@ -217,7 +218,7 @@ class Campaign:
         elif status == 2 and lines and str(named) in lines[-1]:
             count.detected = (count.detected or 0) + 1
             resume = partial(self.trained, run, variant, resume_from=older.name)
-            if go_on and (resume() or different(run, self.straight[variant][0])):
+            if go_on and (resume() or different(run, self.straight[variant][0], STEPS)):
                 count.lost += 1
                 self.say(f"{how} of {name}, then from {older.name}", "lost", run)
         else:
@@ -268,71 +269,6 @@ def waited(process: int) -> int:
 def remove(run: Path) -> None:
     shutil.rmtree(run, ignore_errors=True)
     run.with_suffix(".log").unlink(missing_ok=True)
-
-
-def wrapped(names: tuple[str, ...], before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Have these functions of os call `before` and `after`, in this process, from now on."""
-
-    def calling(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before()
-        result = function(*args, **kwargs)
-        after()
-        return result
-
-    for name in names:
-        setattr(os, name, partial(calling, getattr(os, name)))
-
-
-def count_calls(path: Path) -> None:
-    """Write how often this process has called what CALLS names."""
-    counts = dict.fromkeys(CALLS, 0)
-
-    def one_more(kind: str) -> None:
-        counts[kind] += 1
-        path.write_text(json.dumps(counts))
-
-    for kind, names in CALLS.items():
-        wrapped(names, lambda: None, partial(one_more, kind))
-
-
-def kill_at_call(names: tuple[str, ...], number: int, after: bool) -> None:
-    """Kill this process at its n-th call of these functions of os, before or after it took effect."""
-    seen = {True: 0, False: 0}
-
-    def die(now: bool) -> None:
-        seen[now] += 1
-        if now == after and seen[now] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    wrapped(names, partial(die, False), partial(die, True))
-
-
-def different(run: Path, straight: Path) -> str | None:
-    """What differs between the ends of two runs, or None."""
-    ours, theirs = (folder / f"checkpoint-{STEPS}" for folder in (run, straight))
-    weights, expected = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
-    if weights.keys() != expected.keys() or not all(torch.equal(weights[name], expected[name]) for name in expected):
-        return "weights"
-    saved, wanted = (torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs))
-    states = [one["optimizer"].pop("state") for one in (saved, wanted)]
-    if saved != wanted or states[0].keys() != states[1].keys():
-        return "optimizer"
-    for i, state in states[1].items():
-        if not all(torch.equal(value, states[0][i][name]) for name, value in state.items()):
-            return "optimizer"
-    for table in ("questions.parquet", "trajectories.parquet"):
-        if not pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table)):
-            return table
-    if (ours / "trainer" / "state.json").read_text() != (theirs / "trainer" / "state.json").read_text():
-        return "state.json"
-    if timeless(run) != timeless(straight):
-        return "metrics.jsonl"
-    return None if (run / "best").resolve().name == (straight / "best").resolve().name else "best"
-
-
-def timeless(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]
 
 
 def openrlhf_run(folder: Path) -> Path:

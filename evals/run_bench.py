@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import output_file, write_json
+from exgrpo_orlhf.files import write_json
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 
@@ -291,7 +291,7 @@ def _compare(words: list[str]) -> int:
     )
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the comparison here")
+    parser.add_argument("--json", type=terminal.output_file, metavar="FILE", help="also write the comparison here")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.compare import compare
@@ -306,7 +306,7 @@ def _compare(words: list[str]) -> int:
 def _report(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="run_bench.py report", description="One page about one or more evaluations.")
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--html", type=output_file, required=True, metavar="FILE")
+    parser.add_argument("--html", type=terminal.output_file, required=True, metavar="FILE")
     parser.add_argument("--samples", type=_positive, default=200, help="of each benchmark in the page (default 200)")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.report import write_report

@@ -26,6 +26,7 @@ from .files import locked, sync
 FORMAT = 2
 BEST = "best"
 STATE = "trainer/state.json"
+LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -180,7 +181,7 @@ def mark_best(run: Path, step: int) -> None:
 
 
 def set_aside(run: Path, config_text: str) -> str | None:
-    """A run begins again in a folder without a checkpoint: what was measured there before is kept beside.
+    """A run begins again in a folder without a checkpoint: what was logged there before is kept beside.
 
     Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
     go on in the same MLflow run, which may have been made before the first row was written.
@@ -189,7 +190,9 @@ def set_aside(run: Path, config_text: str) -> str | None:
     if metrics.exists() and metrics.stat().st_size:
         kept = run / "metrics.before-restart.jsonl"
         log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
-        metrics.replace(kept)
+        for name in LOGS:  # metrics.jsonl last: a kill in between finds it again
+            if (run / name).exists():
+                (run / name).replace(run / name.replace(".jsonl", ".before-restart.jsonl"))
         if (run / "evaluation").exists():
             shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
             (run / "evaluation").rename(run / "evaluation.before-restart")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -51,25 +50,6 @@ def making(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.is_dir():
                 raise
-
-
-def output_file(text: str) -> Path:
-    """A file that a command is to write, as argparse's `type`, so that a wrong name is refused before the work.
-
-    Raises argparse.ArgumentTypeError.
-    """
-    path = Path(text)
-    folder = next(each for each in path.absolute().parents if each.exists())
-    why = ""
-    if path.is_dir():
-        why = "it is a folder; give the name of a file"
-    elif not folder.is_dir():
-        why = f"{folder} is not a folder"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        why = f"no permission to write {'it' if path.exists() else f'in {folder}'}"
-    if why:
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: {why}")
-    return path
 
 
 def write(path: Path, content: str | bytes) -> None:

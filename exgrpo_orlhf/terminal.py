@@ -1,11 +1,13 @@
-"""What the programs of this package print."""
+"""What the programs of this package share: their messages, and the files that they are told to write."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 
 
 def messages(level: int = logging.INFO) -> None:
@@ -16,3 +18,22 @@ def messages(level: int = logging.INFO) -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates
     warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)  # torch's own import of it
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+
+
+def output_file(text: str) -> Path:
+    """A file that a command is to write, as argparse's `type`, so that a wrong name is refused before the work.
+
+    Raises argparse.ArgumentTypeError.
+    """
+    path = Path(text)
+    folder = next(each for each in path.absolute().parents if each.exists())
+    why = ""
+    if path.is_dir():
+        why = "it is a folder; give the name of a file"
+    elif not folder.is_dir():
+        why = f"{folder} is not a folder"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        why = f"no permission to write {'it' if path.exists() else f'in {folder}'}"
+    if why:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {why}")
+    return path

@@ -16,7 +16,7 @@ import os
 import sys
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import output_file, write
+from exgrpo_orlhf.files import write
 from exgrpo_orlhf.places import WORKPLACE
 
 
@@ -73,11 +73,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--unfinished", action="store_true", help="include runs that failed, were stopped or still run")
     parser.add_argument("--uri", help="tracking server or sqlite:///FILE")
-    parser.add_argument("--out", type=output_file, metavar="FILE.html", help="a page with tables, charts and the runs")
-    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="the tables")
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="values of runs and variants, and differences")
-    parser.add_argument("--curves", type=output_file, metavar="FILE", help="CSV: every run's curves")
-    parser.add_argument("--png", type=output_file, metavar="FILE", help="curves and last values")
+    parser.add_argument(
+        "--out", type=terminal.output_file, metavar="FILE.html", help="a page with tables, charts and the runs"
+    )
+    parser.add_argument("--markdown", type=terminal.output_file, metavar="FILE", help="the tables")
+    parser.add_argument(
+        "--csv", type=terminal.output_file, metavar="FILE", help="values of runs and variants, and differences"
+    )
+    parser.add_argument("--curves", type=terminal.output_file, metavar="FILE", help="CSV: every run's curves")
+    parser.add_argument("--png", type=terminal.output_file, metavar="FILE", help="curves and last values")
     return parser
 
 

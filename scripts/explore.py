@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import output_file, write
+from exgrpo_orlhf.files import write
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/x")
-    parser.add_argument("--html", type=output_file, metavar="FILE", help="the page (default RUN/explore.html)")
+    parser.add_argument("--html", type=terminal.output_file, metavar="FILE", help="the page (default RUN/explore.html)")
     return parser
 
 

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from exgrpo_orlhf.files import output_file
+from exgrpo_orlhf import terminal
 
 ADDED = ("verdict", "extracted")
 SETTINGS = ("kind", "function", "timeout", "memory")  # verdicts depend on these
@@ -166,7 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--in", dest="rows", type=Path, required=True, metavar="FILE", help="JSONL with gold and response"
     )
-    parser.add_argument("--out", type=output_file, required=True, metavar="FILE", help="JSONL to write, or to continue")
+    parser.add_argument(
+        "--out", type=terminal.output_file, required=True, metavar="FILE", help="JSONL to write, or to continue"
+    )
     parser.add_argument("--function", help="with --kind function: file.py or file.py:name")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each answer (default 5)")
     parser.add_argument("--memory", type=int, default=1024, help="MiB for each answer (default 1024)")

@@ -23,7 +23,8 @@ import logging
 import sys
 from pathlib import Path
 
-from exgrpo_orlhf.files import output_file, write_json
+from exgrpo_orlhf import terminal
+from exgrpo_orlhf.files import write_json
 from exgrpo_orlhf.places import WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_without
@@ -114,8 +115,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--any-rows", action="store_true", help="accept another number of rows than expected")
     parser.add_argument("--check-overlap", nargs="+", metavar="SET", help="TRAIN TEST…: find shared questions")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the overlap with every hit")
-    parser.add_argument("--write-clean", type=output_file, metavar="FILE", help="write TRAIN without overlapping rows")
+    parser.add_argument("--json", type=terminal.output_file, metavar="FILE", help="write the overlap with every hit")
+    parser.add_argument(
+        "--write-clean", type=terminal.output_file, metavar="FILE", help="write TRAIN without overlapping rows"
+    )
     return parser
 
 

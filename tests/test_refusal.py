@@ -1,4 +1,4 @@
-"""A mistake is refused before torch, transformers and MLflow are imported, which takes seconds."""
+"""A mistake is refused before torch, transformers and MLflow are imported, which takes seconds, and they say nothing."""
 
 from __future__ import annotations
 
@@ -43,6 +43,20 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_pa
     assert line.startswith("error: ")
     assert said in line
     assert not (tmp_path / "run").exists()
+
+
+def test_what_libraries_say_when_they_are_imported_is_not_on_the_terminal():
+    """pynvml's deprecation and DeepSpeed's choice of a CPU, where they are installed."""
+    program = """
+from importlib.util import find_spec
+from exgrpo_orlhf import terminal
+terminal.messages()
+for name in ("torch", "transformers", "deepspeed"):
+    if find_spec(name):
+        __import__(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_folder_that_holds_a_run_is_refused_as_early(tmp_path):

@@ -108,6 +108,7 @@ def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, t
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     kept = (run / "metrics.before-restart.jsonl").read_text().split("\n")
     assert [json.loads(line)["step"] for line in kept[:3]] == [0, 1, 2], "what was measured is not thrown away"
+    assert (run / "decisions.before-restart.jsonl").read_text().startswith('{"step":1,')
     assert_same_ending(run, straight["mixed"])
 
 

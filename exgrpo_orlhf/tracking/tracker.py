@@ -82,6 +82,7 @@ class MlflowTracker:
 
     @property
     def enabled(self) -> bool:
+        """Whether anything is sent at all."""
         return self._settings.enabled
 
     def artifact(self, path: Path, artifact_path: str | None = None) -> None:

@@ -88,8 +88,8 @@ def prepared(folder: Path, question: str) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tmp_path, monkeypatch):
     """T12: the official validation file holds the test questions, and the best checkpoint was chosen on them."""
-    question = "A number less 2 is 5. What is it?"
-    (tmp_path / "valid.jsonl").write_text(json.dumps({"q": "A number  less $2$ is 5. What is it", "a": "7"}) + "\n")
+    question = "=7-2"  # of characters that the model's tokenizer has, and no chain
+    (tmp_path / "valid.jsonl").write_text(json.dumps({"q": "= 7 - 2", "a": "7"}) + "\n")
     prepared(tmp_path, question if shared else "Which number is it?")
     monkeypatch.setattr(sets, "DATASETS", tmp_path)
     bindings = (
@@ -104,10 +104,10 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
         with pytest.raises(ValueError, match=r"1 of 1 validation questions are in MATH-500 .*Work\.validation"):
             go(warm_model, tmp_path / "run", *bindings)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
-        with pytest.raises(ValueError, match="no token for A n u m"):  # the next thing that is wrong is said
+        with pytest.raises(ValueError, match="not a modular chain"):  # it begins; that the verifier is another is said
             go(warm_model, tmp_path / "again", *bindings, "Evaluation.disjoint_from = None")
     else:
-        with pytest.raises(ValueError, match="no token for A n u m"):
+        with pytest.raises(ValueError, match="not a modular chain"):
             go(warm_model, tmp_path / "run", *bindings)
 
 

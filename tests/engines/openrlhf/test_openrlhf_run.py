@@ -21,6 +21,7 @@ from test_config import stated
 from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, config, experience, manifest
+from exgrpo_orlhf.explore.run import explore
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.supervised.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
@@ -142,6 +143,13 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
+    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in decided] == [1, 2, 3, 4, 5, 6]
+    assert any(row["replays"] for row in decided)
+    for row, metrics in zip(decided, done[1:], strict=True):
+        replayed = round(metrics["replay/actual_share"] * len(row["questions"]["id"]))
+        assert len(row["replays"].get("id", ())) == row["questions"]["as"].count("replayed") == replayed
+    assert f"6 steps, {len({one for row in decided for one in row['questions']['id']})} questions" in explore(run, [])
 
 
 def assert_damage_is_refused(run: Path, step: int, copy: Path, arguments: list[str]) -> None:
