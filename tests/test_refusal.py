@@ -1,4 +1,4 @@
-"""A mistake is refused before torch, transformers and MLflow are imported, which takes seconds, and they say nothing."""
+"""A mistake is refused before torch, transformers and MLflow are imported, which takes seconds."""
 
 from __future__ import annotations
 
