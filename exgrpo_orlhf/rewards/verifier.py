@@ -35,7 +35,9 @@ def _exact(question: Question, response: str) -> Grade:
 _FORMATS: dict[str, Callable[[str], object]] = {
     # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
     "think_answer": re.compile(
-        r"\s*+(<think>)?+((?!</?think>).)*+</think>\s*+<answer>(?!\s*</answer>)((?!</?(think|answer)>).)*+</answer>\s*",
+        # Atomic groups: possessive ones are matched wrongly by Python before 3.11.5 (gh-106052).
+        r"\s*+(?>(<think>)?)(?>((?!</?think>).)*)</think>\s*+<answer>(?!\s*</answer>)(?>((?!</?(think|answer)>).)*)"
+        r"</answer>\s*",
         re.DOTALL,
     ).fullmatch,
     # A box after the thought, if there is one.

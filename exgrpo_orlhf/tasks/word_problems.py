@@ -27,11 +27,12 @@ SOURCE = "word_problems"
 MOST_QUESTIONS = 100_000  # with the same number of steps; in the smaller split there are a few times as many
 
 _DIGITS = 12  # a number with more of them is in no right calculation, and converting a very long one takes long
-_NUMBER = r"[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:\.[0-9]++)?+"
+# Groups are atomic, (?>…), not possessive: those are matched wrongly by Python before 3.11.5 (gh-106052).
+_NUMBER = r"[0-9]++(?>(?:,[0-9]{3}(?![0-9]))*)(?>(?:\.[0-9]++)?)"
 _SIGNS = str.maketrans("×·÷−", "**/-")
 _ANSWER = re.compile(r"answer\s+is\b", re.IGNORECASE)
 _STATED = re.compile(rf"[\s:]*+[*$]*+\s*+(-?{_NUMBER})")
-# The stated number is only a part of what is stated. All is possessive, so a match takes linear time.
+# The stated number is only a part of what is stated. All is possessive or atomic, so a match takes linear time.
 _GOES_ON = re.compile(
     r"""
       (?:[.]|[^\S\n]*+(?:[.]{2,}+|…)[^\S\n]*+) \d                     # 39.5.1, 39...40
@@ -41,11 +42,11 @@ _GOES_ON = re.compile(
         | (?:per[ ]?cent|hundred|thousand|million|billion|k)\b
         | and[ ]a[ ](?:half|third|quarter)\b
         | [a-z]++[*)]*+,?+[^\S\n]++or[^\S\n]++[*$]*+\d                # 39 apples or 40
-        | (?:dollars?\b)?+[^\S\n]*+(?:                                # 39, or 40; 39 (or 40); 39 plus 1; 39 x 2; 39 40
+        | (?>(?:dollars?\b)?)[^\S\n]*+(?>(?:                          # 39, or 40; 39 (or 40); 39 plus 1; 39 x 2; 39 40
               [,;(]?+[^\S\n]*+(?:or|to|and|but|plus|minus|times|divided[ ]by)\b
             | \\[a-z]++
             | [-–—+*/=^,;:|~x<>≠≈'’_({]++
-          )?+[^\S\n]*+[*$({]*+\d
+          )?)[^\S\n]*+[*$({]*+\d
       )
     """,
     re.IGNORECASE | re.VERBOSE,
