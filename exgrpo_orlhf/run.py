@@ -51,6 +51,7 @@ def train(
             tracking_uri=tracking_uri,
             tags=tags,
             loaded=loaded,
+            logs=run / "logs",
         )
 
     from .engines.local import TorchEngine

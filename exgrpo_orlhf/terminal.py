@@ -9,10 +9,12 @@ import sys
 import warnings
 from pathlib import Path
 
+FORMAT, TIME_FORMAT = "%(asctime)s %(message)s", "%H:%M:%S"  # of a message
+
 
 def messages(level: int = logging.INFO) -> None:
     """Write messages to standard error, with the time, and leave out those of libraries that no user can act on."""
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(level=level, format=FORMAT, datefmt=TIME_FORMAT, stream=sys.stderr)
     for noisy in ("httpx", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates

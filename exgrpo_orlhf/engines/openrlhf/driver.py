@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from ..engine import EngineLost, Job
 from . import cpu
 from .actor import ActorSettings, MixedPolicyActor
 from .environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
+from .output import Output
 from .trainer import MixedTrainer, StopFile
 
 log = logging.getLogger(__name__)
@@ -35,18 +35,21 @@ CLASSES: tuple[type, type] = (MixedPolicyActor, MixedTrainer)
 _PATIENCE = 30.0  # seconds to wait for an orderly end
 
 
-def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type]) -> None:
+def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type], output: Output | None) -> None:
     """Trains. Raises EngineLost, or the error that ended the training loop.
 
-    gpus: number that the layout needs; classes: of the policy actors and of the trainer
+    gpus: number that the layout needs; classes: of the policy actors and of the trainer; output: takes what the actors
+        print, which else is printed
     """
     x, settings = job.experiment, job.settings
     StopFile(job.run).path.unlink(missing_ok=True)
     args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm)
     args.exgrpo_job = job
     with connected(settings, gpus) as address:
+        if output:
+            output.take_lines()
         stop.take_signals()  # Ray has set its own handler for SIGTERM, which ends the program
-        watch = _Watch(stop, job.run, settings.timeout)
+        watch = _Watch(stop, job.run, settings.timeout, output)
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if address == "local" else settings.timeout)
@@ -67,14 +70,14 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
             # Ray may learn of a death a moment later than the actors that used the dead one. Other failures, such as a
             # broken connection, are then consequences.
             if dead := _dead_actors(3 * _POLL_SECONDS):
-                raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}")) from error
+                raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}", output)) from error
             # RayError: for example a full object store
             if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):
                 raise EngineLost(said) from error
             log.error("%s", error)
             raise cause from None
         except RayError as error:
-            raise EngineLost(watch.reason or _with_logs(str(error).strip())) from error
+            raise EngineLost(watch.reason or _with_logs(str(error).strip(), output)) from error
 
 
 @contextlib.contextmanager
@@ -155,8 +158,8 @@ class _Watch:
     then kills all actors, so that whatever the program waits for fails; `reason` holds the cause.
     """
 
-    def __init__(self, stop: StopRequest, run: Path, timeout: float) -> None:
-        self.stop, self.run, self.timeout = stop, run, timeout
+    def __init__(self, stop: StopRequest, run: Path, timeout: float, output: Output | None) -> None:
+        self.stop, self.run, self.timeout, self.output = stop, run, timeout, output
         self.reason: str | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
@@ -180,14 +183,14 @@ class _Watch:
             last = max(begun, seen.stat().st_mtime if seen.exists() else 0.0)
             reason = None
             if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may fail with a better message
-                reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died")
+                reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died", self.output)
             elif not dead and time.time() - last > 2 * self.timeout:
                 reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
             if reason and not self._done.is_set():
                 self.reason = reason
                 _kill_actors()
                 if not self._done.wait(_PATIENCE):
-                    print(f"error: {reason}", file=sys.stderr, flush=True)
+                    log.error("error: %s", reason)
                     os._exit(1)  # checkpoints are complete, and nothing else would end the wait
                 return
 
@@ -207,13 +210,14 @@ def _actors() -> list[dict[str, Any]]:
     return [actor for actor in ray_state.actors().values() if actor["JobID"] == job]
 
 
-def _with_logs(message: str) -> str:
-    """The message with the last log lines of the dead actors that ran on this machine."""
+def _with_logs(message: str, output: Output | None) -> str:
+    """The message with the last log lines of the dead actors. Ray's files have them only on the actor's machine."""
     found = []
     folder = Path(ray_worker._global_node.get_logs_dir_path()) if ray_worker._global_node else None
     for name, pid in _dead_actors():
         lines: list[str] = []
         for path in sorted(folder.glob(f"worker-*-{pid}.*")) if folder and pid else []:
             lines += path.read_text(errors="replace").splitlines()
+        lines = lines or (output.last_lines(pid, _LOG_LINES) if output else [])
         found.append(f"--- last log lines of {name} (process {pid}):\n" + "\n".join(lines[-_LOG_LINES:]))
     return "\n".join([message, *found])

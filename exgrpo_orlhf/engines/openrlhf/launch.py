@@ -63,6 +63,7 @@ def launch(
     classes: Callable[[Any], tuple[type, type]] | None = None,
     loaded: tuple[list[Question], list[Question]] | None = None,
     resume_from: str | None = None,
+    logs: Path | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
@@ -72,11 +73,12 @@ def launch(
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
         loaded: training and validation questions, if they were loaded already
         resume_from: the name of an older checkpoint to resume from
+        logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
     settings = x.openrlhf
     assert settings is not None
     run = run.absolute()
-    with claim(run, resume), StopRequest() as stop:
+    with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents = x.settings.verify_checkpoint
         checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents)
         prepare(settings)
@@ -86,10 +88,15 @@ def launch(
         _check_work(x, model_path, loaded, begins=checkpoint is None)
         _check_node(args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
+        output = None
+        if logs is not None:
+            from .output import Output
+
+            output = printed.enter_context(Output(logs))
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles)
+        driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles, output)
     done = max(checkpoints.find(run), default=0)
     return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
 

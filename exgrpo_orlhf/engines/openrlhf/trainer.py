@@ -29,6 +29,7 @@ from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
+from .output import mark_messages
 from .samples import Request, Sampler, answer
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
         groups: of the policy actors, of a critic and a reward model (None here), of the reference model; vLLM engines
         """
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        mark_messages()
         args = strategy.args
         tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
         super().__init__(strategy, *groups, tokenizer)

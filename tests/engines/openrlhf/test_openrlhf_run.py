@@ -265,7 +265,10 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
     experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
     more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
     more += ["Prompts.template = 'chat'", "train.steps = 3", "train.eval_every = None"]
-    finish(start(run, False, *bindings(model, *more)), run)
+    said = finish(start(run, False, *bindings(model, *more)), run).splitlines()
+    assert len(said) < 12, "one line a step on the terminal"
+    assert not any("Traceback" in line or "Actor" in line for line in said), said
+    assert {path.name.split("-")[0] for path in (run / "logs").iterdir()} >= {"driver.log", "CheckedTrainer"}
     done = rows(run)[1:]
     assert max(row["rollout/rounds"] for row in done) > 1
     assert max(row["rollout/filtered_groups"] for row in done) > 0
