@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from typing import TypeVar
 
@@ -44,21 +45,32 @@ def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | Non
     return next((("validation " + name.rpartition("/")[2], metrics[name]) for name in sampled), None)
 
 
+def evaluations_left(done: int, steps: int, every: int | None) -> int:
+    """How many evaluations follow step `done`: one in every `every` steps, and one at the end."""
+    return 0 if every is None or done >= steps else -(-steps // every) - done // every
+
+
 class Progress:
     """A line every few seconds: where the run is, how it does, when it ends."""
 
-    def __init__(self, name: str, step: int, steps: int) -> None:
-        self.name, self.first, self.steps = name, step, steps
-        self.began = time.perf_counter()
+    def __init__(self, name: str, step: int, steps: int, eval_every: int | None, evaluation: float) -> None:
+        """step: the last one that is done; evaluation: seconds that the last evaluation took, 0 if there was none"""
+        self.name, self.steps, self.every, self.evaluation = name, steps, eval_every, evaluation
+        self.last = time.perf_counter()
+        self.took: deque[float] = deque(maxlen=50)  # seconds of the last steps, with checkpoints, without evaluations
         self.shown = 0.0
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.perf_counter()
+        self.evaluation = metrics.get("time/evaluation", self.evaluation)
+        self.took.append(now - self.last - metrics.get("time/evaluation", 0.0))
+        self.last = now
         accuracy = validation_accuracy(metrics)
         if now - self.shown < 5 and step < self.steps and accuracy is None:
             return
         self.shown = now
-        left = (now - self.began) / (step - self.first) * (self.steps - step)
+        left = sum(self.took) / len(self.took) * (self.steps - step)
+        left += evaluations_left(step, self.steps, self.every) * self.evaluation
         log.info(
             "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
             self.name,

@@ -116,12 +116,13 @@ class TrainingRun:
 
     def go(self, stop: Stop) -> Outcome:
         status: Any = "FAILED"
-        progress = Progress(self.run.name, self.step, self.x.settings.steps)
         try:
             if self.metrics.last_step < 0 and self.step == 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
+            settings, took = self.x.settings, [row.get("time/evaluation", 0.0) for row in self.metrics.rows()]
+            progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, max(took, default=0.0))
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
                 self.step += 1

@@ -20,7 +20,8 @@ from ..stopping import StopRequest
 from .runs import Measured, StudyRun, seconds_left
 
 log = logging.getLogger(__name__)
-SAY_EVERY = 5.0  # seconds between two lines of progress
+LOOK_AT_STEPS_EVERY = 5.0  # seconds
+LINES = 20  # of progress in a study, besides those when a run starts or ends
 LOOK_EVERY = 0.1  # seconds between two looks at the processes
 
 
@@ -45,12 +46,15 @@ class Runner:
         self.measured = dict(measured)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
+        self._began: dict[StudyRun, tuple[float, float]] = {}  # when it was started; its seconds until then
+        self._beside: list[float] = []  # seconds beside steps and evaluations, of each run that was trained here
+        self._said: tuple[object, ...] = ()
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
         """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them:
         steps after their last checkpoint are repeated later."""
-        said = time.monotonic()
+        looked = time.monotonic()
         with StopRequest("the running ones finish their step and save; the same command continues later") as stop:
             try:
                 while self.running or (self.waiting and not stop.signal):
@@ -61,9 +65,9 @@ class Runner:
                         for process in self.running.values():
                             process.send_signal(signal.SIGINT)
                     self._collect()
-                    if time.monotonic() - said >= SAY_EVERY:
-                        said = time.monotonic()
-                        self._say()
+                    if time.monotonic() - looked >= LOOK_AT_STEPS_EVERY:
+                        looked = time.monotonic()
+                        self._say_news()
                     time.sleep(LOOK_EVERY)
             except KeyboardInterrupt:
                 log.warning("the running ones are killed")
@@ -108,6 +112,8 @@ class Runner:
                     env={**os.environ, **environment},
                     process_group=0,
                 )
+            known = self.measured.get(run.name, Measured())
+            self._began[run] = time.monotonic(), known.seconds
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
 
     def _collect(self) -> None:
@@ -118,6 +124,9 @@ class Runner:
             del self.running[run]
             self.measured[run.name] = Measured.of(run)
             if status == 0:
+                began, before = self._began[run]
+                took = time.monotonic() - began - (self.measured[run.name].seconds - before)
+                self._beside.append(max(0.0, took))
                 self.finished.append(run)
                 log.info("%s is finished", run.name)
             elif self.stopped_by is not None:
@@ -128,11 +137,21 @@ class Runner:
                 run.note_failure(status)
                 log.error("%s failed (%s); the others continue", run.name, described(status))
 
-    def _say(self) -> None:
+    def _say_news(self) -> None:
+        """A line when a run has started or ended, and when another part of the steps is done."""
         for run in self.running:
             self.measured[run.name] = Measured.of(run)
+        all_ = [*self.finished, *self.failed, *self.running, *self.waiting]
+        done = sum(max(0, self.measured.get(run.name, Measured()).step) for run in all_)
+        part = LINES * done // max(1, sum(run.steps for run in all_))
+        news = (part, frozenset(self.running), len(self.finished), len(self.failed))
+        if news == self._said:
+            return
+        self._said = news
         now = ", ".join(f"{run.name} {max(0, self.measured[run.name].step)}/{run.steps}" for run in self.running)
-        left = seconds_left([*self.running, *self.waiting], self.measured, self._jobs)
+        beside = sum(self._beside) / len(self._beside) if self._beside else 0.0
+        start = {run.name: beside for run in self.waiting}
+        left = seconds_left([*self.running, *self.waiting], self.measured, self._jobs, start)
         until = datetime.now() + timedelta(seconds=left or 0)
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",

@@ -11,12 +11,14 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from .. import checkpoints
 from ..evaluation.tables import aligned
 from ..experiment import Experiment
+from ..progress import evaluations_left
 from ..settings import ConfigError
 from ..tracking.metrics_log import MetricsLog
 from .suite import Variant
@@ -79,9 +81,13 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class Measured:
-    """From metrics.jsonl. step: the last one, −1 for none; seconds: of all steps; score: of the last evaluation"""
+    """From metrics.jsonl. step: the last one, −1 for none; pace: seconds of a step, the median, because a machine that
+    slept makes one step last for hours; evaluation: seconds of one; seconds: of all of them; score: of the last
+    evaluation"""
 
     step: int = -1
+    pace: float = 0.0
+    evaluation: float = 0.0
     seconds: float = 0.0
     score: float | None = None
     score_name: str = ""
@@ -90,12 +96,13 @@ class Measured:
     def of(cls, run: StudyRun) -> Measured:
         """Raises ValueError for a file that is not a metrics log."""
         rows = list(MetricsLog(run.folder / "metrics.jsonl").rows())
-        seconds = sum(row.get("time/step", 0.0) + row.get("time/evaluation", 0.0) for row in rows)
-        step = rows[-1]["step"] if rows else -1
+        steps, evaluations = ([row[name] for row in rows if name in row] for name in ("time/step", "time/evaluation"))
+        pace, evaluation = (median(seconds) if seconds else 0.0 for seconds in (steps, evaluations))
+        known = cls(rows[-1]["step"] if rows else -1, pace, evaluation, sum(steps) + sum(evaluations))
         for row in reversed(rows):
             if name := min(filter(_SCORE.fullmatch, row), default=None):
-                return cls(step, seconds, row[name], name)
-        return cls(step, seconds)
+                return replace(known, score=row[name], score_name=name)
+        return known
 
 
 def plan(
@@ -140,24 +147,35 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
-def seconds_left(runs: Sequence[StudyRun], measured: Mapping[str, Measured], jobs: int) -> float | None:
+def seconds_left(
+    runs: Sequence[StudyRun], measured: Mapping[str, Measured], jobs: int, start: Mapping[str, float] | None = None
+) -> float | None:
     """Seconds for the runs, `jobs` at a time, at the mean pace of their variant so far, else of all variants.
 
-    measured: by name of the run, also of finished ones. Returns None if no step has been measured.
+    measured: by name of the run, also of finished ones; start: of runs that are not started yet, the seconds beside
+        steps and evaluations. Returns None if no step has been measured.
     """
     steps: defaultdict[str, int] = defaultdict(int)
     seconds: defaultdict[str, float] = defaultdict(float)
+    evaluations: defaultdict[str, list[float]] = defaultdict(list)
     for name, each in measured.items():
         for key in (name.rpartition("/")[0], ""):
             steps[key] += max(0, each.step)
-            seconds[key] += each.seconds
+            seconds[key] += each.pace * max(0, each.step)
+            evaluations[key] += [each.evaluation] if each.evaluation else []
     if not steps[""]:
         return None
     work = []
     for run in runs:
-        pace = run.variant.name if steps[run.variant.name] else ""
-        done = max(0, measured.get(run.name, Measured()).step)
-        work.append(max(0, run.steps - done) * seconds[pace] / steps[pace])
+        key = run.variant.name if steps[run.variant.name] else ""
+        step = measured.get(run.name, Measured()).step
+        done, every, evaluation = max(0, step), run.experiment.settings.eval_every, evaluations[key] or [0.0]
+        more = evaluations_left(done, run.steps, every) + (step < 0 and every is not None)  # one before the first step
+        work.append(
+            max(0, run.steps - done) * seconds[key] / steps[key]
+            + more * sum(evaluation) / len(evaluation)
+            + (start or {}).get(run.name, 0.0)
+        )
     return max(sum(work) / jobs, *work, 0.0)
 
 

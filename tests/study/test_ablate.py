@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -30,7 +29,7 @@ from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
-from exgrpo_orlhf.study.runs import Measured, plan, seconds_left
+from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import Variant
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
@@ -216,22 +215,6 @@ def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(stud
     assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("jobs", "measured", "left"),
-    [
-        (2, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 120.0),  # 120 and 60 s side by side
-        (1, {"a/seed0": (10, 40.0), "b/seed0": (10, 20.0)}, 180.0),
-        (1, {"a/seed0": (10, 40.0), "a/seed1": (20, 80.0), "b/seed0": (10, 20.0)}, 40.0 + 60.0),  # 20 of 30 are done
-        (1, {"a/seed0": (10, 40.0)}, 240.0),  # b at the pace of all
-        (1, {"a/seed0": (0, 3.0)}, None),
-    ],
-)
-def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest_run(jobs, measured, left):
-    waiting = [SimpleNamespace(name=f"{v}/seed1", variant=SimpleNamespace(name=v), steps=30) for v in "ab"]
-    known = {name: Measured(step=step, seconds=seconds) for name, (step, seconds) in measured.items()}
-    assert seconds_left(waiting, known, jobs) == left
-
-
 @pytest.mark.slow
 def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
     arguments = [*SMOKE, *words(warm_model, study.out), "--set", "MixedPolicyLoss.beta = 0.2", "--seeds", "1-2"]
@@ -253,7 +236,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     borrows.write_text(f"include 'base.gin'\nWork.experience = {str(experience)!r}\n")
     command = ["--gin", str(borrows), "base.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
 
-    monkeypatch.setattr(study_runner, "SAY_EVERY", 0.1)
+    monkeypatch.setattr(study_runner, "LOOK_AT_STEPS_EVERY", 0.1)
     with caplog.at_level(logging.INFO):
         assert ablate("http://127.0.0.1:9", *command) == 1
     shown = capsys.readouterr()
