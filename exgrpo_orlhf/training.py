@@ -27,6 +27,7 @@ from .evaluation.validation import Validation
 from .experiment import Experiment, Outcome
 from .explore.run import RunPage
 from .files import write
+from .health import Health
 from .progress import Clock, Progress
 from .records import Question, RolloutGroup, Trajectory
 from .replay import Plan, TrajectorySelector, snapshot
@@ -121,8 +122,9 @@ class TrainingRun:
                 metrics = self._evaluate()
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
-            settings, took = self.x.settings, [row.get("time/evaluation", 0.0) for row in self.metrics.rows()]
-            progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, max(took, default=0.0))
+            settings, before = self.x.settings, list(self.metrics.rows())
+            health, evaluation = Health(before), max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
+            progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, evaluation)
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)
                 self.step += 1
@@ -132,6 +134,7 @@ class TrainingRun:
                     metrics |= self._evaluate()
                 self.metrics.append(self.step, metrics)
                 progress.show(self.step, metrics)
+                health.look(self.step, metrics, float(self.x.mixer.rho_at(self.step)))
                 value = self._best_metric(metrics)
                 best = value is not None and (self.best is None or value > self.best)
                 if best:

@@ -1,0 +1,97 @@
+"""Warnings about a run that trains but learns little, or not what it should: each is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+STEPS = 10  # that a warning looks back on: its condition is on the mean over them
+FILLING = 20  # steps after the start of replay in which the buffer may still be filling
+
+
+class _Sign(NamedTuple):
+    """metric: its mean over the last STEPS is compared; below: whether low values are bad; bound; says: what it means,
+    with its value as {}, and what to look at; with_replay: counts steps with replayed questions only"""
+
+    metric: str
+    below: bool
+    bound: float
+    says: str
+    with_replay: bool = False
+
+
+_SIGNS = (
+    _Sign(
+        "reward/groups_with_signal", True, 1e-9,
+        "no group had both right and wrong rollouts, so nothing is learned: the questions are too hard or too easy for "
+        "this model, or the verifier does not read its answers (rollouts.jsonl has examples)",
+    ),
+    _Sign(
+        "rollout/truncated_share", False, 0.5,
+        "{:.0%} of the rollouts were cut off: raise Sampling.max_response_tokens, or see whether the model knows its "
+        "end token (rollouts.jsonl)",
+    ),
+    _Sign(
+        "reward/no_answer_share", False, 0.5,
+        "{:.0%} of the rollouts had no answer that the verifier could find: compare the prompt (Prompts.template) with "
+        "what Verifier.kind looks for (rollouts.jsonl)",
+    ),
+    _Sign("reward/timeout_share", False, 0.02, "{:.1%} of the rollouts took too long to grade (Verifier.timeout)"),
+    _Sign("reward/error_share", False, 0.02, "the grading of {:.1%} of the rollouts failed"),
+    _Sign(
+        "replay/ess", True, 0.1,
+        "the effective sample size of the replayed tokens' importance weights was {:.0%}: a few tokens decide the "
+        "update; the stored trajectories are too old (ReplayBuffer.max_age) or the policy moves fast (Optimizer.learning_rate)",
+        with_replay=True,
+    ),
+)  # fmt: skip
+_STARVED = (
+    "{:.0%} of the questions were replayed instead of {:.0%} (ReplayMixer.rho): too few are candidates. "
+    "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved; "
+    "ReplayMixer.max_pool_share limits replay too"
+)
+
+
+class Health:
+    """Looks at each step's metrics. What is said already is not said again in this process."""
+
+    def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """rows: of the steps so far, from the log of a resumed run"""
+        self.seen: dict[str, deque[float]] = {}
+        self.said: set[str] = set()
+        self.replaying = 0  # steps since replay began
+        for row in rows:
+            self._take(row)
+
+    def look(self, step: int, metrics: Mapping[str, float], rho: float) -> None:
+        """Log what is wrong. rho: the share of questions that may be replayed in this step, 0 before a delayed start"""
+        self._take({**metrics, "step": step})
+        for sign in _SIGNS:
+            mean = self._mean(sign.metric)
+            if mean is not None and (mean < sign.bound if sign.below else mean > sign.bound):
+                self._say(sign.metric, step, sign.says.format(mean))
+        share = self._mean("replay/actual_share")
+        if rho and share is not None and share < rho / 2:
+            self._say("replay/actual_share", step, _STARVED.format(share, rho))
+
+    def _take(self, row: Mapping[str, float]) -> None:
+        if not row["step"]:
+            return
+        replayed = row.get("replay/actual_share", 0)
+        self.replaying += row.get("replay/started", 0) == 1
+        names = [sign.metric for sign in _SIGNS if replayed or not sign.with_replay]
+        for name in names + ["replay/actual_share"] * (self.replaying > FILLING):
+            if name in row:
+                self.seen.setdefault(name, deque(maxlen=STEPS)).append(row[name])
+
+    def _mean(self, metric: str) -> float | None:
+        values = self.seen.get(metric, ())
+        return sum(values) / STEPS if len(values) == STEPS else None
+
+    def _say(self, metric: str, step: int, text: str) -> None:
+        if metric not in self.said:
+            self.said.add(metric)
+            log.warning("step %d: in the last %d steps %s", step, STEPS, text)
