@@ -44,7 +44,7 @@ _SIGNS = (
     _Sign(
         "replay/ess", True, 0.1,
         "the effective sample size of the replayed tokens' importance weights was {:.0%}: a few tokens decide the "
-        "update; the stored trajectories are too old (ReplayBuffer.max_age) or the policy moves fast (Optimizer.learning_rate)",
+        "update; the stored trajectories are too old (ReplayBuffer.max_age), or Optimizer.learning_rate is high",
         with_replay=True,
     ),
 )  # fmt: skip

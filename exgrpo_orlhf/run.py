@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .checkpoints import claim, refuse_earlier, to_resume
 from .engines.engine import Engine
@@ -12,6 +13,9 @@ from .lazy import transformers
 from .stopping import StopRequest
 from .tracking.client import address
 from .work import load_questions
+
+if TYPE_CHECKING:
+    from .training import TrainingRun
 
 
 def train(
@@ -22,11 +26,13 @@ def train(
     tracking_uri: str,
     tags: Mapping[str, str],
     resume_from: str | None = None,
+    loop: type[TrainingRun] | None = None,
 ) -> Outcome:
     """Train in the folder `run`, from the start or from its newest checkpoint, which is verified first.
 
     resume_from: the name of an older checkpoint to resume from, such as 'checkpoint-100'
     tracking_uri: where MLflow is unless a binding or the environment says otherwise
+    loop: in the place of training.TrainingRun
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     refuse_earlier(run, resume)
@@ -34,8 +40,9 @@ def train(
         address(experiment.tracking, tracking_uri)
     loaded = load_questions(experiment)
     # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
-    from .training import TrainingRun
+    from . import training
 
+    loop = loop or training.TrainingRun
     transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.settings.engine == "openrlhf":
@@ -45,7 +52,7 @@ def train(
             experiment,
             str(model_path),
             run,
-            loop=TrainingRun,
+            loop=loop,
             resume=resume,
             resume_from=resume_from,
             tracking_uri=tracking_uri,
@@ -74,4 +81,4 @@ def train(
     with claim(run, resume), StopRequest() as stop:
         contents = experiment.settings.verify_checkpoint
         to_resume(run, dict(experiment.identity), name=resume_from, contents=contents)
-        return TrainingRun(experiment, engine, run, tracking_uri, tags, loaded).go(stop)
+        return loop(experiment, engine, run, tracking_uri, tags, loaded).go(stop)

@@ -3,6 +3,7 @@
 
     python scripts/train.py --gin gin/quickstart.gin
     python scripts/train.py --gin gin/ablation_no_entropy.gin --set 'ReplayMixer.rho=0.25' --seed 3
+    python scripts/train.py --gin gin/quickstart.gin --smoke     # try everything, estimate time, memory and disk, end
     python scripts/train.py --gin gin/quickstart.gin --resume
     python scripts/train.py --gin gin/quickstart.gin --resume-from checkpoint-50     # an older checkpoint
 
@@ -54,6 +55,7 @@ def main() -> int:
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,
         )
+    uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
         "engine": experiment.settings.engine,
@@ -62,12 +64,18 @@ def main() -> int:
         **dict(arguments.tag),
     }
     try:
+        if arguments.smoke:
+            from exgrpo_orlhf.smoke import smoke
+
+            for line in smoke(experiment, run, uri):
+                print(line, flush=True)
+            return 0
         outcome = train(
             experiment,
             run,
             resume=resume,
             resume_from=arguments.resume_from,
-            tracking_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}",
+            tracking_uri=uri,
             tags=tags,
         )
     except KeyboardInterrupt:
@@ -97,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", help="name of the run (default: from gin files, --set and seed)")
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name> of the project)")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="load and check everything, make a few small steps in a folder that is removed, estimate the run's time, "
+        "memory and disk, and end",
+    )
     parser.add_argument(
         "--resume", action="store_true", help="continue the run from its newest checkpoint, or begin it if it has none"
     )

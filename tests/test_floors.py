@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 
 # From the top: a room imports what lies on its own floor or below it.
 FLOORS = (
-    {"config", "run", "doctor", "__main__"},
+    {"config", "run", "smoke", "doctor", "__main__"},
     {"training", "study", "explore"},
     {"work", "engines", "supervised", "evaluation", "tracking", "progress", "health"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
