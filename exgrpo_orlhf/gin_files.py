@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Collection
@@ -73,6 +74,13 @@ def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
         line = parser.current_token.start[0] if parser else 0
         message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in known)}"
     raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def hypothesis(path: Path) -> str:
+    """What an ablation file wants to find out: its first comment, if that begins with "Hypothesis:"; else ''."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    words = " ".join(line.removeprefix("#").strip() for line in comment)
+    return words.removeprefix("Hypothesis:").strip() if words.startswith("Hypothesis:") else ""
 
 
 def name_of(path: Path) -> str:

@@ -36,6 +36,7 @@ from .stopping import Stop
 from .supervised.start import CURVE
 from .tracking.decisions import Considered, DecisionLog, Step
 from .tracking.metrics_log import MetricsLog
+from .tracking.silent import silent_metrics
 from .tracking.tracker import MlflowTracker
 from .work import load_questions
 
@@ -111,6 +112,8 @@ class TrainingRun:
             tags={**tags, "config_hash": x.config_hash},
             run_id=state["mlflow_run_id"] if state else None,
             start=MetricsLog(run / CURVE) if (run / CURVE).exists() else None,
+            questions={"training": questions, "validation": asked},
+            leave_out=silent_metrics(x),
         )
         self.tracker.artifact(run / "config.gin")
         self.page = RunPage(run, self.tracker, questions, self.engine.decode)

@@ -72,18 +72,21 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
     from exgrpo_orlhf.study.runner import Runner, described, hours
     from exgrpo_orlhf.study.runs import Measured, seconds_left, table
+    from exgrpo_orlhf.tracking.client import own_tags
 
     measured = {run.name: Measured.of(run) for run in runs}
     finished = [run for run in runs if run.finished()]
     parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}")
     if not arguments.dry_run:
-        parent.open({"gin": arguments.suite or " ".join(arguments.gin)} | ({"baseline": baseline} if baseline else {}))
+        tags = {"gin": arguments.suite or " ".join(arguments.gin), **own_tags(__file__)}
+        parent.open(tags | ({"baseline": baseline} if baseline else {}))
         for run in parent.lacking(finished):
             finished.remove(run)
             print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]
+    parent.mark_killed(waiting)
     jobs = arguments.jobs or _jobs(runs)
     counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
     left = seconds_left(waiting, measured, jobs)

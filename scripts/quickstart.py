@@ -38,6 +38,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.evaluation import curves
+    from exgrpo_orlhf.tracking.client import address, connect, experiment_id, first_line, page, without_password
 
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -62,8 +63,12 @@ def main() -> int:
         print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after{times}")
     print(f"\nlearning curves  {picture}")
     print(f"runs             {', '.join(map(str, folders.values()))}")
-    store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{WORKPLACE}/mlflow.db")
-    print(f"compare them     {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {store}")
+    uri = address(experiment.tracking, f"sqlite:///{WORKPLACE}/mlflow.db")
+    try:
+        where = page(uri, experiment_id(connect(uri), uri, experiment.tracking.experiment))
+    except Exception as error:  # whatever MLflow, its database or the network came up with; the runs are done
+        where = f"MLflow at {without_password(uri)}: {first_line(error)}"
+    print(f"compare them     {where.replace('mlflow ui', f'{Path(sys.executable).parent}/mlflow ui', 1)}")
     print(f"one seed is a lead, not a result. {(time.perf_counter() - began) / 60:.1f} minutes in all")
     return 0
 

@@ -31,12 +31,13 @@ def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
 
-    from exgrpo_orlhf import config
+    from exgrpo_orlhf import config, gin_files
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.rewards import GradingError
     from exgrpo_orlhf.run import train
+    from exgrpo_orlhf.tracking.client import own_tags
 
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
@@ -60,9 +61,13 @@ def main() -> int:
         "gin": " ".join(Path(file).name for file in arguments.gin),
         "engine": experiment.settings.engine,
         "seed": str(experiment.settings.seed),
-        "git_commit": _git_commit(),
+        "git_commit": (commit := _git_commit()),
+        "mlflow.source.git.commit": commit.removesuffix("-dirty"),
+        **own_tags(__file__),
         **dict(arguments.tag),
     }
+    if said := [words for file in arguments.gin if (words := gin_files.hypothesis(gin_files.find(file, None)))]:
+        tags["mlflow.note.content"] = "\n\n".join(said)  # the description at the top of the run's page
     try:
         if arguments.smoke:
             from exgrpo_orlhf.smoke import smoke

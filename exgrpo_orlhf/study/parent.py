@@ -13,7 +13,7 @@ from ..files import write
 from ..settings import Tracking
 from ..tracking.client import LOG_TAG, address, all_runs, connect, experiment_id, first_line, tagged_run
 from ..tracking.metrics_log import STEP_METRIC
-from .runs import Measured, StudyRun
+from .runs import Measured, StudyRun, in_use
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -66,6 +66,17 @@ class Parent:
                 if there < max(0, Measured.of(run).step):
                     lacking.append(run)
         return lacking
+
+    def mark_killed(self, waiting: Sequence[StudyRun]) -> None:
+        """Runs that MLflow calls running, though they wait: their processes were killed. They are marked as killed."""
+        if self._client is None:
+            return
+        with self._outages_reported():
+            known = self._children()
+            for run in waiting:
+                child = known.get(_log_identity(run))
+                if child and child.info.status == "RUNNING" and not in_use(run.folder):
+                    self._client.set_terminated(child.info.run_id, "KILLED")
 
     def close(self, runs: Sequence[StudyRun], status: str) -> None:
         """Put runs that began during an outage below the parent, name all runs, and set the parent's status.

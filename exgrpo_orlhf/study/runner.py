@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..files import locked
 from ..stopping import StopRequest
-from .runs import Measured, StudyRun, seconds_left
+from .runs import Measured, StudyRun, in_use, seconds_left
 
 log = logging.getLogger(__name__)
 LOOK_AT_STEPS_EVERY = 5.0  # seconds
@@ -93,7 +92,7 @@ class Runner:
             if len(self.running) == self._jobs:
                 return
             run.folder.mkdir(parents=True, exist_ok=True)
-            if _in_use(run.folder):  # by a dying process of a killed study, or one started by hand
+            if in_use(run.folder):  # by a dying process of a killed study, or one started by hand
                 if run not in self._in_use:
                     log.warning("%s waits: another process trains in %s", run.name, run.folder)
                     self._in_use.add(run)
@@ -166,12 +165,3 @@ def described(status: int) -> str:
 
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
-
-
-def _in_use(folder: Path) -> bool:
-    """Whether a process trains in this folder (checkpoints.claim)."""
-    try:
-        with locked(folder / ".lock", wait=False):
-            return False
-    except BlockingIOError:
-        return True

@@ -18,6 +18,7 @@ from statistics import median
 from .. import checkpoints
 from ..evaluation.tables import aligned
 from ..experiment import Experiment
+from ..files import locked
 from ..progress import evaluations_left
 from ..settings import ConfigError
 from ..tracking.metrics_log import MetricsLog
@@ -204,3 +205,12 @@ def _cell(run: StudyRun, finished: Collection[str], measured: Measured) -> str:
     if run.failure() is not None:
         return "failed"
     return f"{measured.step}/{run.steps}" if measured.step > 0 else "–"
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process trains in this folder (checkpoints.claim)."""
+    try:
+        with locked(folder / ".lock", wait=False):
+            return False
+    except BlockingIOError:
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import os
 import re
@@ -93,6 +94,26 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
             f"{experiment.experiment_id}` brings it back, or choose another by Tracking.experiment"
         )
     return str(experiment.experiment_id)
+
+
+def own_tags(script: str) -> dict[str, str]:
+    """MLflow's own tags of a run that a program has made: the columns User and Source of its table of runs."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, in a container
+        user = "unknown"
+    return {"mlflow.user": user, "mlflow.source.name": str(Path(script).resolve()), "mlflow.source.type": "LOCAL"}
+
+
+def page(uri: str, experiment: str) -> str:
+    """How to look at an experiment. MLflow 3 opens on an empty page for language models' traces without the last part.
+
+    experiment: its id
+    """
+    part = f"#/experiments/{experiment}?workflowType=machine_learning"
+    if uri.startswith(("http://", "https://")):
+        return f"{without_password(uri).rstrip('/')}/{part}"
+    return f"mlflow ui --backend-store-uri {without_password(uri)}, then http://127.0.0.1:5000/{part}"
 
 
 def known_run(client: MlflowClient, run_id: str) -> Run | None:

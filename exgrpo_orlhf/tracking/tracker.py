@@ -9,21 +9,38 @@ and the same steps ran again. The curve of a supervised start, which counts step
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import hashlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ..records import Question
 from ..settings import Tracking
-from .client import LOG_TAG, address, connect, experiment_id, first_line, known_run, load, tagged_run, without_password
+from .client import (
+    LOG_TAG,
+    address,
+    connect,
+    experiment_id,
+    first_line,
+    known_run,
+    load,
+    page,
+    tagged_run,
+    without_password,
+)
+from .inputs import datasets
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
 
 logger = logging.getLogger(__name__)
 
+DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
+KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
@@ -36,6 +53,8 @@ class MlflowTracker:
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
         found by the log's identity.
     start: the finished curve of the supervised start that the run began with
+    questions: by context ('training', 'validation'), logged as datasets
+    leave_out: metrics that are not sent, by name or by the beginning of a name, which ends in '/'
 
     An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
@@ -51,6 +70,8 @@ class MlflowTracker:
         tags: Mapping[str, str],
         run_id: str | None = None,
         start: MetricsLog | None = None,
+        questions: Mapping[str, Sequence[Question]] | None = None,
+        leave_out: Sequence[str] = (),
     ) -> None:
         for name in (*params, *tags):
             check_name(name)
@@ -60,13 +81,18 @@ class MlflowTracker:
         self._run_name = run_name
         self._run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}
+        self._questions = questions or {}
+        self._leave_out = leave_out
         self._started = int(time.time() * 1000)
         self._client: Any = None
+        self._system: Any = None
+        self._first = True
         self._connected = False  # false again after any failure: the server is then asked what has arrived
         self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
         self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
         self._failure: str | None = None
         self._artifacts: deque[tuple[Path, str | None]] = deque()
+        self._experiment = ""  # the id
         self._status = "RUNNING"
         self._closing = threading.Event()
         if settings.enabled:
@@ -111,6 +137,8 @@ class MlflowTracker:
                 *(without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
+        else:
+            logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _work(self) -> None:
         while True:
@@ -146,6 +174,8 @@ class MlflowTracker:
                 self._client.log_batch(self._run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
         if closing:
+            if self._system is not None:
+                self._system.finish()
             self._client.set_terminated(self._run_id, self._status)
         while self._artifacts:
             waiting = self._artifacts.popleft()  # first, so that a file that changes meanwhile is queued again
@@ -177,9 +207,13 @@ class MlflowTracker:
             if len(batch) + len(row) + 1 > METRICS_PER_CALL:
                 yield batch
                 batch = []
-            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, step_metric: step}.items()]
+            sent = {name: value for name, value in row.items() if not self._left_out(name)}
+            batch += [Metric(name, value, milliseconds, step) for name, value in {**sent, step_metric: step}.items()]
         if batch:
             yield batch
+
+    def _left_out(self, metric: str) -> bool:
+        return any(metric.startswith(name) if name.endswith("/") else metric == name for name in self._leave_out)
 
     def _connect(self) -> None:
         """Finds or makes the run, completes its params, and reads back how far it got."""
@@ -193,15 +227,38 @@ class MlflowTracker:
                 f"run {run.info.run_id} is deleted; `mlflow runs restore --run-id {run.info.run_id}` brings it back"
             )
         missing = [Param(name, value) for name, value in self._params.items() if name not in run.data.params]
-        changed = [name for name, value in self._params.items() if run.data.params.get(name, value) != value]
+        changed = [n for n, value in self._params.items() if _param_text(run.data.params.get(n, value)) != value]
         if changed:
             logger.info("MLflow run %s keeps its first values of %s", run.info.run_id, ", ".join(changed))
-        tags = [RunTag(name, value) for name, value in self._tags.items()]
+        described = bool(run.data.tags.get(DESCRIPTION))  # by its user, perhaps
+        tags = [RunTag(name, value) for name, value in self._tags.items() if name != DESCRIPTION or not described]
+        if self._first and run.info.status == "RUNNING" and STEP_METRIC in run.data.metrics:
+            tags.append(RunTag(KILLED, str(int(run.data.tags.get(KILLED, 0)) + 1)))
+        self._first = False
         self._client.log_batch(run.info.run_id, params=missing, tags=tags)
+        if not run.inputs.dataset_inputs:
+            self._client.log_inputs(run.info.run_id, datasets(self._questions, self._sources()))
         self._client.update_run(run.info.run_id, status="RUNNING")
         self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
-        self._run_id = run.info.run_id
+        self._run_id, self._experiment = run.info.run_id, run.info.experiment_id
         self._connected = True
+        if self._settings.system_metrics:
+            self._watch_system()
+
+    def _watch_system(self) -> None:
+        """MLflow's own thread; it ends in an outage, and is then started again."""
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        if self._system is not None:
+            self._system.finish()
+        monitor: Any = SystemMetricsMonitor
+        seconds = self._settings.system_seconds
+        self._system = monitor(self._run_id, seconds, resume_logging=True, tracking_uri=self._uri)
+        self._system.start()
+
+    def _sources(self) -> dict[str, str]:
+        bound = {"training": "Work.questions", "validation": "Work.validation"}
+        return {context: self._params[name] for context, name in bound.items() if name in self._params}
 
     def _known_run(self) -> Any:
         if self._run_id is None:
@@ -222,8 +279,14 @@ class MlflowTracker:
 
 
 def _param_text(value: Any) -> str:
-    """A param as text. A long one is cut and gets its length and hash, so that different values stay different."""
+    """A param as text, a string without its quotes.
+
+    A long one is cut and gets its length and hash, so that different values stay different.
+    """
     text = str(value)
+    if text[:1] in "'\"":
+        with contextlib.suppress(ValueError, SyntaxError):
+            text = str(ast.literal_eval(text))
     if len(text) <= PARAM_LENGTH:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

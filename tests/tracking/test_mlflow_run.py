@@ -1,0 +1,151 @@
+"""What a user of MLflow finds in a run: user, source, commit, description, datasets, readable params, metrics that say
+something."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from run_builders import ROOT, small_bindings, wait_until
+
+from exgrpo_orlhf import config, gin_files
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker
+from exgrpo_orlhf.tracking.client import page
+from exgrpo_orlhf.tracking.silent import silent_metrics
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch) -> str:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def the_run(store: str):
+    client = MlflowClient(store)
+    (run,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    return run
+
+
+def trained(model, store, out, *more, file="base.gin") -> str:
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", file, "--out", out / "run"]
+    for binding in small_bindings(model, "Tracking.enabled = True", *more):
+        command += ["--set", binding]
+    done = subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": store}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, store, tmp_path):
+    said = trained(warm_model, store, tmp_path, "train.steps = 2", file="ablation_newest.gin")
+    run = the_run(store)
+    tags = run.data.tags
+    assert tags["mlflow.user"] == getpass.getuser()
+    assert tags["mlflow.source.name"] == str(ROOT / "scripts" / "train.py")
+    assert tags["mlflow.source.type"] == "LOCAL"
+    assert tags["git_commit"].startswith(tags["mlflow.source.git.commit"])
+    assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablation_newest.gin")
+    assert tags["mlflow.note.content"].startswith("the newest trajectory")
+    assert run.data.params["TrajectorySelector.by"] == "recency", "without quotes"
+    assert f"#/experiments/{run.info.experiment_id}?workflowType=machine_learning" in said
+
+    used = {each.tags[0].value: each.dataset for each in run.inputs.dataset_inputs}
+    assert used.keys() == {"training", "validation"}
+    assert used["training"].digest != used["validation"].digest
+    assert json.loads(used["training"].profile) == {"questions": 24}
+    assert json.loads(used["training"].source) == {"binding": run.data.params["Work.questions"]}
+    again = tmp_path / "again"
+    again.mkdir()
+    other = f"sqlite:///{again / 'mlflow.db'}"
+    shutil.copy(tmp_path / "mlflow.db", again)
+    MlflowClient(other).delete_run(run.info.run_id)
+    trained(warm_model, other, again, "train.steps = 1", "train.seed = 5", "ReplayMixer.rho = 0.0")
+    same = {each.tags[0].value: each.dataset.digest for each in the_run(other).inputs.dataset_inputs}
+    assert same == {context: dataset.digest for context, dataset in used.items()}
+
+
+def test_mlflow_lacks_the_metrics_of_parts_that_are_switched_off_and_the_file_has_them(warm_model, store, tmp_path):
+    trained(warm_model, store, tmp_path, "train.steps = 2", "ReplayMixer.rho = 0.0")
+    sent = set(the_run(store).data.metrics)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    written = {name for row in rows for name in row}
+    assert not any(name.startswith("replay/") for name in sent)
+    assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
+    assert written - sent > {"step", "time", "replay/ess", "rollout/rounds", "policy/clip_share", "reward/ungradable"}
+    assert len(sent) < 50 < len(written)
+
+
+def test_a_switched_on_part_has_its_metrics_in_mlflow():
+    on = [
+        "DynamicSampling.max_rounds = 2",
+        "Optimizer.steps_per_batch = 2",
+        "Optimizer.skip_above_grad_norm = 5.0",
+        "Optimizer.warmup_steps = 3",
+        "ReplayBuffer.max_bytes = 1000",
+        "ReplayMixer.start_at_accuracy = 0.35",
+        "Evaluation.samples = 4",
+        "Evaluation.temperature = 0.6",
+    ]
+    plain, full = (set(silent_metrics(config.load(["base.gin"], more))) for more in ([], on))
+    assert full == {"reward/ungradable", "reward/pass_at_1", "replay/injected", "time/inject"}
+    assert plain > full
+    late = set(silent_metrics(config.load(["ablation_late_injection.gin"])))
+    assert "replay/injected" not in late
+    assert {"replay/actual_share", "replay/candidates_scored"} <= late
+    math = ["Verifier.kind = 'math'", "ReplayMixer.only_sound = False"]
+    assert "reward/lucky_guess_rate" in silent_metrics(config.load(["base.gin"], math))
+
+
+def test_a_description_that_its_user_has_changed_stays(store, tmp_path):
+    def session(run_id=None):
+        log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+        tags = {"mlflow.note.content": "as the file says"}
+        settings = Tracking(flush_seconds=0.05)
+        tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags=tags, run_id=run_id)
+        tracker.close("FINISHED")
+        return tracker.run_id
+
+    run_id = session()
+    assert the_run(store).data.tags["mlflow.note.content"] == "as the file says"
+    MlflowClient(store).set_tag(run_id, "mlflow.note.content", "mine")
+    session(run_id)
+    assert the_run(store).data.tags["mlflow.note.content"] == "mine"
+
+
+def test_a_resumed_run_says_how_often_it_was_killed(store, tmp_path, caplog):
+    folder = tmp_path / "run"
+    for session in range(3):  # the first two end without a word, as a killed process does
+        log = MetricsLog(folder / "metrics.jsonl")
+        settings = Tracking(flush_seconds=0.05)
+        tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={"a": "'x'"}, tags={})
+        log.append(session, {"reward/mean": 0.0})
+        wait_until(lambda at=session, of=tracker: of.run_id and the_run(store).data.metrics.get("train/step") == at)
+        if session == 2:
+            with caplog.at_level(logging.INFO):
+                tracker.close("FINISHED")
+    assert the_run(store).data.tags["killed"] == "2"
+    assert "keeps its first values" not in caplog.text
+
+
+def test_the_machine_is_measured_if_bound(store, tmp_path):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    settings = Tracking(flush_seconds=0.05, system_metrics=True, system_seconds=0.2)
+    tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags={})
+    wait_until(lambda: tracker.run_id and "system/cpu_utilization_percentage" in the_run(store).data.metrics)
+    tracker.close("FINISHED")
+    assert the_run(store).info.status == "FINISHED"
+
+
+def test_the_address_to_look_at_is_that_of_training_runs():
+    assert page("http://host:5000/", "3") == "http://host:5000/#/experiments/3?workflowType=machine_learning"
+    local = page("sqlite:///a/mlflow.db", "1")
+    assert local.startswith("mlflow ui --backend-store-uri sqlite:///a/mlflow.db, then http://127.0.0.1:5000/#/exp")
+    assert Path(local).name == "1?workflowType=machine_learning"
