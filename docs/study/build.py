@@ -7,8 +7,8 @@
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
 writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; the main parts also have <part>_quarters.csv.
-docs/study/text.md is the text of docs/study.md, docs/study/ablations.md that of docs/ablations.md; their places are
-filled with these figures (document.py).
+docs/study/text.md is the text of docs/study.md, docs/study/ablations.md and choosing.md are those of the pages of the
+same name; their places are filled with these figures (document.py).
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
@@ -32,7 +32,8 @@ ROOT = FIGURES.parent.parent
 GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
 SIGNAL = "reward/groups_with_signal"
-PAGES = {"text.md": "study.md", "ablations.md": "ablations.md"}  # text in docs/study/ -> page in docs/
+# Text in docs/study/ -> page in docs/.
+PAGES = {"text.md": "study.md", "ablations.md": "ablations.md", "choosing.md": "choosing.md"}
 # Part -> the metric it is judged by, and other metrics that its CSV file keeps.
 PARTS = {
     "study_normal": (GREEDY,),
