@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Run the project's study of experience replay, or write docs/study.md again from its figures.
+"""Run the project's study of experience replay, or write its pages again from its figures.
 
     python docs/study/build.py --jobs 2               # hours; Ctrl-C stops it, the same command continues it
     python docs/study/build.py --only study_weak      # one part of it
-    python docs/study/build.py --document             # seconds: docs/study.md from the files in docs/study/
+    python docs/study/build.py --document             # seconds: the pages from the files in docs/study/
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
 writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; the main parts also have <part>_quarters.csv.
-docs/study/text.md is the text; its places are filled with these figures (document.py).
+docs/study/text.md is the text of docs/study.md, docs/study/ablations.md and choosing.md are those of the pages of the
+same name; their places are filled with these figures (document.py).
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
@@ -31,6 +32,8 @@ ROOT = FIGURES.parent.parent
 GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
 SIGNAL = "reward/groups_with_signal"
+# Text in docs/study/ -> page in docs/.
+PAGES = {"text.md": "study.md", "ablations.md": "ablations.md", "choosing.md": "choosing.md"}
 # Part -> the metric it is judged by, and other metrics that its CSV file keeps.
 PARTS = {
     "study_normal": (GREEDY,),
@@ -68,13 +71,16 @@ def main() -> int:
         if not arguments.only:
             _luck()
 
-    try:
-        text = Document(FIGURES).fill((FIGURES / "text.md").read_text(encoding="utf-8"))
-    except (DocumentError, OSError) as error:
-        print(f"error: docs/study/text.md: {error}", file=sys.stderr)
-        return 2
-    write(ROOT / "docs" / "study.md", text)
-    print("wrote docs/study.md", file=sys.stderr)
+    document, pages = Document(FIGURES), {}
+    for text, page in PAGES.items():
+        try:
+            pages[page] = document.fill((FIGURES / text).read_text(encoding="utf-8"))
+        except (DocumentError, OSError) as error:
+            print(f"error: docs/study/{text}: {error}", file=sys.stderr)
+            return 2
+    for page, filled in pages.items():
+        write(ROOT / "docs" / page, filled)
+        print(f"wrote docs/{page}", file=sys.stderr)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Fill the places of a text with figures, which all come from the study's CSV files.
 
 A place is {{name arguments…}}, such as {{mean normal ours final}}, {{difference weak ours on_policy area_tokens}} or
-{{table slips}}.
+{{table slips}}. {{ablations}} is the table of all ablation files (ablations.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import ablations
 import numpy as np
 
 from exgrpo_orlhf.evaluation.tables import markdown_table
@@ -37,6 +38,7 @@ class Document:
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
             **{"luck": self.luck, "quarter": self.quarter, "picture": self.picture, "hours": self.hours},
+            "ablations": lambda: ablations.table(self),
         }
 
     def fill(self, text: str) -> str:
@@ -59,11 +61,11 @@ class Document:
 
     def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The mean paired difference over seeds, with its 95 % interval."""
-        return " ".join(difference(mean(self._differences(part, variant, baseline, measure, metric))))
+        return " ".join(difference(mean(self.differences(part, variant, baseline, measure, metric))))
 
     def p(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The p-value of that difference, by a paired t test, uncorrected."""
-        return p_value(paired(self._differences(part, variant, baseline, measure, metric)).p)
+        return p_value(paired(self.differences(part, variant, baseline, measure, metric)).p)
 
     def at(self, part: str, variant: str, million: str) -> str:
         """The value after that many million generated tokens, interpolated: it compares parts of unlike length."""
@@ -114,11 +116,36 @@ class Document:
         """Hours of training steps, on one core, summed over all runs of the parts."""
         return f"{sum(float(row['value']) for part in parts for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
 
-    # -- files --------------------------------------------------------------------------------------------------------
+    # -- what the table of ablations asks ------------------------------------------------------------------------------
 
-    def _differences(self, part: str, variant: str, baseline: str, measure: str, metric: str) -> list[float]:
+    def parts(self) -> list[str]:
+        """The suites of the folder that have figures."""
+        names = sorted(path.stem for path in (self.folder / "suites").glob("*.gin"))
+        return [name for name in names if (self.folder / f"{name}.csv").exists()]
+
+    def has(self, part: str, variant: str, measure: str = "final") -> bool:
+        return any(row["variant"] == variant for row in self._rows(part, "run", measure))
+
+    def differences(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> list[float]:
+        """variant − baseline for each seed that both have."""
         ours, theirs = (self._by_seed(part, name, measure, metric) for name in (variant, baseline))
         return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+    def p_holm(self, part: str, variant: str, measure: str) -> float | None:
+        """The corrected p-value of the difference from the part's baseline, where the file has one."""
+        rows = self._rows(part, "difference", measure)
+        return next((float(row["p_holm"]) for row in rows if row["variant"] == variant and row["p_holm"]), None)
+
+    def section(self, part: str) -> str:
+        """Link to the section of the study's page that shows the part's table, else to the page."""
+        before, place, _ = (self.folder / "text.md").read_text(encoding="utf-8").partition(f"{{{{table {part}}}}}")
+        if not place:
+            return f"{self.folder.name}.md"
+        heading = re.findall(r"^#+ (.+)$", before, re.MULTILINE)[-1].lower()
+        anchor = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")  # as GitHub makes it
+        return f"{self.folder.name}.md#{anchor}"
+
+    # -- files --------------------------------------------------------------------------------------------------------
 
     def _at(self, part: str, variant: str, million: float) -> dict[str, float]:
         points: dict[str, list[tuple[float, float]]] = {}

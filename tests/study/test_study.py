@@ -68,11 +68,6 @@ def test_place_without_a_figure_is_named(document: Document, place: str) -> None
     assert place in str(error.value)
 
 
-def test_study_is_what_its_files_and_text_say() -> None:
-    text = (FIGURES / "text.md").read_text(encoding="utf-8")
-    assert Document(FIGURES).fill(text) == (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
-
-
 def test_study_reports_no_seed_it_was_tuned_on() -> None:
     paths = list(FIGURES.glob("study_*.csv"))
     assert len(paths) > 4

@@ -37,6 +37,8 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     for path in STUDY.glob("*.py"):
         shutil.copy(path, tmp_path / "docs" / "study")
     (tmp_path / "docs" / "study" / "text.md").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "docs" / "study" / "ablations.md").write_text("{{ablations}}\n", encoding="utf-8")
+    (tmp_path / "docs" / "study" / "choosing.md").write_text("{{mean study_weak paper final}}\n", encoding="utf-8")
     more = ("Tracking.enabled = True", f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 50")
     lines = [
         "include 'base.gin'",
@@ -106,9 +108,10 @@ def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_
     figures = project / "docs" / "study"
     names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv", ".png")}
     written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
-    assert written == {"text.md", *names}
+    assert written == {"text.md", "ablations.md", "choosing.md", *names}
     written = (project / "docs" / "study.md").read_text(encoding="utf-8")
     assert written == Document(figures).fill(TEXT)
+    assert "| not run yet |" in (project / "docs" / "ablations.md").read_text(encoding="utf-8")
     with (figures / "study_weak.csv").open(encoding="utf-8", newline="") as file:
         final = {row["seed"]: float(row["value"]) for row in csv.DictReader(file)
                  if (row["kind"], row["measure"], row["variant"]) == ("run", "final", "paper")}  # fmt: skip

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import re
 import runpy
+import shlex
 import sys
 from fnmatch import fnmatch
 from types import CodeType
@@ -300,8 +301,7 @@ class _Parser(Exception):
 
 
 @pytest.fixture(scope="module")
-def openrlhf_flags() -> list[str]:
-    """Of OpenRLHF's own parser."""
+def openrlhf_parser() -> argparse.ArgumentParser:
 
     def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         raise _Parser(parser)
@@ -311,7 +311,12 @@ def openrlhf_flags() -> list[str]:
         patch.setattr(sys, "argv", [PROGRAM])
         with pytest.raises(_Parser) as found:
             runpy.run_module(PROGRAM, run_name="__main__")
-    names = [name for action in found.value.args[0]._actions for name in action.option_strings]
+    return found.value.args[0]
+
+
+@pytest.fixture(scope="module")
+def openrlhf_flags(openrlhf_parser) -> list[str]:
+    names = [name for action in openrlhf_parser._actions for name in action.option_strings]
     return [name.removeprefix("--") for name in names if name not in ("-h", "--help")]
 
 
@@ -335,6 +340,16 @@ def test_every_flag_of_openrlhf_is_in_exactly_one_table_of_the_guide_and_treated
 def test_every_row_is_about_a_flag_that_openrlhf_has(openrlhf_flags):
     for pattern in itertools.chain(*TABLES.values(), flags.EXECUTION):
         assert any(fnmatch(flag, pattern) for flag in openrlhf_flags), f"no flag is meant by {pattern}"
+
+
+def test_openrlhf_takes_the_command_and_has_the_flags_of_the_page_for_its_users(openrlhf_parser, openrlhf_flags):
+    page = (ROOT / "docs" / "from_other_tools.md").read_text()
+    [command] = re.findall(rf"python -m {PROGRAM} ((?:.*\\\n)*.*)", page)
+    args = openrlhf_parser.parse_args(shlex.split(command.replace("\\\n", " ")))
+    assert vars(args)["rollout.n_samples_per_prompt"] == 8
+    named = re.findall(r"`--(\w+\.[\w.]+)", page)
+    assert len(named) > 40
+    assert set(named) <= set(openrlhf_flags)
 
 
 def test_every_flag_that_bindings_decide_is_passed_on_or_left_at_a_default_that_is_not_used(openrlhf_flags):
