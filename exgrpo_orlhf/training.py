@@ -151,7 +151,9 @@ class TrainingRun:
             status = "KILLED" if stop.signal else "FINISHED"
             self._draw()
             self.page.refresh(self.buffer, self.step, last=True)
-            self.tracker.artifact(self.metrics.path)
+            for path in (self.metrics.path, self.decisions.rollouts.path):
+                if path.exists():
+                    self.tracker.artifact(path)
         finally:
             self.tracker.close(status)
         return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)

@@ -144,7 +144,7 @@ def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_ste
     assert (found.info.status, found.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
     assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(found.data.tags)
     sent = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl"}
+    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
     for name in ("reward/mean", "replay/actual_share"):
         history = client.get_metric_history(found.info.run_id, name)
         # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exgrpo_orlhf.evaluation.tables import markdown_table
-from exgrpo_orlhf.gin_files import GIN_FOLDER
+from exgrpo_orlhf.gin_files import GIN_FOLDER, hypothesis
 from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.seeds import Mean, mean
 from exgrpo_orlhf.study.suite import Suite
@@ -33,22 +33,19 @@ def table(document: Document) -> str:
     suites = {part: _suite(document, part) for part in document.parts()}
     rows = []
     for path in sorted(GIN_FOLDER.glob("ablation_*.gin")):
-        hypothesis, bindings = read(path)
+        words, bindings = read(path)
         found = [line for part, suite in suites.items() for line in _findings(document, part, suite, path.name)]
         shown = "<br>".join(f"`{binding}`" for binding in bindings)
-        rows.append((f"`{path.name}`", hypothesis, shown, "<br>".join(found) or NOT_RUN))
+        rows.append((f"`{path.name}`", words, shown, "<br>".join(found) or NOT_RUN))
     return "\n".join(markdown_table(HEAD, rows, left=len(HEAD)))
 
 
 def read(path: Path) -> tuple[str, list[str]]:
     """The hypothesis in a file's first comment, and its bindings without their comments."""
-    text = path.read_text(encoding="utf-8")
-    comment = re.match(r"((?:#[^\n]*\n)+)", text)
-    words = " ".join(line.removeprefix("#").strip() for line in comment[1].splitlines()) if comment else ""
-    if not words.startswith("Hypothesis: "):
+    words, text = hypothesis(path), path.read_text(encoding="utf-8")
+    if not words:
         raise ValueError(f"{path.name} must begin with # Hypothesis: …")
     lines = [re.sub(r"\s+#.*", "", line).rstrip() for line in text.splitlines() if not line.startswith("#")]
-    words = words.removeprefix("Hypothesis: ")
     bindings = [line for line in lines if line and not line.startswith("include")]
     return words[0].upper() + words[1:] if words[0].isascii() else words, bindings
 
