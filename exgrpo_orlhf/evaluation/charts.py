@@ -34,6 +34,7 @@ NAMES = {verdict: verdict.replace("_", " ") for verdict in VERDICTS}
 WIDTH = 1120  # of a chart over the whole page
 PANEL = (270, 200)  # width and height of a small one
 BINS = 24
+LINE = 1.2  # height of a line of text, in its size
 _VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -107,6 +108,26 @@ def drawing(width: float, height: float, **options: Any) -> Iterator[Drawing]:
 
     with matplotlib.rc_context(_STYLE):
         yield Drawing(Figure(figsize=(width / 72, height / 72), **options))
+
+
+def text_width(words: str, size: float) -> float:
+    """In pixels."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=_STYLE["font.family"], size=size)
+    return float(text_to_path.get_text_width_height_descent(words, font, False)[0])
+
+
+def wrapped(words: str, room: float, size: float) -> str:
+    """All of a name in lines that fit into `room` pixels, broken after a space or a sign if possible."""
+    parts = re.findall(r"[^\s_/.,:+-]+[\s_/.,:+-]*|[\s_/.,:+-]+", words)
+    lines = [""]
+    for part in (each for whole in parts for each in ([whole] if text_width(whole, size) <= room else whole)):
+        if lines[-1] and text_width((lines[-1] + part).rstrip(), size) > room:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(map(str.rstrip, lines))
 
 
 def short(words: str, most: int) -> str:

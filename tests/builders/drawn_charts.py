@@ -42,6 +42,30 @@ def points(mark: Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", outline)]
 
 
+def outline(mark: Element, chart: Element) -> list[tuple[float, float]]:
+    """(x, y) of the whole outline of what is drawn: of a dot its rim, of a band its edges."""
+    pairs = lambda path: [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d"))]
+    shapes = {f"#{path.get('id')}": path for path in chart.iter("path") if path.get("id")}
+    found = [pair for path in mark.iter("path") if not path.get("id") for pair in pairs(path)]
+    for use in mark.iter("use"):
+        right, down = float(use.get("x")), float(use.get("y"))
+        found += [(x + right, y + down) for x, y in pairs(shapes[use.get("href")])]
+    return found
+
+
+def clipped(mark: Element) -> bool:
+    """Whether all of a mark is clipped at the edges of its plot."""
+    drawn = [node for node in mark if node.tag in ("path", "g")]
+    return bool(drawn) and all(node.get("clip-path", "").startswith("url(#") for node in drawn)
+
+
+def plot(chart: Element) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of a chart's first plot, at which what is drawn is clipped."""
+    rect = next(chart.iter("clipPath")).find("rect")
+    x, y, width, height = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
+
+
 def size(bar: Element) -> tuple[float, float]:
     """(width, height)"""
     across, down = zip(*points(bar), strict=True)
