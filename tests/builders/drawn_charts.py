@@ -11,6 +11,8 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from exgrpo_orlhf.evaluation.charts import text_width
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -74,6 +76,16 @@ def size(bar: Element) -> tuple[float, float]:
 
 def texts(chart: Element) -> list[str]:
     return [node.text or "" for node in chart.iter("text")]
+
+
+def across(text: Element) -> tuple[float, float]:
+    """(left, right) of a text."""
+    moved = re.match(r"translate\((\S+)", text.get("transform"))
+    style = dict(part.split(": ") for part in text.get("style").split("; "))
+    wide = text_width(text.text, float(style["font-size"].removesuffix("px")))
+    left = float(moved[1] if moved else text.get("x"))
+    left -= wide * {"start": 0, "middle": 0.5, "end": 1}[style.get("text-anchor", "start")]
+    return left, left + wide
 
 
 def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:
