@@ -105,6 +105,7 @@ def _run(words: list[str]) -> int:
         workers=arguments.workers,
         engine={"name": arguments.engine, **server},
         groups={group: definitions.group(group) for group in {each.group for each in wanted}},
+        suite=definitions.suites[arguments.suite] if arguments.suite else None,
         record={
             "model": model.describe(),
             "template": asker.describe(),

@@ -271,7 +271,7 @@ def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -
         axes.grid(visible=False)
         places, begin = [], 0.0
         for (_, models), title, of, own in zip(rows, titles, heights, tall, strict=True):
-            place = {"va": "center", "transform": axes.get_yaxis_transform(), "linespacing": LINE}
+            place: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform(), "linespacing": LINE}
             axes.text(-left / (WIDTH - left - 20), begin + own / 2, title, **place)
             y = begin + (own - sum(of)) / 2
             for (_, lines), each in zip(models, of, strict=True):

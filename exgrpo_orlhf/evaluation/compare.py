@@ -26,6 +26,7 @@ class BenchmarkDifference:
 
     a, b: avg@k of each evaluation on these questions; paired: b − a
     p_holm: the p-value, corrected for the number of benchmarks compared
+    in_mean: whether it counts in the macro mean
     """
 
     name: str
@@ -35,13 +36,14 @@ class BenchmarkDifference:
     b: float
     paired: PairedDifference
     p_holm: float | None
+    in_mean: bool
 
 
 @dataclass(frozen=True)
 class ResultsComparison:
     """Evaluation b against evaluation a.
 
-    macro: the mean of the benchmarks' differences, each counting the same
+    macro: the mean of the differences of the benchmarks that count in the mean of both, each with the same weight
     only_a, only_b: titles of benchmarks that only one of them has
     warnings: where the two were not run alike
     """
@@ -60,13 +62,15 @@ class ResultsComparison:
         for one in self.benchmarks:
             scores = (str(one.questions), f"{100 * one.a:.1f}", f"{100 * one.b:.1f}")
             lines.append((one.title, *scores, *_cells(one.paired), f"{one.p_holm:.4f}"))
-        mean_a, mean_b = (sum(of) / len(of) for of in zip(*((one.a, one.b) for one in self.benchmarks), strict=True))
-        questions = str(sum(one.questions for one in self.benchmarks))
+        counted = [one for one in self.benchmarks if one.in_mean]
+        mean_a, mean_b = (sum(of) / len(of) for of in zip(*((one.a, one.b) for one in counted), strict=True))
+        questions = str(sum(one.questions for one in counted))
         macro = (f"{100 * mean_a:.1f}", f"{100 * mean_b:.1f}", *_cells(self.macro))
         lines.append(("macro mean", questions, *macro, ""))
         head, rule, *rows = aligned(lines, left=1)
         text = [f"a: {self.a}", f"b: {self.b}", "", head, rule, *rows[:-1], rule, rows[-1]]
-        for label, titles in (("only in a", self.only_a), ("only in b", self.only_b)):
+        beside = tuple(one.title for one in self.benchmarks if not one.in_mean)
+        for label, titles in (("not in the mean", beside), ("only in a", self.only_a), ("only in b", self.only_b)):
             if titles:
                 text += ["", f"{label}: {', '.join(titles)}"]
         if self.warnings:
@@ -111,6 +115,9 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     if not found:
         listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
         raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
+    every = [name for name, _, _ in found]
+    both = (ours["benchmarks"], theirs["benchmarks"])
+    counted = [name for name in every if all(each[name].get("in_mean", True) for each in both)] or every
     rng = np.random.default_rng(seed)
     tests = [paired([scores], rng) for _, _, scores in found]
     corrected = holm([test.p_value for test in tests])
@@ -118,10 +125,12 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
         a=names[0],
         b=names[1],
         benchmarks=tuple(
-            BenchmarkDifference(name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm)
+            BenchmarkDifference(
+                name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm, name in counted
+            )
             for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
         ),
-        macro=paired([scores for _, _, scores in found], rng),
+        macro=paired([scores for name, _, scores in found if name in counted], np.random.default_rng(seed)),
         only_a=_only(ours, theirs),
         only_b=_only(theirs, ours),
         warnings=tuple(warnings),
