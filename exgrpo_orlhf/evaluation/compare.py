@@ -115,22 +115,28 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     if not found:
         listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
         raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
-    every = [name for name, _, _ in found]
     both = (ours["benchmarks"], theirs["benchmarks"])
-    counted = [name for name in every if all(each[name].get("in_mean", True) for each in both)] or every
+    in_mean = {name: all(each[name].get("in_mean", True) for each in both) for name, _, _ in found}
+    if not any(in_mean.values()):
+        in_mean = dict.fromkeys(in_mean, True)
     rng = np.random.default_rng(seed)
-    tests = [paired([scores], rng) for _, _, scores in found]
+    by_name = {name: paired([scores], rng) for name, _, scores in found if in_mean[name]}
+    macro = paired([scores for name, _, scores in found if in_mean[name]], rng)
+    by_name |= {
+        name: paired([scores], rng) for name, _, scores in found if not in_mean[name]
+    }  # last: none else changes
+    tests = [by_name[name] for name, _, _ in found]
     corrected = holm([test.p_value for test in tests])
     return ResultsComparison(
         a=names[0],
         b=names[1],
         benchmarks=tuple(
             BenchmarkDifference(
-                name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm, name in counted
+                name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm, in_mean[name]
             )
             for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
         ),
-        macro=paired([scores for name, _, scores in found if name in counted], np.random.default_rng(seed)),
+        macro=macro,
         only_a=_only(ours, theirs),
         only_b=_only(theirs, ours),
         warnings=tuple(warnings),
