@@ -12,7 +12,7 @@ import numpy as np
 from .folder import SAMPLES, Results, check_count, read_results
 from .samples import read_samples
 from .statistics import Array, PairedDifference, holm, paired
-from .tables import aligned
+from .tables import aligned, missing
 
 # Settings that two evaluations must share for their difference to be that of the models.
 SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")
@@ -169,7 +169,8 @@ def _only(ours: Results, theirs: Results) -> tuple[str, ...]:
 
 
 def _record_warnings(ours: Results, theirs: Results) -> list[str]:
-    warnings = [f"{side} is not complete" for side, one in (("a", ours), ("b", theirs)) if not one["complete"]]
+    lacking = [(side, missing(one)) for side, one in (("a", ours), ("b", theirs))]
+    warnings = [f"{side} is not complete: {what}" for side, what in lacking if what]
     first, second = ours["record"], theirs["record"]
     if first["template"]["fingerprint"] != second["template"]["fingerprint"]:
         names = f"{first['template']['name']} in a, {second['template']['name']} in b"

@@ -18,7 +18,7 @@ from .charts import NAMES, SERIES, Point
 from .folder import Results, ResultsFolder
 from .page import figure, legend, page, panels, read, said, table, wide
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, interval, largest, means, notes, of_questions, rates_and_tokens, shortfall
+from .tables import NONE, interval, largest, means, missing, notes, of_questions, rates_and_tokens, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -78,7 +78,7 @@ def _models(models: Models) -> str:
     for i, (name, model) in enumerate(models):
         record = model.results["record"]
         about = f"{record['model']['path']} · {record['engine']['name']} · seed {record['seed']} · {record['finished']}"
-        part = "" if model.results["complete"] else " · <strong>not every benchmark was run whole</strong>"
+        part = f" · <strong>not complete: {escape(lacking)}</strong>" if (lacking := missing(model.results)) else ""
         lines.append(f'<li><i class="key m{i}"></i>{escape(name)} <span>{escape(about)}{part}</span></li>')
     return f'<ul class="models">{"".join(lines)}</ul>'
 
@@ -196,8 +196,8 @@ def _summary(models: Models) -> str:
             of_mean.setdefault(what, []).append([*first, value, escape(over)])
     head = ["mean", *(["model"] if several else []), "value [95 %]", "over"]
     found += table(head, [[cells for rows in of_mean.values() for cells in rows]], 4)
-    missing = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
-    return found + _remarks("Not run, and in no mean", models, missing) + _remarks("Notes", models, notes)
+    absent = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
+    return found + _remarks("Not run, and in no mean", models, absent) + _remarks("Notes", models, notes)
 
 
 def _numbers(benchmark: Results) -> list[str]:

@@ -27,6 +27,7 @@ from .folder import (
     SESSIONS,
     FolderError,
     Times,
+    progress,
     read_config,
     read_results,
     read_sessions,
@@ -156,7 +157,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         config = read_config(out)
         files = {name: _file(out, name) for name in before["benchmarks"]}
         for name in _extended(files, before["benchmarks"]):
-            raise FolderError(f"{out}: {name} was extended and did not come to its end; continue that first")
+            said = "was extended and did not come to its end; continue that first"
+            raise FolderError(f"{out}: {name} {said} ({progress(out)})")
         try:
             for name, facts in before["benchmarks"].items():
                 kind, function = facts["verifier"], facts["function"]

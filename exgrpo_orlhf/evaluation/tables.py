@@ -47,6 +47,14 @@ def of_questions(benchmark: dict[str, Any]) -> str:
     return f"{asked:,}/{rows:,}" + ("" if official in (None, rows) else f" ({official:,})")
 
 
+def missing(results: Results) -> str:
+    """What an evaluation lacks: 'AMC 6/200 questions, GPQA-Diamond not run'; '' if all was run whole."""
+    part = [
+        f"{each['title']} {of_questions(each)} questions" for each in results["benchmarks"].values() if shortfall(each)
+    ]
+    return ", ".join([*part, *(f"{each['title']} not run" for each in results["not_run"].values())])
+
+
 def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """(k, estimate) of the largest k."""
     return max(estimates.items(), key=lambda item: int(item[0])) if estimates else None
