@@ -66,7 +66,8 @@ def main() -> int:
         asker = subject.Asker(model, Prompts(template="plain"), seed=0)
         evaluation = EvaluationPlan(
             asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
-            engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, record={}, session={},
+            engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,
+            record={}, session={},
         )  # fmt: skip
         requests = asker.requests([asked])
         answers = {row: question.answer for row, question in asked.rows}

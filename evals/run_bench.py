@@ -63,6 +63,7 @@ def _run(words: list[str]) -> int:
     from exgrpo_orlhf.evaluation import sets, subject
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
     from exgrpo_orlhf.evaluation.environment import session
+    from exgrpo_orlhf.evaluation.folder import progress
     from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
     from exgrpo_orlhf.stopping import StopRequest
 
@@ -105,6 +106,7 @@ def _run(words: list[str]) -> int:
         workers=arguments.workers,
         engine={"name": arguments.engine, **server},
         groups={group: definitions.group(group) for group in {each.group for each in wanted}},
+        suite=definitions.suites[arguments.suite] if arguments.suite else None,
         record={
             "model": model.describe(),
             "template": asker.describe(),
@@ -122,7 +124,7 @@ def _run(words: list[str]) -> int:
     with StopRequest("responses under way are finished and saved, then the evaluation ends") as stop:
         results = evaluate(evaluation, out, engine, stop)
     if results is None:
-        print(f"stopped; the same command continues {out}", file=sys.stderr)
+        print(f"stopped at {progress(out)}; the same command continues {out}", file=sys.stderr)
         return 128 + (stop.signal or 0)
     _write(out, results)
     print(f"\n{out}: results.json, report.html", file=sys.stderr)

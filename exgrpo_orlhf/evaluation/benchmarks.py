@@ -26,6 +26,7 @@ _ASK = {
     "math": ("Reason step by step and put the final answer within \\boxed{}.", "silent"),
     "choice": ("Reason step by step and put the label of the right option within \\boxed{}.", "always"),
 }
+_SETTINGS = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "ask", "ask_when")
 _TASKS: dict[str, type[MadeQuestions]] = {"chains": ModularChains, "word_problems": WordProblems}  # by their key
 
 
@@ -54,7 +55,7 @@ class Benchmark:
     """One block.
 
     verifier, function: as Verifier.kind and Verifier.function
-    group: benchmarks with a common mean
+    group: benchmarks with a common mean; default "other", in a user's own file "own"
     rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
     ask: the instruction below each question; '' for none. The default asks to box a mathematical answer, with
@@ -63,7 +64,8 @@ class Benchmark:
     chains, word_problems: questions that are made here, by the fields of ModularChains or WordProblems
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
-    departures: settings changed by the command line
+    own: defined in a user's own file only: it is in no mean of the project's benchmarks
+    departures: settings changed by the command line, or by a user's block of this name
     """
 
     name: str
@@ -84,6 +86,7 @@ class Benchmark:
     by: str | None = None
     function: str | None = None
     folder: Path = Path()
+    own: bool = False
     departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,7 +121,10 @@ class Benchmark:
 
 
 class Definitions:
-    """All blocks and suites of some files. Later files replace blocks of earlier ones."""
+    """All blocks and suites of some files. Later files replace blocks of earlier ones, but not their suites.
+
+    No file but evals/benchmarks.toml changes which benchmarks a suite or a group of that file has.
+    """
 
     def __init__(self, files: Sequence[Path] = (DEFINITIONS,)) -> None:
         """Raises BenchmarkError."""
@@ -160,20 +166,30 @@ class Definitions:
         for suite, names in suites.items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise BenchmarkError(f"{file}: suite {suite!r} is a list of benchmarks' names, not {names!r}")
+            if suite in self.suites:
+                raise BenchmarkError(f"{file}: suite {suite!r} is defined already; give yours another name")
             self.suites[suite] = tuple(dict.fromkeys(names))
         self._defaults |= defaults
         for name, block in blocks.items():
             if not isinstance(block, dict):
                 raise BenchmarkError(f"{file}: {name} = {block!r} stands in no block; blocks begin with [name]")
             self.benchmarks[name] = self._benchmark(name, block, file)
+            group = self.benchmarks[name].group
+            if file == DEFINITIONS and name not in suites.get(group, [name]):
+                raise BenchmarkError(
+                    f"{file}, block [{name}]: group {group!r} is the mean of suite {group!r}, which does not list "
+                    f"{name}; give another group, or list it there"
+                )
 
     def _benchmark(self, name: str, block: Mapping[str, Any], file: Path) -> Benchmark:
-        given = {**self._defaults, **block}
+        given, own, before = {**self._defaults, **block}, file != DEFINITIONS, self.benchmarks.get(name)
+        if own:
+            given.setdefault("group", before.group if before else "own")
         public, files = given.get("public"), given.get("files", [])
         try:
             plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
             require(plain, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
-            _check(given, Benchmark, without=("name", "folder", "departures"))
+            _check(given, Benchmark, without=("name", "folder", "own", "departures"))
             if public is not None and str(public) not in PUBLIC_SETS:
                 raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}")
             tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
@@ -194,9 +210,30 @@ class Definitions:
                 given[task] = _TASKS[task](**{**given[task], **lists})
             if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
                 given["rows"] = PUBLIC_SETS[public].rows[0]
-            return Benchmark(name=name, folder=file.resolve().parent, **given)
+            now = Benchmark(
+                name=name, folder=file.resolve().parent, own=own and (before is None or before.own), **given
+            )
+            if own:
+                self._check_group(now, before)
+            return now if before is None else replace(now, departures=_changes(before, now, file))
         except (ValueError, TypeError) as error:
             raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
+
+    def _check_group(self, now: Benchmark, before: Benchmark | None) -> None:
+        """Raises ValueError if a user's block would change which benchmarks a group of the project's has."""
+        theirs = {each.group for each in self.benchmarks.values() if not each.own}
+        if now.own:
+            said = f"group {now.group!r} is the project's, and its mean would change; give a group of your own"
+            require(now.group not in theirs, said)
+        elif before is not None:
+            require(now.group == before.group, f"{now.name} is of group {before.group!r}, not {now.group!r}")
+
+
+def _changes(before: Benchmark, now: Benchmark, file: Path) -> tuple[str, ...]:
+    """How a block differs from the one that it replaces."""
+    unlike = [each.name for each in fields(Benchmark) if getattr(before, each.name) != getattr(now, each.name)]
+    said = [f"{name} {getattr(now, name)!r}, not {getattr(before, name)!r}" for name in unlike if name in _SETTINGS]
+    return (*said, *([f"questions as {file.name} says"] if set(unlike) & {"public", "files", *_TASKS} else ()))
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
@@ -206,7 +243,7 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
         given.setdefault("samples", 1)
     changed = {name: value for name, value in given.items() if value != getattr(benchmark, name)}
     departures = tuple(f"{name} {value}, not {getattr(benchmark, name)}" for name, value in changed.items())
-    return replace(benchmark, **changed, departures=departures)
+    return replace(benchmark, **changed, departures=(*benchmark.departures, *departures))
 
 
 def _check(given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:

@@ -32,8 +32,9 @@ PALETTE = {
 SERIES = 8  # colours m0 to m7
 NAMES = {verdict: verdict.replace("_", " ") for verdict in VERDICTS}
 WIDTH = 1120  # of a chart over the whole page
-PANEL = (270, 200)  # width and height of a small one
+PANEL = (270, 184)  # width and height of a small one
 BINS = 24
+LINE = 1.2  # height of a line of text, in its size
 _VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -109,6 +110,26 @@ def drawing(width: float, height: float, **options: Any) -> Iterator[Drawing]:
         yield Drawing(Figure(figsize=(width / 72, height / 72), **options))
 
 
+def text_width(words: str, size: float) -> float:
+    """In pixels."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=_STYLE["font.family"], size=size)
+    return float(text_to_path.get_text_width_height_descent(words, font, False)[0])
+
+
+def wrapped(words: str, room: float, size: float) -> str:
+    """All of a name in lines that fit into `room` pixels, broken after a space or a sign if possible."""
+    parts = re.findall(r"[^\s_/.,:+-]+[\s_/.,:+-]*|[\s_/.,:+-]+", words)
+    lines = [""]
+    for part in (each for whole in parts for each in ([whole] if text_width(whole, size) <= room else whole)):
+        if lines[-1] and text_width((lines[-1] + part).rstrip(), size) > room:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(map(str.rstrip, lines))
+
+
 def short(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
@@ -128,28 +149,41 @@ def top_of(values: Sequence[float]) -> float:
 
 def intervals(rows: Sequence[tuple[str, Sequence[Point]]], label: str) -> str:
     """Points with their intervals, one a line, under the name of their row; hollow for a part of the questions."""
-    line, gap = 19, 13
-    height = sum(gap + line * len(points) for _, points in rows)
-    top = top_of([estimate["high"] for _, points in rows for _, _, estimate, _ in points if estimate])
+    line, gap, size = 19, 13, 11
+    names = [wrapped(name, 240, size) for name, _ in rows]
+    heights = [_height(name, size, line * len(points)) for name, (_, points) in zip(names, rows, strict=True)]
+    height = sum(heights) + gap * len(rows)
+    estimates = [(estimate, part) for _, points in rows for _, _, estimate, part in points if estimate]
+    top = top_of([estimate["high"] for estimate, _ in estimates])
+    right = max(text_width(_numbers(*each), size) for each in estimates) + 36
     with drawing(WIDTH, height + 52) as chart:
-        axes = chart.axes(250, 220, 8, 44, xlim=(0, 100 * top), ylim=(height, 0), xlabel=label)
+        axes = chart.axes(262, right, 8, 44, xlim=(0, 100 * top), ylim=(height, 0), xlabel=label)
         axes.set_xticks([20 * top * step for step in range(6)])
         axes.grid(visible=False, axis="y")
-        names, y = [], gap / 2
-        for name, points in rows:
-            names.append((y + line * len(points) / 2, short(name, 34)))
+        places, y = [], gap / 2
+        for (_, points), own in zip(rows, heights, strict=True):
+            places.append(y + own / 2)
             for i, point in enumerate(points):
-                _interval(chart, axes, point, y + line * (i + 0.5), top)
-            y += line * len(points) + gap
+                _interval(chart, axes, point, places[-1] + line * (i + 0.5 - len(points) / 2), top)
+            y += own + gap
             axes.axhline(y - gap / 2, color=PALETTE["line"], linestyle=":", linewidth=1)
-        axes.set_yticks(*zip(*names, strict=True), color=PALETTE["ink"], fontsize=11)
+        axes.set_yticks(places, names, color=PALETTE["ink"], fontsize=size)
         return chart.svg(label, "intervals")
+
+
+def _height(name: str, size: float, least: float) -> float:
+    """Of a row with a name of several lines."""
+    return max(least, size * LINE * (name.count("\n") + 1))
+
+
+def _numbers(estimate: dict[str, Any], part: str | None) -> str:
+    return interval(estimate) + (f", {part}" if part else "")
 
 
 def _interval(chart: Drawing, axes: Axes, point: Point, y: float, top: float) -> None:
     series, name, estimate, part = point
     if estimate is None:
-        axes.text(top, y, f"{name}: not run", va="center", color=PALETTE["quiet"])
+        chart.mark(axes.text(top, y, "not run", va="center", color=PALETTE[f"m{series}"]), "absent", f"{name}: not run")
         return
     numbers, colour = interval(estimate), PALETTE[f"m{series}"]
     value, low, high = (100 * estimate[bound] for bound in ("value", "low", "high"))
@@ -158,7 +192,7 @@ def _interval(chart: Drawing, axes: Axes, point: Point, y: float, top: float) ->
     (dot,) = axes.plot((value,), (y,), "o", color=colour, markerfacecolor=face, markersize=8, clip_on=False)
     chart.mark(whisker, f"whisker m{series}", f"{name}: {numbers}")
     chart.mark(dot, f"dot m{series}{' part' if part else ''}", f"{name}: {numbers}")
-    axes.text(102 * top, y, numbers + (f", {part}" if part else ""), va="center", fontsize=11)
+    axes.text(102 * top, y, _numbers(estimate, part), va="center", fontsize=11)
 
 
 def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str, Any]]], top: float) -> str:
@@ -172,8 +206,8 @@ def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str,
         if not shown or math.log(k / shown[-1]) >= 0.1 * math.log(every[-1]):
             shown.append(k)
     with drawing(*PANEL) as chart:
-        options = {"ylim": (0, 100 * top), "xscale": "log", "xlabel": "k (samples)", "title": short(name, 40)}
-        axes = chart.axes(42, 18, 26, 40, **options)
+        options = {"ylim": (0, 100 * top), "xscale": "log", "xlabel": "k (samples)"}
+        axes = chart.axes(42, 18, 10, 40, **options)
         axes.set_xticks(shown, list(map(str, shown)))
         axes.minorticks_off()
         axes.grid(visible=False, axis="x")
@@ -202,7 +236,7 @@ def lengths(name: str, lines: Sequence[Line], longest: int, limit: int) -> str:
     most = max(bars.values(), default=1)
     with drawing(*PANEL) as chart:
         limits = {"xlim": (0, BINS * step), "ylim": (-most, most)}
-        axes = chart.axes(42, 18, 26, 40, xlabel="response tokens", title=short(name, 40), **limits)
+        axes = chart.axes(42, 18, 10, 40, xlabel="response tokens", **limits)
         axes.set_yticks((-most, 0, most), (f"{most:,}", "0", f"{most:,}"))
         axes.set_xticks([i * step for i in range(0, BINS + 1, 6)], [f"{i * step:,.0f}" for i in range(0, BINS + 1, 6)])
         axes.grid(visible=False, axis="x")
@@ -225,21 +259,27 @@ def nice(least: float) -> float:
 
 def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -> str:
     """Shares of the verdicts, a bar for each model under the name of the benchmark; the truncated part is hatched."""
-    line, gap = 21, 10
-    height = sum(gap + line * len(models) for _, models in rows)
+    line, gap, several = 21, 10, bool(rows and rows[0][1][0][0])
+    title_room, model_room = (190, 230) if several else (290, 0)
+    titles = [wrapped(benchmark, title_room - 10, 10) for benchmark, _ in rows]
+    labels = [[wrapped(model, model_room - 10, 9) for model, _ in models] for _, models in rows]
+    heights = [[_height(label, 9, line - 6) + 6 for label in of] for of in labels]
+    tall = [_height(title, 10, sum(of)) for title, of in zip(titles, heights, strict=True)]
+    height, left = sum(tall) + gap * len(rows), title_room + model_room
     with drawing(WIDTH, height + 44) as chart:
-        axes = chart.axes(300, 20, 4, 40, xlim=(0, 100), ylim=(height, 0), xlabel="share of samples, %")
+        axes = chart.axes(left, 20, 4, 40, xlim=(0, 100), ylim=(height, 0), xlabel="share of samples, %")
         axes.grid(visible=False)
-        names, y = [], 0.0
-        for benchmark, models in rows:
-            name, across = short(benchmark, 26 if models[0][0] else 44), axes.get_yaxis_transform()
-            axes.text(-300 / 800, y + line / 2, name, va="center", transform=across)
-            for model, lines in models:
-                names.append((y + line / 2, short(model, 20)))
-                _stack(chart, axes, lines, y + line / 2, line - 4)
-                y += line
-            y += gap
-        axes.set_yticks(*zip(*names, strict=True))
+        places, begin = [], 0.0
+        for (_, models), title, of, own in zip(rows, titles, heights, tall, strict=True):
+            place: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform(), "linespacing": LINE}
+            axes.text(-left / (WIDTH - left - 20), begin + own / 2, title, **place)
+            y = begin + (own - sum(of)) / 2
+            for (_, lines), each in zip(models, of, strict=True):
+                places.append(y + each / 2)
+                _stack(chart, axes, lines, places[-1], line - 4)
+                y += each
+            begin += own + gap
+        axes.set_yticks(places, [label for of in labels for label in of])
         return chart.svg("share of verdicts", "verdicts")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .folder import SAMPLES, Results, check_count, read_results
 from .samples import read_samples
 from .statistics import Array, PairedDifference, holm, paired
-from .tables import aligned
+from .tables import aligned, missing
 
 # Settings that two evaluations must share for their difference to be that of the models.
 SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")
@@ -26,6 +26,7 @@ class BenchmarkDifference:
 
     a, b: avg@k of each evaluation on these questions; paired: b − a
     p_holm: the p-value, corrected for the number of benchmarks compared
+    in_mean: whether it counts in the macro mean
     """
 
     name: str
@@ -35,13 +36,14 @@ class BenchmarkDifference:
     b: float
     paired: PairedDifference
     p_holm: float | None
+    in_mean: bool
 
 
 @dataclass(frozen=True)
 class ResultsComparison:
     """Evaluation b against evaluation a.
 
-    macro: the mean of the benchmarks' differences, each counting the same
+    macro: the mean of the differences of the benchmarks that count in the mean of both, each with the same weight
     only_a, only_b: titles of benchmarks that only one of them has
     warnings: where the two were not run alike
     """
@@ -60,13 +62,15 @@ class ResultsComparison:
         for one in self.benchmarks:
             scores = (str(one.questions), f"{100 * one.a:.1f}", f"{100 * one.b:.1f}")
             lines.append((one.title, *scores, *_cells(one.paired), f"{one.p_holm:.4f}"))
-        mean_a, mean_b = (sum(of) / len(of) for of in zip(*((one.a, one.b) for one in self.benchmarks), strict=True))
-        questions = str(sum(one.questions for one in self.benchmarks))
+        counted = [one for one in self.benchmarks if one.in_mean]
+        mean_a, mean_b = (sum(of) / len(of) for of in zip(*((one.a, one.b) for one in counted), strict=True))
+        questions = str(sum(one.questions for one in counted))
         macro = (f"{100 * mean_a:.1f}", f"{100 * mean_b:.1f}", *_cells(self.macro))
         lines.append(("macro mean", questions, *macro, ""))
         head, rule, *rows = aligned(lines, left=1)
         text = [f"a: {self.a}", f"b: {self.b}", "", head, rule, *rows[:-1], rule, rows[-1]]
-        for label, titles in (("only in a", self.only_a), ("only in b", self.only_b)):
+        beside = tuple(one.title for one in self.benchmarks if not one.in_mean)
+        for label, titles in (("not in the mean", beside), ("only in a", self.only_a), ("only in b", self.only_b)):
             if titles:
                 text += ["", f"{label}: {', '.join(titles)}"]
         if self.warnings:
@@ -111,17 +115,28 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     if not found:
         listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
         raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
+    both = (ours["benchmarks"], theirs["benchmarks"])
+    in_mean = {name: all(each[name].get("in_mean", True) for each in both) for name, _, _ in found}
+    if not any(in_mean.values()):
+        in_mean = dict.fromkeys(in_mean, True)
     rng = np.random.default_rng(seed)
-    tests = [paired([scores], rng) for _, _, scores in found]
+    by_name = {name: paired([scores], rng) for name, _, scores in found if in_mean[name]}
+    macro = paired([scores for name, _, scores in found if in_mean[name]], rng)
+    by_name |= {
+        name: paired([scores], rng) for name, _, scores in found if not in_mean[name]
+    }  # last: none else changes
+    tests = [by_name[name] for name, _, _ in found]
     corrected = holm([test.p_value for test in tests])
     return ResultsComparison(
         a=names[0],
         b=names[1],
         benchmarks=tuple(
-            BenchmarkDifference(name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm)
+            BenchmarkDifference(
+                name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm, in_mean[name]
+            )
             for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
         ),
-        macro=paired([scores for _, _, scores in found], rng),
+        macro=macro,
         only_a=_only(ours, theirs),
         only_b=_only(theirs, ours),
         warnings=tuple(warnings),
@@ -154,7 +169,8 @@ def _only(ours: Results, theirs: Results) -> tuple[str, ...]:
 
 
 def _record_warnings(ours: Results, theirs: Results) -> list[str]:
-    warnings = [f"{side} is not complete" for side, one in (("a", ours), ("b", theirs)) if not one["complete"]]
+    lacking = [(side, missing(one)) for side, one in (("a", ours), ("b", theirs))]
+    warnings = [f"{side} is not complete: {what}" for side, what in lacking if what]
     first, second = ours["record"], theirs["record"]
     if first["template"]["fingerprint"] != second["template"]["fingerprint"]:
         names = f"{first['template']['name']} in a, {second['template']['name']} in b"

@@ -61,6 +61,17 @@ def with_samples(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob(f"*/{SAMPLES}") if path.stat().st_size}
 
 
+def progress(folder: Path) -> str:
+    """How many responses there are of those asked for: 'chains 6/200 responses, …'. Raises FolderError."""
+    said = []
+    for name, known in read_config(folder)["benchmarks"].items():
+        path, limit = folder / name / SAMPLES, known["limit"]
+        done = path.read_bytes().count(b"\n") if path.exists() else 0
+        asked = known["samples"] * (known["rows"] if limit is None else min(limit, known["rows"]))
+        said.append(f"{name} {done:,}/{asked:,} responses")
+    return ", ".join(said)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
     path = folder / CONFIG
@@ -83,6 +94,8 @@ def read_results(folder: Path) -> Results:
     """results.json of an evaluation that has ended. Raises FolderError if there is none, or it cannot be read."""
     path = folder / RESULTS
     if not path.is_file():
+        if (folder / CONFIG).is_file():
+            raise FolderError(f"{folder}: not complete: {progress(folder)}; the command that began it continues it")
         raise FolderError(f"{folder}: no {RESULTS}; is this the folder of an evaluation that came to its end?")
     results = _read(path, "remove it, and the evaluation's own command computes it from the samples")
     found = results.get("format") if isinstance(results, dict) else None

@@ -77,9 +77,9 @@ def _departure(results: Mapping[str, Any]) -> str | None:
 
 
 def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics for a training run: the means over all benchmarks only if these are the paper's suite."""
+    """The metrics for a training run: the means over all benchmarks only if they are over the paper's suite."""
     found = metrics(results)
-    if set(results["benchmarks"]) != set(Definitions().suites["paper"]):
+    if set(results["means"]["macro"]["benchmarks"]) != set(Definitions().suites["paper"]):
         return {name: value for name, value in found.items() if name not in ("eval/avg", "eval/micro_avg")}
     return found
 

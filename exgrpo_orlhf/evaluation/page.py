@@ -90,8 +90,13 @@ def _row(cells: Sequence[str], left: int) -> str:
     return f"<tr>{inner}</tr>"
 
 
+def figure(title: str, chart: str) -> str:
+    """A chart under its title, plain text of any length."""
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+
+
 def panels(charts: Sequence[str], more: str = "") -> str:
-    """Charts side by side. more: "three" for three in a row"""
+    """Charts or figures side by side. more: "three" for three in a row"""
     return f'<div class="panels {more}">{"".join(charts)}</div>'
 
 

@@ -16,9 +16,9 @@ from ..files import write
 from . import charts
 from .charts import NAMES, SERIES, Point
 from .folder import Results, ResultsFolder
-from .page import legend, page, panels, read, said, table, wide
+from .page import figure, legend, page, panels, read, said, table, wide
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, interval, largest, means, notes, of_questions, rates_and_tokens, shortfall
+from .tables import NONE, interval, largest, means, missing, notes, of_questions, rates_and_tokens, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -78,7 +78,7 @@ def _models(models: Models) -> str:
     for i, (name, model) in enumerate(models):
         record = model.results["record"]
         about = f"{record['model']['path']} · {record['engine']['name']} · seed {record['seed']} · {record['finished']}"
-        part = "" if model.results["complete"] else " · <strong>not every benchmark was run whole</strong>"
+        part = f" · <strong>not complete: {escape(lacking)}</strong>" if (lacking := missing(model.results)) else ""
         lines.append(f'<li><i class="key m{i}"></i>{escape(name)} <span>{escape(about)}{part}</span></li>')
     return f'<ul class="models">{"".join(lines)}</ul>'
 
@@ -124,7 +124,8 @@ def _pass_at_k(models: Models) -> str:
     top = charts.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
     about = said("Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic.")
     marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("dash", "maj@k")]
-    return about + legend(marks) + panels([charts.pass_curves(title, lines, top) for title, lines in found.items()])
+    drawn = [figure(title, charts.pass_curves(title, lines, top)) for title, lines in found.items()]
+    return about + legend(marks) + panels(drawn)
 
 
 def _lengths(models: Models) -> str:
@@ -133,7 +134,8 @@ def _lengths(models: Models) -> str:
         longest = max((line.tokens for _, _, model in those for line in model.lines[key]), default=1)
         for _, name, model in those:
             limit = model.results["benchmarks"][key]["max_tokens"]
-            drawn.append(charts.lengths(_heading(models, title, name), model.lines[key], longest, limit))
+            heading = _heading(models, title, name)
+            drawn.append(figure(heading, charts.lengths(heading, model.lines[key], longest, limit)))
     marks = [("correct", "correct, upwards"), ("wrong", "not correct (all other verdicts), downwards")]
     about = "Number of samples by response length. Panels of one benchmark share the horizontal axis, not the vertical."
     return said(about) + legend([*marks, ("dash", "limit on response tokens")]) + panels(drawn)
@@ -177,7 +179,10 @@ def _summary(models: Models) -> str:
     for key, title, those in _benchmarks(models):
         rows: list[list[str]] = []
         for i, name, model in those:
-            first = ["" if rows else escape(title), *([_key(i, name)] if several else [])]
+            first = [
+                "" if rows else f'<span class="name">{escape(title)}</span>',
+                *([_key(i, name)] if several else []),
+            ]
             rows.append([*first, *_numbers(model.results["benchmarks"][key])])
         bodies.append(rows)
     text = "Scores and rates in %. Questions: asked, or asked/official. Tokens: mean of a response. Seconds: wall time."
@@ -191,8 +196,8 @@ def _summary(models: Models) -> str:
             of_mean.setdefault(what, []).append([*first, value, escape(over)])
     head = ["mean", *(["model"] if several else []), "value [95 %]", "over"]
     found += table(head, [[cells for rows in of_mean.values() for cells in rows]], 4)
-    missing = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
-    return found + _remarks("Not run, and in no mean", models, missing) + _remarks("Notes", models, notes)
+    absent = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
+    return found + _remarks("Not run, and in no mean", models, absent) + _remarks("Notes", models, notes)
 
 
 def _numbers(benchmark: Results) -> list[str]:
@@ -302,4 +307,4 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
 
 
 def _key(model: int, name: str) -> str:
-    return f'<span class="nowrap"><i class="key m{model}"></i>{escape(name)}</span>'
+    return f'<span class="name"><i class="key m{model}"></i>{escape(name)}</span>'

@@ -31,7 +31,8 @@ def summarise(
     """The content of results.json.
 
     A response that could not be graded counts as not solved, and its rate stands beside the score. A mean names the
-    benchmarks in it; what was not run is in none.
+    benchmarks in it; what was not run is in none. The macro and the micro mean are over the benchmarks with `in_mean`,
+    or over all if none has it.
 
     Args:
         record: what was evaluated, and with what.
@@ -46,6 +47,8 @@ def summarise(
         measured, scores[benchmark] = _measured(files[benchmark], _rng(benchmark))
         benchmarks[benchmark] = {**known, **measured, "seconds": round(seconds.get(benchmark, 0.0), 1)}
     groups = {known["group"]: known["of_group"] for known in facts.values()}
+    # Folders of earlier versions have no `in_mean`: all counted.
+    counted = [name for name, known in facts.items() if known.get("in_mean", True)] or list(facts)
     return {
         "format": FORMAT,
         "name": name,
@@ -54,8 +57,8 @@ def summarise(
         "benchmarks": benchmarks,
         "not_run": dict(not_run),
         "means": {
-            "macro": _mean(scores, list(scores), "macro"),
-            "micro": {**_mean(scores, list(scores), "micro"), "questions": sum(map(len, scores.values()))},
+            "macro": _mean(scores, counted, "macro"),
+            "micro": {**_mean(scores, counted, "micro"), "questions": sum(len(scores[name]) for name in counted)},
             "groups": {
                 group: {**_mean(scores, [b for b in of if b in scores], "macro"), "of": list(of)}
                 for group, of in groups.items()
@@ -84,7 +87,7 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
     if not means:
         return found
     whole = {benchmark for benchmark, known in results["benchmarks"].items() if known["whole"]}
-    if results["complete"]:
+    if not results["not_run"] and set(results["means"]["macro"]["benchmarks"]) <= whole:
         found["eval/avg"] = results["means"]["macro"]["value"]
         found["eval/micro_avg"] = results["means"]["micro"]["value"]
     for group, mean in results["means"]["groups"].items():

@@ -27,6 +27,7 @@ from .folder import (
     SESSIONS,
     FolderError,
     Times,
+    progress,
     read_config,
     read_results,
     read_sessions,
@@ -55,6 +56,7 @@ class EvaluationPlan:
     timeout: seconds for a verdict; workers: grading processes, 0 for one per core
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
+    suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
     record: further facts for results.json; session: of this process (environment.py)
     """
 
@@ -67,6 +69,7 @@ class EvaluationPlan:
     workers: int
     engine: Mapping[str, Any]
     groups: Mapping[str, Sequence[str]]
+    suite: Sequence[str] | None
     record: Mapping[str, Any]
     session: Mapping[str, Any]
 
@@ -92,8 +95,13 @@ class EvaluationPlan:
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the entry of each benchmark in results.json says besides what is measured."""
         return {
-            each.benchmark.name: each.facts(self.asker.instruction(each.benchmark), self.groups[each.benchmark.group])
+            known.name: each.facts(
+                self.asker.instruction(known),
+                self.groups[known.group],
+                in_mean=not known.own if self.suite is None else known.name in self.suite,
+            )
             for each in self.sets
+            for known in [each.benchmark]
         }
 
 
@@ -149,7 +157,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         config = read_config(out)
         files = {name: _file(out, name) for name in before["benchmarks"]}
         for name in _extended(files, before["benchmarks"]):
-            raise FolderError(f"{out}: {name} was extended and did not come to its end; continue that first")
+            said = "was extended and did not come to its end; continue that first"
+            raise FolderError(f"{out}: {name} {said} ({progress(out)})")
         try:
             for name, facts in before["benchmarks"].items():
                 kind, function = facts["verifier"], facts["function"]

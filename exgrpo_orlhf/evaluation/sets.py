@@ -60,16 +60,18 @@ class BenchmarkSet:
         """Whether the questions are the whole official set."""
         return len(self.rows) == self.found and self.benchmark.rows in (None, self.found)
 
-    def facts(self, ask: str | None, of_group: Sequence[str]) -> dict[str, Any]:
+    def facts(self, ask: str | None, of_group: Sequence[str], in_mean: bool = True) -> dict[str, Any]:
         """What the entry in results.json says besides what is measured.
 
         ask: the instruction below each question; of_group: all benchmarks of the group
+        in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             "ask": ask,
             "of_group": list(of_group),
+            "in_mean": in_mean,
             "departures": list(self.benchmark.departures),
             "source": self.source,
             "fingerprint": self.fingerprint,

@@ -47,6 +47,14 @@ def of_questions(benchmark: dict[str, Any]) -> str:
     return f"{asked:,}/{rows:,}" + ("" if official in (None, rows) else f" ({official:,})")
 
 
+def missing(results: Results) -> str:
+    """What an evaluation lacks: 'AMC 6/200 questions, GPQA-Diamond not run'; '' if all was run whole."""
+    part = [
+        f"{each['title']} {of_questions(each)} questions" for each in results["benchmarks"].values() if shortfall(each)
+    ]
+    return ", ".join([*part, *(f"{each['title']} not run" for each in results["not_run"].values())])
+
+
 def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """(k, estimate) of the largest k."""
     return max(estimates.items(), key=lambda item: int(item[0])) if estimates else None
@@ -61,11 +69,13 @@ def rates_and_tokens(benchmark: dict[str, Any]) -> list[str]:
 
 def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
-    every = [*results["benchmarks"], *results["not_run"]]
     macro, micro = results["means"]["macro"], results["means"]["micro"]
+    every = [*macro["benchmarks"], *results["not_run"]]
+    beside = [each["title"] for key, each in results["benchmarks"].items() if key not in every]
+    outside = f"; not in it: {', '.join(beside)}" if beside else ""
     same = f"{micro['questions']:,} questions; over the same {len(micro['benchmarks'])} of {len(every)}"
     found = [
-        ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}"),
+        ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}{outside}"),
         ("micro mean", micro, f"every question counts the same, {same}"),
     ]
     titles = {key: each["title"] for key, each in (*results["benchmarks"].items(), *results["not_run"].items())}
@@ -91,6 +101,8 @@ def notes(results: Results) -> list[tuple[str, str]]:
     found = [] if reason is None else [("responses may differ when repeated", reason)]
     for benchmark in results["benchmarks"].values():
         found += [(benchmark["title"], note) for note in benchmark["notes"]]
+        if changed := benchmark["departures"]:
+            found.append((benchmark["title"], f"not as defined: {', '.join(changed)}"))
         if (lucky := benchmark["lucky_guess_rate"]) is not None:
             words = f"{percent(lucky)} % of the correct responses whose reasoning was checked are lucky guesses"
             found.append((benchmark["title"], words))

@@ -6,18 +6,19 @@ Variants are coloured in order: 8 colours, then the same again dashed, then dott
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.charts import PALETTE, SERIES, WIDTH, Drawing, drawing, short
+from ..evaluation.charts import LINE, PALETTE, SERIES, WIDTH, Drawing, drawing, wrapped
 from .comparison import MEASURES, Comparison
-from .curve import AXES, band
+from .curve import AXES
 from .tables import UNITS, difference, number, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANEL = (370, 300)  # width and height
+PANEL = (370, 282)  # width and height
+MARGIN = 0.04  # of an axis, on either side of what is drawn: whole dots and lines at its ends
 NAMES = {"steps": "steps", "tokens": "generated tokens", "seconds": "training time"}
 
 
@@ -30,23 +31,44 @@ def _look(series: int) -> dict[str, Any]:
     return {"color": PALETTE[f"m{series % SERIES}"], "linestyle": ("-", "--", ":")[series // SERIES % 3]}
 
 
-def _range(comparison: Comparison) -> tuple[float, float]:
-    """The axis of values: it holds all curves and starts at zero where nothing is below."""
+def _limits(values: Iterable[float]) -> tuple[float, float]:
+    """An axis that holds the values and zero, with a margin on either side."""
+    every = [0.0, *values]
+    low, high = min(every), max(every)
+    margin = MARGIN * ((high - low) or 1.0)
+    return low - margin, high + margin
+
+
+def _ends(comparison: Comparison) -> tuple[float, float, bool]:
+    """(low, high) of all curves and their bands, and whether a band goes on beyond them.
+
+    With two seeds an interval can be many times as wide as the range of the curves. The ends are at most as far beyond
+    the curves as the curves' own range; the plot clips what is beyond them.
+    """
     values = [float(v) for variant in comparison.variants for curve in variant.curves for v in curve.values]
     low, high = min(0.0, *values), max(values)
-    return low, high + 0.04 * ((high - low) or 1.0)
+    bands = [found for of in comparison.bands.values() for found in of if found]
+    least = min(low, *(float(band[2].min()) for band in bands))
+    most = max(high, *(float(band[3].max()) for band in bands))
+    reach = (high - low) or 1.0
+    ends = max(least, low - reach), min(most, high + reach)
+    return *ends, ends != (least, most)
 
 
-def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None) -> str | None:
-    """Learning curves of the variants; None where none can be drawn against this axis.
+def cut(comparison: Comparison) -> bool:
+    """Whether a band of the learning curves goes on beyond the plot."""
+    return _ends(comparison)[2]
+
+
+def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None) -> tuple[str, str] | None:
+    """(title, chart): learning curves of the variants; None where none can be drawn against this axis.
 
     only: the variants to draw, the last of them in the title
     """
     with drawing(*PANEL) as chart:
         title = f"{comparison.metric} against {NAMES[axis]}" if only is None else only[-1]
-        axes = chart.axes(46, 14, 28, 42, title=short(title, 50))
-        drawn = _curves(chart, axes, comparison, axis, only, dots=True)
-        return chart.svg(title, "learning") if drawn else None
+        drawn = _curves(chart, chart.axes(46, 14, 10, 42), comparison, axis, only, dots=True)
+        return (title, chart.svg(title, "learning")) if drawn else None
 
 
 def _curves(
@@ -57,9 +79,9 @@ def _curves(
     dots: dots to point at. Returns whether there are curves to draw.
     """
     unit, size = UNITS[axis]
-    axes.set(xlabel=unit, ylim=_range(comparison))
-    chosen = [(i, v) for i, v in enumerate(comparison.variants) if only is None or v.name in only]
-    drawn = [(i, variant, found) for i, variant in chosen if (found := band(variant.curves, axis))]
+    axes.set(xlabel=unit, ylim=_limits(_ends(comparison)[:2]))
+    every = enumerate(zip(comparison.variants, comparison.bands[axis], strict=True))
+    drawn = [(i, variant, found) for i, (variant, found) in every if found and (only is None or variant.name in only)]
     for i, variant, (x, mean, low, high) in drawn:
         look, classes = _look(i), f"series {style(i)}"
         if len(variant.curves) > 1 and len(drawn) <= SERIES:
@@ -71,7 +93,7 @@ def _curves(
                 chart.mark(line, f"thin {classes}", words)
         (line,) = axes.plot(x / size, mean, linewidth=1.8, label=variant.name, **look)
         chart.mark(line, f"curve {classes}", variant.name)
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=-MARGIN / 2 * axes.get_xlim()[1])
     for i, variant, (x, mean, _, _) in drawn:
         for at, value in zip(x / size, mean, strict=True) if dots and len(x) <= 60 else ():
             (dot,) = axes.plot(at, value, "o", markersize=3.6, color=_look(i)["color"])
@@ -81,20 +103,28 @@ def _curves(
 
 def finals(comparison: Comparison) -> str:
     """Each seed's last value, a row for each variant; collapsed ones hollow; beside the row mean and interval."""
-    with drawing(WIDTH, 30 * len(comparison.variants) + 52) as chart:
-        axes = chart.axes(220, 190, 8, 44, xlabel=f"{comparison.metric} at the end")
-        _finals(chart, axes, comparison)
+    names = [wrapped(variant.name, 250, 10) for variant in comparison.variants]
+    with drawing(WIDTH, _row(names, 30) * len(names) + 52) as chart:
+        axes = chart.axes(270, 190, 8, 44, xlabel=f"{comparison.metric} at the end")
+        _finals(chart, axes, comparison, names)
         for i, variant in enumerate(comparison.variants):
             place = axes.get_yaxis_transform()
             axes.text(1.02, i, plus_minus(variant.mean("final")), va="center", fontsize=11, transform=place)
         return chart.svg(f"{comparison.metric} at the end, by seed", "finals")
 
 
-def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
+def _row(names: Sequence[str], least: float) -> float:
+    """The height of each row of a chart, so that the name with the most lines has room."""
+    return max(least, 10 * LINE * max(name.count("\n") + 1 for name in names) + 6)
+
+
+def _finals(chart: Drawing, axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
     variants = comparison.variants
-    axes.set(xlim=_range(comparison), ylim=(len(variants) - 0.5, -0.5))
+    ends = [bound for v in variants if (found := v.mean("final")) and found.bounds for bound in found.bounds]
+    axes.set(xlim=_limits([*ends, *(value for v in variants for value in v.values["final"])]))
+    axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(variants)), [short(v.name, 30) for v in variants], color=PALETTE["ink"])
+    axes.set_yticks(range(len(variants)), names, color=PALETTE["ink"], fontsize=10)
     for i, variant in enumerate(variants):
         colour, classes, found = _look(i)["color"], f"series {style(i)}", variant.mean("final")
         if found and found.bounds:
@@ -105,7 +135,7 @@ def _finals(chart: Drawing, axes: Axes, comparison: Comparison) -> None:
             chart.mark(line, f"mean {classes}")
         for curve in variant.curves:
             face = PALETTE["paper"] if curve.collapsed else colour
-            (dot,) = axes.plot(curve.final, i, "o", color=colour, markerfacecolor=face, alpha=0.7, clip_on=False)
+            (dot,) = axes.plot(curve.final, i, "o", color=colour, markerfacecolor=face, alpha=0.7)
             words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)}"
             part, words = (" part", f"{words}, collapsed") if curve.collapsed else ("", words)
             chart.mark(dot, f"dot{part} {classes}", words)
@@ -118,10 +148,11 @@ def differences(comparison: Comparison) -> str | None:
     if not compared:
         return None
     names = [name for name in series if name in compared]
-    height = 26 * len(names) + 70
+    labels = [wrapped(name, 190, 10) for name in names]
+    height = _row(labels, 26) * len(names) + 70
     with drawing(WIDTH, height) as chart:
         panels = chart.figure.subplots(1, len(MEASURES), sharex=True, sharey=True)
-        chart.figure.subplots_adjust(200 / WIDTH, 42 / height, 1 - 14 / WIDTH, 1 - 28 / height, wspace=0.12)
+        chart.figure.subplots_adjust(210 / WIDTH, 42 / height, 1 - 14 / WIDTH, 1 - 28 / height, wspace=0.12)
         for axes, (key, heading) in zip(panels, MEASURES, strict=True):
             axes.set(title=heading, ylim=(len(names) - 0.5, -0.5))
             axes.axvline(0, color=PALETTE["ink"], linewidth=1.2)
@@ -135,7 +166,7 @@ def differences(comparison: Comparison) -> str | None:
                     (line,) = axes.plot(each.mean.bounds, (y, y), color=colour, linewidth=2.4, alpha=0.55)
                     chart.mark(line, f"whisker {classes}", words)
                 chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot {classes}", words)
-        panels[0].set_yticks(range(len(names)), [short(name, 27) for name in names], color=PALETTE["ink"])
+        panels[0].set_yticks(range(len(names)), labels, color=PALETTE["ink"], fontsize=10)
         label = f"difference of {comparison.metric} from {comparison.baseline}, 95 % intervals over seeds"
         chart.figure.supxlabel(label, fontsize=9.5, color=PALETTE["quiet"])
         return chart.svg(label, "differences")
@@ -152,7 +183,7 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
                 _curves(chart, axes, comparison, axis)
                 axes.set_title(f"against {NAMES[axis]}")
             row[0].set_ylabel(comparison.metric)
-            _finals(chart, row[3], comparison)
+            _finals(chart, row[3], comparison, [wrapped(variant.name, 150, 10) for variant in comparison.variants])
             row[3].set_title("at the end, by seed")
         handles, labels = grid[0][0].get_legend_handles_labels()
         chart.figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 
 from ..evaluation.statistics import holm
-from .curve import AXES, Curve, TrackedRun, common_range
+from .curve import AXES, Array, Curve, TrackedRun, band, common_range
 from .seeds import Mean, mean, paired
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -80,6 +81,11 @@ class Comparison:
     differences: tuple[VariantDifference, ...]
     ranges: Ranges
     notes: tuple[str, ...]
+
+    @cached_property
+    def bands(self) -> Mapping[str, tuple[tuple[Array, Array, Array, Array] | None, ...]]:
+        """axis -> the mean curve of each variant with its interval, as `band` gives them"""
+        return {axis: tuple(band(variant.curves, axis) for variant in self.variants) for axis in AXES}
 
 
 def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Comparison:

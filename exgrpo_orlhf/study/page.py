@@ -39,7 +39,8 @@ def _metric(comparison: Comparison) -> str:
         html.legend(names, "hover"),
         "<h3>Learning curves</h3>",
         html.said("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
-        html.panels([chart for axis in AXES if (chart := charts.curves(comparison, axis))], "three"),
+        *([html.said("A band that reaches the edge of a plot goes on beyond it.")] if charts.cut(comparison) else ()),
+        html.panels([html.figure(*found) for axis in AXES if (found := charts.curves(comparison, axis))], "three"),
         _each(comparison),
         "<h3>By seed</h3>",
         html.said("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),
@@ -59,12 +60,15 @@ def _each(comparison: Comparison) -> str:
     first = [] if comparison.baseline is None else [comparison.baseline]
     all_ = f"all, each beside {comparison.baseline}" if first else "all"
     about = f"There are more variants than colours: above are means alone, here {all_}, against {charts.NAMES[axis]}."
-    panels = [chart for name in names if (chart := charts.curves(comparison, axis, [*first, name]))]
-    return html.said(about) + html.panels(panels, "three")
+    panels = [found for name in names if (found := charts.curves(comparison, axis, [*first, name]))]
+    return html.said(about) + html.panels([html.figure(*found) for found in panels], "three")
 
 
 def _table(table: Table) -> str:
-    rows = [[escape(cell) for cell in row] for row in table.rows]
+    rows = [
+        [f'<span class="name">{escape(cell)}</span>' if i < table.left else escape(cell) for i, cell in enumerate(row)]
+        for row in table.rows
+    ]
     return html.table(table.head, [rows], table.left, table.title, "wide")
 
 

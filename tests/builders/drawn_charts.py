@@ -11,6 +11,8 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from exgrpo_orlhf.evaluation.charts import text_width
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -42,6 +44,30 @@ def points(mark: Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", outline)]
 
 
+def outline(mark: Element, chart: Element) -> list[tuple[float, float]]:
+    """(x, y) of the whole outline of what is drawn: of a dot its rim, of a band its edges."""
+    pairs = lambda path: [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d"))]
+    shapes = {f"#{path.get('id')}": path for path in chart.iter("path") if path.get("id")}
+    found = [pair for path in mark.iter("path") if not path.get("id") for pair in pairs(path)]
+    for use in mark.iter("use"):
+        right, down = float(use.get("x")), float(use.get("y"))
+        found += [(x + right, y + down) for x, y in pairs(shapes[use.get("href")])]
+    return found
+
+
+def clipped(mark: Element) -> bool:
+    """Whether all of a mark is clipped at the edges of its plot."""
+    drawn = [node for node in mark if node.tag in ("path", "g")]
+    return bool(drawn) and all(node.get("clip-path", "").startswith("url(#") for node in drawn)
+
+
+def plot(chart: Element) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of a chart's first plot, at which what is drawn is clipped."""
+    rect = next(chart.iter("clipPath")).find("rect")
+    x, y, width, height = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
+
+
 def size(bar: Element) -> tuple[float, float]:
     """(width, height)"""
     across, down = zip(*points(bar), strict=True)
@@ -50,6 +76,16 @@ def size(bar: Element) -> tuple[float, float]:
 
 def texts(chart: Element) -> list[str]:
     return [node.text or "" for node in chart.iter("text")]
+
+
+def across(text: Element) -> tuple[float, float]:
+    """(left, right) of a text."""
+    moved = re.match(r"translate\((\S+)", text.get("transform"))
+    style = dict(part.split(": ") for part in text.get("style").split("; "))
+    wide = text_width(text.text, float(style["font-size"].removesuffix("px")))
+    left = float(moved[1] if moved else text.get("x"))
+    left -= wide * {"start": 0, "middle": 0.5, "end": 1}[style.get("text-anchor", "start")]
+    return left, left + wide
 
 
 def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -85,6 +85,8 @@ def make_results(
             "title": TITLES[key],
             "group": group,
             "of_group": [each for each in GROUPS[group] if each in every],
+            "ask": None,
+            "departures": [],
             "source": f"data/{key}.jsonl",
             "fingerprint": key.encode().hex()[:16],
             "questions": questions,

@@ -29,9 +29,9 @@ def write(folder: Path, benchmarks: dict[str, list], **changed) -> Path:
         "engine": {"name": "vllm", "dtype": "bfloat16"},
         "git_commit": "a1",
     }
-    results = {"format": 1, "name": folder.name, "complete": True, "record": record, "benchmarks": {}}
+    results = {"format": 1, "name": folder.name, "record": record, "benchmarks": {}, "not_run": {}}
     for name, asked in benchmarks.items():
-        counts = {"questions": len(asked), "samples": len(asked[0][1])}
+        counts = {"questions": len(asked), "samples": len(asked[0][1]), "rows": len(asked), "official_rows": None}
         results["benchmarks"][name] = {"title": name.upper(), **ALIKE, **counts, **changed}
         path = folder / name / "samples.jsonl"
         path.parent.mkdir(parents=True)
@@ -127,14 +127,16 @@ def test_what_was_not_run_alike_is_said(tmp_path, name, value):
         ({"engine": {"name": "vllm", "dtype": "float32"}}, "engine dtype: bfloat16 in a, float32 in b"),
         ({"git_commit": "b2"}, "graded by different versions: a1 in a, b2 in b; regrade both"),
         ({"graded_with": {"git_commit": "c3"}}, "graded by different versions: a1 in a, c3 in b; regrade both"),
-        ({}, "b is not complete"),
+        ({}, "b is not complete: AMC 10/200 questions, GPQA not run"),
     ],
 )
 def test_another_template_engine_or_grader_or_a_part_is_said(tmp_path, changed, said):
     a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
     results = json.loads((b / "results.json").read_text())
     results["record"] |= changed
-    results["complete"] = bool(changed)
+    if not changed:
+        results["benchmarks"]["amc"]["rows"] = 200
+        results["not_run"] = {"gpqa": {"title": "GPQA", "reason": "gated"}}
     (b / "results.json").write_text(json.dumps(results))
     found = compare(a, b)
     assert found.warnings == (said,)

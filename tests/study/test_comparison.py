@@ -8,6 +8,8 @@ import re
 import numpy as np
 import pytest
 import scipy.stats
+from drawn_charts import charts as drawn_charts
+from drawn_charts import clipped, of_class, outline, plot, points, texts
 from study_builders import made
 
 from exgrpo_orlhf.evaluation.statistics import holm
@@ -178,3 +180,57 @@ def test_more_variants_than_colours_get_a_panel_each():
     assert (
         len(re.findall('class="(?:curve|mean) series m3 d2"', text)) == 3 + 1 + 1
     )  # v19: together, its own panel, by seed
+
+
+def noisy(seeds: int) -> list:
+    rng = np.random.default_rng(0)
+    means = {"on_policy": 0.2, "a_long_name_of_a_variant_that_binds_rho_to_0.75_and_sigma_to_2.5": 0.5, "weak": 0.02}
+    values = lambda mean: np.clip(mean + rng.normal(0, 0.18, 8), 0, 1)
+    return [made(name, seed, values(mean)) for name, mean in means.items() for seed in range(seeds)]
+
+
+def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
+    found = compare(METRIC, noisy(3), "on_policy")
+    text = page.page("t", "a", [found], [])
+    kinds = {"learning": ("band", "curve", "thin", "knot"), "finals": ("spread", "mean", "dot")}
+    for kind, classes in kinds.items():
+        for chart in drawn_charts(text, kind):
+            left, top, right, bottom = plot(chart)
+            marks = [mark for name in classes for mark in of_class(chart, name)]
+            assert len(marks) > 9
+            assert all(map(clipped, marks))
+            for x, y in (corner for mark in marks for corner in outline(mark, chart)):
+                assert left <= x <= right
+                assert top <= y <= bottom
+    assert "goes on beyond it" not in text
+    low = found.variants[2].mean("final").bounds[0]
+    assert low < 0, "an interval that begins below the least value is whole too"
+
+
+def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_and_said():
+    wide = compare(METRIC, [made("a", seed, [0.1, 0.4 + 0.4 * seed]) for seed in (0, 1)], None)  # ± 12.7 · 0.2
+    text = page.page("t", "a", [wide], [])
+    assert "A band that reaches the edge of a plot goes on beyond it." in text
+    for chart in drawn_charts(text, "learning"):
+        _, top, _, bottom = plot(chart)
+        heights = [y for thin in of_class(chart, "thin") for _, y in points(thin)]
+        assert max(heights) - min(heights) > 0.25 * (bottom - top)
+        (band_,) = of_class(chart, "band")
+        assert clipped(band_)
+        assert min(y for _, y in outline(band_, chart)) < top
+    (chart,) = drawn_charts(text, "finals")
+    left, _, right, _ = plot(chart)
+    assert all(left < x < right for x, _ in points(of_class(chart, "spread")[0]))
+
+
+def test_the_names_of_variants_are_whole_in_every_chart():
+    found = compare(METRIC, noisy(2), "on_policy")
+    text = page.page("t", "a", [found], [])
+    longest = max((variant.name for variant in found.variants), key=len)
+    for kind in ("finals", "differences"):
+        (chart,) = drawn_charts(text, kind)
+        assert longest in "".join(texts(chart))
+    many = [made(longest + str(v), seed, [0.1, 0.3 + seed / 9]) for v in range(9) for seed in (0, 1)]
+    text = page.page("t", "a", [compare(METRIC, many, None)], [])
+    assert all(f"<figcaption>{longest}{v}</figcaption>" in text for v in range(9))
+    assert "…" not in text
