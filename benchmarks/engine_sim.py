@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 
@@ -161,7 +162,8 @@ def run_engine(gpu: Gpu, groups: Sequence[Sequence[int]], cache: int, prompt: in
         while waiting and len(running) < MAX_SEQUENCES:
             row = waiting[-1]
             size = row.prompt + row.done
-            if running and cached + size > cache * (1 - SPARE):
+            room = min(cache * (1 - SPARE), cache - len(running) - 1)  # at least for one step of all
+            if running and cached + size > room:
                 break
             waiting.pop()
             computed = size if row.done or not row.computed_elsewhere else 0
@@ -181,7 +183,7 @@ def run_engine(gpu: Gpu, groups: Sequence[Sequence[int]], cache: int, prompt: in
             key = heapq.heappop(ends)[1]
             if row := running.pop(key, None):
                 cached -= row.prompt + row.done + step - started.pop(key)
-        if running and cached + len(running) > cache:
+        while running and cached + len(running) > cache:
             key, row = running.popitem()
             now = step - started.pop(key)
             row.done, row.left = row.done + now, row.left - now
@@ -279,7 +281,7 @@ def one_ahead(gpu: Gpu, batches: Sequence[Batch], generating: int, training: int
     The first batch, which nothing hides, is left out: one step fewer than batches.
     """
     steps = []
-    for now, following in zip(batches, batches[1:], strict=False):
+    for now, following in pairwise(batches):
         engines = [engine.seconds for engine in generate(gpu, following, generating, ALONE)]
         trained = train(gpu, now, training).total + OTHER
         longest = max(*engines, trained)
