@@ -33,6 +33,7 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
 # By hand: `openrlhf_overhead --cpu`, which starts OpenRLHF three times, and vLLM: `eval_throughput --engine vllm`,
 # `generation --vllm`.
 CASES = [
+    case("ahead", "H100|A100|met", "sync_seconds|ahead_seconds|ahead_idle|from_closed_form|least_slack"),
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case(
         "campaign",
