@@ -256,7 +256,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in place", "late", "late, scored", "ahead", "late and ahead"])
+@pytest.mark.parametrize("name", ["in place", "late, scored", "ahead", "late and ahead"])
 def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)

@@ -134,24 +134,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
             f"train.questions_per_step = {b} cannot be dealt to Optimizer.steps_per_batch = {n} equal optimiser steps, "
             "which this engine needs"
         )
-    ahead: dict[str, Any] = {}
-    if x.settings.generate_ahead:
-        # Only for this does OpenRLHF ask vLLM for log-probs at the sampling temperature; actor.py does not correct.
-        ahead = {"algo.advantage.is_correction_level": "token"}
-        for flag, value in flags.items():
-            if value and flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"):
-                raise ValueError(
-                    f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: vLLM engines generate while "
-                    "the actors train, and need GPUs of their own"
-                )
-            if fnmatch(flag, "algo.advantage.is_correction_*"):
-                raise ValueError(
-                    f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: fresh rows are weighed by "
-                    "the engines' own log-probs already; MixedPolicyLoss.max_fresh_weight truncates the weight"
-                )
     return {
         **flags,
-        **ahead,
+        **(_beside_updates(flags) if x.settings.generate_ahead else {}),
         "actor.model_name_or_path": model,
         "data.max_len": x.prompts.max_tokens + x.sampling.max_response_tokens,
         "rollout.batch_size": b,
@@ -178,6 +163,23 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "ckpt.path": str(state),
         "ckpt.load_enable": resume,
     }
+
+
+def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A flag more for train.generate_ahead = 1. Raises ValueError for flags that it excludes."""
+    for flag, value in flags.items():
+        if value and flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"):
+            raise ValueError(
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: vLLM engines generate while the "
+                "actors train, and need GPUs of their own (gin/engines/openrlhf_8gpu_ahead.gin)"
+            )
+        if fnmatch(flag, "algo.advantage.is_correction_*"):
+            raise ValueError(
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: fresh rows are weighed by the "
+                "engines' own log-probs already; MixedPolicyLoss.max_fresh_weight truncates the weight"
+            )
+    # Only for this does OpenRLHF ask vLLM for log-probs at the sampling temperature. MixedLoss makes no correction.
+    return {"algo.advantage.is_correction_level": "token"}
 
 
 def scheduler_steps(x: Experiment) -> int:
