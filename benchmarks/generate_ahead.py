@@ -107,12 +107,8 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2, help="runs of each mode (default 2)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the timeline there")
     arguments = parser.parse_args()
-    steps, turns, bindings, layout = (
-        arguments.steps,
-        arguments.turns,
-        list(SHAPE),
-        ["--gin", "engines/openrlhf_cpu.gin"],
-    )
+    steps, turns, bindings = arguments.steps, arguments.turns, list(SHAPE)
+    layout = ["--gin", "engines/openrlhf_cpu.gin"]
     if arguments.small:
         steps, turns, bindings, layout = WARM + 2, 1, [*SHAPE, *TINY, "MAX_RESPONSE_TOKENS = 24"], []
     elif importlib.util.find_spec("openrlhf") is None:
@@ -134,15 +130,12 @@ def main() -> int:
     met = arguments.small or (ratio < 1 and columns["ahead"]["overlap"] >= 0.5)
     if arguments.png:
         draw({mode: done[-1] for mode, done in runs.items()}, 6, arguments.png)
-    walls = {
-        mode: [rows[-1]["time/update_to"] - rows[WARM]["time/rollout_from"] for rows in done]
-        for mode, done in runs.items()
-    }
-    figures = {"medians": columns, "ratio": ratio, "wall_seconds": walls, "met": met}
-    summary = (
-        f"a step ahead takes {ratio:.2f} of a synchronous one; overlap {columns['ahead']['overlap']:.0%} of updates"
-    )
-    return finish(arguments, figures, summary)
+    wall = {mode: [spans(rows, "update")[-1][1] for rows in done] for mode, done in runs.items()}
+    shown = "; ".join(f"{mode} {', '.join(f'{seconds:.1f}' for seconds in each)}" for mode, each in wall.items())
+    print(f"seconds from the first generation to the end of the last update: {shown}")
+    share = columns["ahead"]["overlap"]
+    summary = f"a step ahead takes {ratio:.2f} of a synchronous one, {share:.0%} of its updates beside a generation"
+    return finish(arguments, {"medians": columns, "ratio": ratio, "wall_seconds": wall, "met": met}, summary)
 
 
 if __name__ == "__main__":

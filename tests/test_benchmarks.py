@@ -30,8 +30,8 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand: `openrlhf_overhead --cpu` and `generate_ahead`, which start OpenRLHF several times, and vLLM: `eval_throughput --engine vllm`,
-# `generation --vllm`.
+# By hand: `openrlhf_overhead --cpu` and `generate_ahead` at its own size, which start OpenRLHF several times, and vLLM:
+# `eval_throughput --engine vllm`, `generation --vllm`.
 CASES = [
     case("ahead", "H100|A100|met", "sync_seconds|ahead_seconds|ahead_idle|from_closed_form|least_slack"),
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
