@@ -3,8 +3,9 @@
 
 On a machine without CUDA that has the stack (make openrlhf-cpu): runs of `--steps` steps with one actor and one vLLM
 engine, each on a pretended GPU of its own, on-policy and otherwise alike, synchronous and with
-train.generate_ahead = 1 in turns, `--turns` times. Generation is made the longer part: an untrained tiny model seldom
-ends a response, and a response may be long. Seconds of a step are medians; the first 3 steps of a run never count.
+train.generate_ahead = 1 in turns, `--turns` times. Generation is made the longer part: few responses, and long ones. A
+tiny model that has seen a little of long chains writes them. Seconds of a step are medians; the first 3 steps of a run
+never count.
 
 A timeline is drawn with --png from a run's own begin and end of each generation and update (time/rollout_from and so on
 in metrics.jsonl). The core of the engine and that of the actor are the machine's: other work on them shows.
@@ -32,13 +33,17 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM = 3
 MODES = {"synchronous": 0, "ahead": 1}
 SHAPE = (
-    "ChainModel.steps = 1",  # untrained: responses are long
-    "ChainModel.width = 96",
+    "ChainModel.steps = 200",
+    "ChainModel.width = 64",
+    "ChainModel.layers = 8",  # a token of vLLM costs by the layer, an update by the weight
+    "ChainModel.operands = (24,)",
+    "ModularChains.operands = (24,)",
     "Work.model = @PretrainedModel()",
     "Work.validation = None",
     "train.eval_every = None",
-    "train.questions_per_step = 16",
-    "train.group_size = 8",
+    "train.questions_per_step = 4",
+    "train.group_size = 4",
+    "Prompts.max_tokens = 64",
     "MAX_RESPONSE_TOKENS = 160",
     "Optimizer.learning_rate = 1e-7",  # so that the responses stay as they are
     "Tracking.enabled = False",
