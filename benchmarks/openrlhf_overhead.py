@@ -159,7 +159,7 @@ class MadeUp:
     """Stands in the engine's place: random tokens, log-probs, scores and grades."""
 
     prompts = SimpleNamespace(check=lambda questions: None, fingerprint=lambda: "benchmark")
-    whole_batches, decode, model_path = True, None, "in no folder"
+    whole_batches, generates_beside, decode, model_path = True, False, None, "in no folder"
 
     def __init__(self, as_experience: Any) -> None:
         self.as_experience, self.rng, self.made, self.scored = as_experience, np.random.default_rng(0), 0, 0

@@ -13,17 +13,33 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
+SPANS = ("rollout", "update")  # parts whose begin and end are logged too: with train.generate_ahead they overlap
+
+
 class Clock:
-    """Seconds of each part of a step."""
+    """Seconds of each part of a step.
+
+    spans: begin and end of a part, of the first and of the last time, in seconds since 1970
+    """
 
     def __init__(self) -> None:
         self.begin = self.last = time.perf_counter()
+        self.since = time.time() - self.begin
         self.laps: dict[str, float] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        first = self.spans.get(name, (self.since + self.last, 0.0))[0]
+        self.spans[name] = first, self.since + now
         self.last = now
+
+    def add(self, other: Clock) -> None:
+        """The parts of a clock that ran beside this one."""
+        if other is not self:
+            self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
+            self.spans |= other.spans
 
     def lap_after(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """The same items; the lap ends when there are no more."""
@@ -33,6 +49,8 @@ class Clock:
     def times(self) -> dict[str, float]:
         return {
             **{f"time/{name}": seconds for name, seconds in self.laps.items()},
+            **{f"time/{name}_from": self.spans[name][0] for name in SPANS if name in self.spans},
+            **{f"time/{name}_to": self.spans[name][1] for name in SPANS if name in self.spans},
             "time/step": time.perf_counter() - self.begin,
         }
 

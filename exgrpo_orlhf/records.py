@@ -77,12 +77,17 @@ class Rollout:
     token_ids: int32 (T,), response only, end token included
     sampler_logprobs: float32 (T,), as the engine that sampled it has them, where it is asked for them; the trainer's
         own, which are stored, differ from them by rounding
+    behaviour_logprobs: float32 (T,), under the policy that sampled it, where they are known before the update
+        (train.generate_ahead); None: the update measures them
+    policy_step: the policy version (training step) that sampled it; None: the step that trains on it
     """
 
     token_ids: npt.NDArray[np.int32]
     finish: Finish
     grade: Grade | None = None
     sampler_logprobs: npt.NDArray[np.float32] | None = None
+    behaviour_logprobs: npt.NDArray[np.float32] | None = None
+    policy_step: int | None = None
 
     @property
     def reward(self) -> float | None:
@@ -246,7 +251,9 @@ class MixedBatch:
                 checked.setdefault("sound" if grade.sound else "lucky", []).append(entropy)
         replayed = [row.replayed for row, _ in pairs if row.replayed is not None]
         ages = [step - trajectory.step for trajectory in replayed]
+        fresh = [row.response.policy_step for row, _ in pairs if isinstance(row.response, Rollout)]
         return {
+            "rollout/age_mean": mean([0 if sampled is None else step - sampled for sampled in fresh]),
             "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in self.rows]),
             "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.replayed is None]),
             "replay/entropy": mean([entropy for row, entropy in pairs if row.replayed is not None]),

@@ -111,6 +111,8 @@ def _tiny(x: Experiment) -> Experiment:
     """The experiment without tracking and evaluation; on OpenRLHF, whose batches have one size, with a quarter of the
     batch, in portions that its ranks can share."""
     settings = replace(x.settings, steps=3, eval_every=None, best_metric=None, save_every=2**62)
+    if x.openrlhf is None:  # this engine generates nothing beside an update, and each of the trial's steps has its size
+        settings = replace(settings, generate_ahead=0)
     mixer = copy.deepcopy(x.mixer)
     if x.openrlhf is not None:
         flags = x.openrlhf.all_flags()

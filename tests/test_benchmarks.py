@@ -30,8 +30,8 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand: `openrlhf_overhead --cpu`, which starts OpenRLHF three times, and vLLM: `eval_throughput --engine vllm`,
-# `generation --vllm`.
+# By hand: `openrlhf_overhead --cpu` and `generate_ahead` at its own size, which start OpenRLHF several times, and vLLM:
+# `eval_throughput --engine vllm`, `generation --vllm`.
 CASES = [
     case("ahead", "H100|A100|met", "sync_seconds|ahead_seconds|ahead_idle|from_closed_form|least_slack"),
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
@@ -56,6 +56,7 @@ CASES = [
         passes=8,
         marks=SLOW_OPENRLHF,
     ),
+    case("generate_ahead", "step|rollout|update", "step|rollout|update|wait|ratio|overlap"),
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),

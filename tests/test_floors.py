@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 FLOORS = (
     {"config", "run", "smoke", "doctor", "__main__"},
     {"training", "study", "explore"},
-    {"work", "engines", "supervised", "evaluation", "tracking", "progress", "health"},
+    {"work", "ahead", "engines", "supervised", "evaluation", "tracking", "progress", "health"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained", "adapters"},
     {"records", "lazy", "terminal", "settings", "gin_files", "files", "places", "checkpoints", "manifest", "stopping"},

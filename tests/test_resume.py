@@ -187,6 +187,16 @@ OPTIONS = {
         "MixedPolicyLoss.ratio = 'sequence'",
         "Optimizer.passes_per_batch = 2",
     ],
+    "ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "ReplayBuffer.max_age = 3"],
+    "late and ahead": [
+        "train.generate_ahead = 1",
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+        "DynamicSampling.max_rounds = 1",
+        "Optimizer.steps_per_batch = 2",
+        "Optimizer.learning_rate = 1e-4",
+    ],
 }
 
 
@@ -229,6 +239,10 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
             tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
             assert tokens == pytest.approx(row["rollout/response_tokens"] * 4 * (8 + row["rollout/filtered_groups"]))
         assert any(row["replay/actual_share"] > 0 for row in done)
+    elif name == "ahead":
+        assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
+        assert all(row["policy/approx_kl"] > 0 for row in done[1:])
+        assert any(row["replay/evicted"] > 0 for row in done)
     elif name.startswith("late"):
         assert all(row["replay/actual_share"] == 0 for row in done)
         injected = [row["replay/injected"] for row in done]
@@ -242,7 +256,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in place", "late", "late, scored"])
+@pytest.mark.parametrize("name", ["in place", "late, scored", "ahead", "late and ahead"])
 def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)

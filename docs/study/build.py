@@ -6,7 +6,8 @@
     python docs/study/build.py --document             # seconds: the pages from the files in docs/study/
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
-writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; the main parts also have <part>_quarters.csv.
+writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; some parts also have <part>_quarters.csv or
+<part>_forgetting.csv.
 docs/study/text.md is the text of docs/study.md, docs/study/ablations.md and choosing.md are those of the pages of the
 same name; their places are filled with these figures (document.py).
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
@@ -21,6 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forgetting
 import quarters
 from document import Document, DocumentError
 
@@ -52,8 +54,10 @@ PARTS = {
     "study_baselines_weak": (GREEDY,),
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
+    "study_rare": (GREEDY, SIGNAL, *LUCK),
 }
 QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts with replay metrics for each quarter of the run
+FORGETTING = ("study_rare",)  # parts with the shares of forgotten and recovered questions
 REGIMES = {  # regimes whose lucky guesses are measured
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],
@@ -93,6 +97,8 @@ def _run(part: str, jobs: int | None) -> int:
         return status
     if part in QUARTERS:
         write(FIGURES / f"{part}_quarters.csv", csv_text(quarters.HEAD, quarters.rows(ROOT / "runs" / part)))
+    if part in FORGETTING:
+        write(FIGURES / f"{part}_forgetting.csv", csv_text(forgetting.HEAD, forgetting.rows(ROOT / "runs" / part)))
     metric, *others = PARTS[part]
     baseline = config.load_suite(f"docs/study/suites/{part}.gin").baseline
     compare = ["compare.py", "--group", part, "--baseline", str(baseline), "--metric", metric]

@@ -38,6 +38,7 @@ class Document:
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
             **{"luck": self.luck, "quarter": self.quarter, "picture": self.picture, "hours": self.hours},
+            "forgetting": self.forgetting,
             "ablations": lambda: ablations.table(self),
         }
 
@@ -107,6 +108,10 @@ class Document:
     def quarter(self, part: str, variant: str, quarter: str, column: str) -> str:
         """The mean of a column of <part>_quarters.csv over seeds."""
         return _over_seeds(self._read(f"{part}_quarters"), column, variant=variant, quarter=quarter)
+
+    def forgetting(self, part: str, variant: str, column: str) -> str:
+        """The mean of a column of <part>_forgetting.csv over seeds."""
+        return _over_seeds(self._read(f"{part}_forgetting"), column, variant=variant)
 
     def picture(self, part: str) -> str:
         shows = "curves against steps, generated tokens and time; last values by seed"

@@ -136,6 +136,7 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "train.eval_every = None",
         "train.best_metric = None",
         "train.save_every = 1",
+        "train.generate_ahead = 0",  # the plain computation has no engine whose log-probs it could weigh by
         "ReplayMixer.start_at_accuracy = None",
         "ReplayMixer.collects = True",
         "ReplayMixer.only_sound = False",

@@ -30,7 +30,7 @@ class UpdateStats:
 
     policy_logprobs: float32 (T,), of the current policy when the row's first optimiser step began
     behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
-        sampled them
+        sampled them, unless they were generated ahead and came with them
     entropies: mean token entropy of the response, nats, measured with policy_logprobs
     later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
     """
@@ -74,6 +74,7 @@ class Engine(ABC):
     """Both engines are of this class. The methods with a body are the same in both.
 
     whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
+    generates_beside: whether it can generate while it makes an update
     model_path: folder or hub id of the model that the run begins with
     """
 
@@ -81,6 +82,7 @@ class Engine(ABC):
     model_path: str | Path
     tokenizer: Any
     whole_batches: bool
+    generates_beside = False
 
     @abstractmethod
     def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
@@ -119,6 +121,13 @@ class Engine(ABC):
         measured = iter(self.measure(rows))
         return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
 
+    def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
+        """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (T,),
+        to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
+        sampled = [(group.question, rollout) for group in groups for rollout in group.rollouts]
+        rows = [ForwardRow(self.prompts.encode(question), rollout.token_ids) for question, rollout in sampled]
+        return [measured.logprobs for measured in self.measure(rows)]
+
     def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
         """Prompt and response of each row of the flattened batch."""
         return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
@@ -126,6 +135,10 @@ class Engine(ABC):
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """With train.generate_ahead: give the weights of the last update to what generates, which is idle now."""
 
     @abstractmethod
     def save(self, folder: Path) -> Files:

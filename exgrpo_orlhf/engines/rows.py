@@ -57,6 +57,8 @@ def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
-    """The stored log-probs of a replayed row, to the bit. For a fresh row `measured`: its log-probs under the policy
-    that sampled it, or None where they are not known yet."""
-    return measured if row.replayed is None else row.replayed.behaviour_logprobs
+    """The log-probs that a row came with, to the bit: a replayed row's are stored, those of a fresh row that was
+    generated ahead were taken when it was sampled. Of another fresh row `measured`: its log-probs under the policy that
+    sampled it, or None where they are not known yet."""
+    known = row.response.behaviour_logprobs
+    return measured if known is None else known

@@ -70,6 +70,10 @@ class MixedPolicyLoss:
 
     The gradient of a truncated token is capped, not removed.
 
+    A fresh row that was generated ahead (train.generate_ahead) has π_old of the weights that sampled it, one update
+    earlier, so that w is not 1 even where a batch has one optimiser step. The clip leaves w of a token with A < 0
+    without an upper bound; with a largest fresh weight (`max_fresh_weight`) it is truncated as above, before the clip.
+
     With `ratio` = 'sequence' (GSPO, arXiv 2507.18071, equations 5 and 7), w of a fresh token is the length-normalised
     ratio of its response, the same for all of its |y| tokens, and so is the clip:
 
@@ -83,6 +87,7 @@ class MixedPolicyLoss:
     shaping: False uses w* itself
     importance_weights: False sets w* = π_θ/stop_gradient(π_θ): value 1, gradient ∇log π_θ
     max_weight: c > 0, in units of w*; None: not truncated
+    max_fresh_weight: c > 0, in units of w, of a token or with `ratio` = 'sequence' of a response; None: not truncated
     ratio: of fresh rows, of each token or of the whole response
     clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (gin/recipes/official.gin)
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
@@ -101,6 +106,7 @@ class MixedPolicyLoss:
     shaping: bool = True
     importance_weights: bool = True
     max_weight: Positive | None = None
+    max_fresh_weight: Positive | None = None
     ratio: Literal["token", "sequence"] = "token"
     clip_low: Share | None = 0.2
     clip_high: NotNegative | None = 0.2
@@ -177,6 +183,7 @@ class MixedPolicyLoss:
         return (sums / lengths.clamp(min=1))[row_of]
 
     def _fresh(self, log_w: Tensor, advantages: Tensor) -> Tensor:
+        log_w = _truncated(log_w, self.max_fresh_weight)
         if self.clip_low is None or self.clip_high is None:
             return -torch.exp(log_w) * advantages
         # Above the clip a token with A > 0 is a constant. It is made one before exp: the branch that `minimum` leaves
@@ -190,10 +197,7 @@ class MixedPolicyLoss:
         if not self.importance_weights:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
-        if self.max_weight is not None:
-            # log w̄ = log c with the gradient of log w*: the difference is exactly 0, and nothing overflows.
-            ceiling = math.log(self.max_weight)
-            log_w = torch.where(log_w > ceiling, ceiling + (log_w - log_w.detach()), log_w)
+        log_w = _truncated(log_w, self.max_weight)
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages
@@ -219,23 +223,27 @@ class MixedPolicyLoss:
 
     def _fresh_metrics(self, rows: Sequence[tuple[float, Floats, Floats]]) -> dict[str, float]:
         """approx_kl: mean of w − 1 − log w, w = π_θ/π_old of a token. clip_share: tokens whose gradient the clip takes
-        away.
+        away. truncated_share: tokens whose weight is above the largest one, where there is one.
 
         rows: advantage, log π_θ (T,), log π_old (T,)
         """
-        tokens = clipped = 0
+        tokens = clipped = truncated = 0
         kl = 0.0
         for advantage, policy, behaviour in rows:
             log_w = policy.astype(np.float64) - behaviour
             w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
             tokens += len(w)
             kl += float((w - 1 - log_w).sum())
+            if self.ratio == "sequence":
+                w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
+            truncated += 0 if self.max_fresh_weight is None else int((w > self.max_fresh_weight).sum())
             if self.clip_low is not None and self.clip_high is not None:
-                if self.ratio == "sequence":
-                    w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
                 outside = w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low
                 clipped += int(outside.sum()) if advantage else 0
-        return {"policy/approx_kl": kl / max(tokens, 1), "policy/clip_share": clipped / max(tokens, 1)}
+        found = {"policy/approx_kl": kl, "policy/clip_share": clipped}
+        if self.max_fresh_weight is not None:
+            found["policy/truncated_share"] = truncated
+        return {name: total / max(tokens, 1) for name, total in found.items()}
 
     def _replayed_metrics(self, log_weights: Sequence[npt.NDArray[np.float64]]) -> dict[str, float]:
         """Of all replayed tokens, in log space, w* = π_θ/π_past.
@@ -257,3 +265,11 @@ class MixedPolicyLoss:
             shaped = 1 / (1 + np.exp(np.clip(np.log(self.beta) - used, -700, 700)))
             found["replay/saturated_share"] = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
         return found
+
+
+def _truncated(log_w: Tensor, largest: float | None) -> Tensor:
+    """log w̄ of w̄ = stop_gradient(min(w, c)/w)·w: log c with the gradient of log w, where w > c."""
+    if largest is None:
+        return log_w
+    ceiling = math.log(largest)
+    return torch.where(log_w > ceiling, ceiling + (log_w - log_w.detach()), log_w)  # exactly 0, nothing overflows

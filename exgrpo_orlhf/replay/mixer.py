@@ -269,7 +269,7 @@ class ReplayMixer:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step, of
         groups that `store_up_to` admits.
 
-        logprobs: per row of the flattened batch, float32 (T,)
+        logprobs: of the policies that sampled them, per row of the flattened batch, float32 (T,)
         Raises ValueError for another number of log-probs than rows.
         """
         if not self.collecting:
@@ -277,11 +277,15 @@ class ReplayMixer:
         admitted = {group.question.id for group in batch.groups if self._admits(group)}
         experience = []
         for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
-            rollout, grade = row.response, None if isinstance(row.response, Trajectory) else row.response.grade
-            if row.question.id not in admitted or grade is None or not grade.correct or grade.reward is None:
+            rollout = row.response
+            if isinstance(rollout, Trajectory) or row.question.id not in admitted:
+                continue
+            grade = rollout.grade
+            if grade is None or not grade.correct or grade.reward is None:
                 continue
             if rollout.finish == "stop" and (grade.sound or not self.only_sound):
-                trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, step, sound=grade.sound)
+                version = step if rollout.policy_step is None else rollout.policy_step
+                trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, version, sound=grade.sound)
                 experience.append((row.question.id, trajectory))
         return experience
 

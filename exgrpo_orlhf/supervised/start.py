@@ -52,6 +52,14 @@ FORMAT = 1  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
+def take_curve(model: Path, run: Path) -> None:
+    """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
+    if (model / CURVE).is_file():
+        files.write(run / CURVE, (model / CURVE).read_bytes())
+    else:
+        (run / CURVE).unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SupervisedModel:
     """A model after supervised training, made once and then found in a cache.

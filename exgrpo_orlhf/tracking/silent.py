@@ -17,6 +17,9 @@ def silent_metrics(x: Experiment) -> tuple[str, ...]:
 
 def _silent(x: Experiment) -> Iterator[str]:
     yield "reward/ungradable"  # timeout_share + error_share
+    yield from ("time/rollout_from", "time/rollout_to", "time/update_from", "time/update_to")  # clock times
+    if not x.settings.generate_ahead:
+        yield "rollout/age_mean"
     if x.verifier.kind != "function":
         yield "reward/pass_at_1"  # reward/mean, where rewards are 0 or 1
     if x.evaluation.samples == 1:
@@ -27,7 +30,7 @@ def _silent(x: Experiment) -> Iterator[str]:
         yield from ("reward/lucky_guess_rate", "replay/lucky_guess_rate", "eval/lucky_guess_rate")
     if x.dynamic_sampling.max_rounds == 0:
         yield from ("rollout/rounds", "rollout/filtered_groups")
-    if x.optimizer.steps_per_batch * x.optimizer.passes_per_batch == 1:
+    if x.optimizer.steps_per_batch * x.optimizer.passes_per_batch == 1 and not x.settings.generate_ahead:
         yield from ("policy/approx_kl", "policy/clip_share")
     if x.optimizer.skip_above_grad_norm is None:
         yield "policy/skipped_updates"

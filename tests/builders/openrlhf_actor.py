@@ -64,7 +64,7 @@ def make_actor(
         ],
     )
     args = launch.parse(x, str(model), resume or Path("nowhere"), resume=resume is not None)
-    args.exgrpo = ActorSettings(loss, x.optimizer.skip_above_grad_norm)
+    args.exgrpo = ActorSettings(loss, x.optimizer.skip_above_grad_norm, x.settings.generate_ahead)
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
     actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)

@@ -84,8 +84,8 @@ class CheckedTrainer(trainer.MixedTrainer):
         self.record("update", seen)
         return stats
 
-    def broadcast_to_vllm(self):
-        super().broadcast_to_vllm()
+    def sync(self):
+        super().sync()
         ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
         differ = []
         for i, engine in enumerate(self.vllm_engines):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_builders import K, make_engine, mixed_batch
+from engine_builders import K, aged, make_engine, mixed_batch
 
 from exgrpo_orlhf.doctor.parity import recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -36,10 +36,11 @@ ADAM_EPS = 1e-8
 WELL_ABOVE = 1e3
 
 
-def batch_of(engine: TorchEngine) -> MixedBatch:
+def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
     """Half of the groups replay a trajectory, beside one fresh rollout (so these groups are short); some rows could not
-    be graded, and of one group none."""
+    be graded, and of one group none. ahead: fresh rows have log-probs of another policy"""
     batch = mixed_batch(engine, n=GROUPS, beside=1)
+    batch = aged(engine, batch) if ahead else batch
     groups, rows = list(batch.groups), [list(members) for members in batch.rows]
     for g, k in [(1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (GROUPS - 1, 0)]:
         rollouts = list(groups[g].rollouts)
@@ -58,7 +59,7 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
         reference=True,
         optimizer=Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps),
     )
-    batch, gradients = batch_of(make_engine(model)), recorded_gradients(engine)
+    batch, gradients = batch_of(make_engine(model), cell.get("ahead", False)), recorded_gradients(engine)
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 
@@ -103,6 +104,7 @@ def update(
         "Optimizer.max_grad_norm = 1e9",
         f"Optimizer.steps_per_batch = {cell['steps']}",
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
+        f"train.generate_ahead = {int(cell.get('ahead', False))}",
         loss=MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
         questions_per_step=GROUPS,
         rank=(number, ranks, port),
@@ -170,7 +172,8 @@ def main() -> None:
     folder = Path(out).with_suffix(".work")
     folder.mkdir()
     for cell in cells.values():
-        cell["plain"] = f"plain-{cell['steps']}-" + "-".join(map(str, cell["loss"].values()))
+        kind = "ahead" if cell.get("ahead") else "plain"
+        cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(map(str, cell["loss"].values()))
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():
             torch.save(plain(Path(model), Path(reference), cell), path)

@@ -30,6 +30,8 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, flo
     """−(objective of one token), and its derivative in log π_θ."""
     w, advantage = math.exp(row.logprobs[t] - row.behaviour[t]), row.advantage
     if not row.replayed:
+        if loss.max_fresh_weight is not None:  # a truncated weight keeps its gradient
+            w = min(w, loss.max_fresh_weight)
         if loss.clip_low is None:
             return -w * advantage, -w * advantage
         clipped = min(max(w, 1 - loss.clip_low), 1 + loss.clip_high)

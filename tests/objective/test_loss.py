@@ -87,6 +87,24 @@ def test_truncated_loss_and_gradient_equal_the_equations_written_plainly(shaping
         assert_equals_the_equations(loss, random_rows(seed))
 
 
+@pytest.mark.parametrize("clip", [(0.2, 0.2), (None, None)])
+@pytest.mark.parametrize("c", [0.05, 0.7, 1.1, 2.0, 50.0])
+def test_truncated_fresh_weights_equal_the_equations_written_plainly(c, clip):
+    for seed in range(4):
+        loss = MixedPolicyLoss(max_fresh_weight=c, clip_low=clip[0], clip_high=clip[1], response_length=20)
+        assert_equals_the_equations(loss, random_rows(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_truncated_fresh_weight_is_finite_where_the_clip_has_no_bound(dtype):
+    """A < 0: the clip leaves w = e^100 as it is."""
+    loss = MixedPolicyLoss(max_fresh_weight=2.0, normalizer="tokens")
+    row = PlainRow([-1.0, -1.0], [-101.0, -1.0], [-1.0] * 2, [0.0] * 2, -0.5, False)
+    value, grad, _ = evaluated(loss, [row], dtype=dtype)
+    assert value == pytest.approx(0.5 * (2 + 1) / 2, rel=1e-6)
+    assert grad.tolist() == pytest.approx([0.5, 0.25], rel=1e-6)
+
+
 @pytest.mark.parametrize("shaping", [True, False])
 def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor_held_fixed(shaping):
     """Finite differences of f(k·w*), k = min(w*, c)/w* at the point: w* on both sides of c and on it."""
@@ -113,7 +131,8 @@ def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor
     ("replayed", "one", "other"),
     [
         (None, {"max_weight": None}, {"max_weight": 1e6}),  # a weight that no token reaches
-        (False, {"max_weight": None}, {"max_weight": 0.01}),  # fresh rows are never truncated
+        (False, {"max_weight": None}, {"max_weight": 0.01}),  # fresh rows are not truncated by it
+        (True, {"max_fresh_weight": None}, {"max_fresh_weight": 0.01}),  # nor replayed ones by the other
         (
             True,
             {"clip_low": None, "clip_high": None},

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 FIGURES = ROOT / "docs" / "study"
 sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
+import forgetting  # noqa: E402
 import luck  # noqa: E402
 import quarters  # noqa: E402
 from document import Document, DocumentError  # noqa: E402
@@ -94,6 +96,27 @@ def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: 
     assert 0 < row["sound"] < 1
     assert row["auc_entropy"] > 0.6  # lower entropy, sounder reasoning: what the paper says
     assert {*luck.HEAD} == {"regime", "what", "seed", *row}
+
+
+def test_forgotten_and_recovered_are_shares_of_the_questions_that_are_drawn_again(tmp_path: Path) -> None:
+    """a: unsolved, solved, unsolved, solved; b: solved, then replayed without success, which does not count."""
+    seen = [
+        [("a", "fresh", 8, 0), ("b", "fresh", 8, 3), ("c", "injected", 8, 0)],
+        [("a", "fresh", 8, 1), ("b", "replayed", 7, 0), ("c", "left_out", 0, 0)],
+        [("a", "fresh", 8, 0), ("b", "fresh", 8, 8)],
+        [("a", "fresh", 8, 2)],
+    ]
+    run = tmp_path / "late" / "seed3"
+    run.mkdir(parents=True)
+    columns = [dict(zip(("id", "as", "graded", "correct"), zip(*step, strict=True), strict=True)) for step in seen]
+    (run / "decisions.jsonl").write_text("".join(json.dumps({"questions": each}) + "\n" for each in columns))
+    [row] = forgetting.rows(tmp_path)
+    assert set(row) == {*forgetting.HEAD}
+    assert (row["variant"], row["seed"]) == ("late", "3")
+    assert row["forgotten"] == 1 / 2  # a, not b
+    assert row["recovered"] == 1
+    assert row["first_signal"] == 1
+    assert row["never_solved"] == pytest.approx(1 / 3)
 
 
 def test_quarters_are_means_over_the_steps_that_replay(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ class TorchEngine(Engine):
         """One or more optimiser steps on a batch (see PolicyUpdate)."""
         return self._update(batch, self.forward_rows(batch), loss)
 
+    def sync(self) -> None:
+        """Nothing: it generates with the weights that it trains."""
+
     # -- save ---------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:

@@ -70,7 +70,7 @@ class PolicyUpdate:
         work = _Work(batch.flat_rows(), forward)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
-            fresh = [i for i, row in enumerate(work.rows) if row.replayed is None]
+            fresh = [i for i, known in enumerate(work.behaviour_logprobs) if known is None]
             for i, measured in zip(fresh, self._measure(work, fresh), strict=True):
                 work.behaviour_logprobs[i] = measured.logprobs
         norms, losses, skipped, rate = [], [], 0, 0.0
@@ -202,7 +202,7 @@ class _Work:
 
     def record(self, i: int, measured: Measured) -> None:
         """What the forward pass of a row's own optimiser step measured. Where a batch has one step, that is also the
-        behaviour policy of a fresh row."""
+        behaviour policy of a fresh row, unless it was generated ahead."""
         self.passes[-1][i] = measured.logprobs
         if len(self.passes) == 1:
             self.entropies[i] = measured.entropy

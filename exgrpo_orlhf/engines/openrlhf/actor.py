@@ -37,6 +37,7 @@ class ActorSettings:
 
     loss: MixedPolicyLoss
     skip_above_grad_norm: float | None
+    generate_ahead: int = 0
 
 
 class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
@@ -44,7 +45,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        advantage = self.args.algo.advantage
+        advantage, ahead = self.args.algo.advantage, bool(self.args.exgrpo.generate_ahead)
         self.actor_loss_fn = MixedLoss(
             self.args.exgrpo.loss,
             rows=self.args.train.batch_size,
@@ -52,8 +53,10 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
             gas=1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient,
             single_step=self.args.train.max_epochs == 1
             and self.args.train.batch_size == self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt,
+            ahead=ahead,
             correction=RolloutCorrection(
-                advantage.is_correction_level,
+                # The flag is on there only so that vLLM gives its log-probs, by which the rows are weighed already.
+                "off" if ahead else advantage.is_correction_level,
                 advantage.is_correction_mode,
                 advantage.is_correction_gating,
                 tuple(advantage.is_correction_threshold),

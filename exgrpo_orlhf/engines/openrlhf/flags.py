@@ -34,6 +34,7 @@ _BY_BINDING = {
     "Optimizer.passes_per_batch": "train.max_epochs",
     "train.steps": "train.num_episodes",
     "train.seed": "train.seed",
+    "train.generate_ahead": "train.async_enable train.async_queue_size",
     "Optimizer.learning_rate": "actor.adam.lr",
     "Optimizer.betas": "actor.adam.betas",
     "Optimizer.weight_decay": "actor.adam.weight_decay",
@@ -42,6 +43,7 @@ _BY_BINDING = {
     "Optimizer.max_grad_norm": "actor.max_norm",
     "MixedPolicyLoss.clip_low, .clip_high": "actor.eps_clip actor.eps_clip_low_high",
     "MixedPolicyLoss.normalizer": "actor.loss_agg_mode",
+    "MixedPolicyLoss.ratio": "actor.policy_loss_type",
     "MixedPolicyLoss.entropy_coef": "actor.entropy_coef",
     "GroupAdvantages.scale_by_std": "algo.advantage.estimator algo.advantage.no_std_norm",
     "MixedPolicyLoss.kl_coef": "algo.kl.init_coef algo.kl.use_loss",
@@ -73,16 +75,12 @@ EXECUTION = (
 
 # Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
-    "train.async_enable": "replayed trajectories are chosen under the policy that is about to be updated, and the next "
-    "batch would be planned before this one is observed and stored",
     "train.partial_rollout_enable": "a response of two policies has no behaviour log-probs of one",
-    "train.async_queue_size": "there is no asynchronous mode here",
     "train.agent_func_path": "a stored trajectory is a prompt and one response; turns of an environment are not kept",
     "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
     "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group; "
     "DynamicSampling.max_rounds does it after that",
     "actor.dual_clip": "MixedPolicyLoss has no lower bound for negative advantages",
-    "actor.policy_loss_type": "GSPO's ratio of a whole sequence and the token weights of replayed rows do not mix",
     "algo.advantage.gamma": "the advantage is the group's, the same for every token",
     "algo.advantage.lambd": "there is no critic",
     "algo.kl.target": "the coefficient is MixedPolicyLoss.kl_coef throughout",
@@ -138,6 +136,7 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         )
     return {
         **flags,
+        **(_beside_updates(flags) if x.settings.generate_ahead else {}),
         "actor.model_name_or_path": model,
         "data.max_len": x.prompts.max_tokens + x.sampling.max_response_tokens,
         "rollout.batch_size": b,
@@ -164,6 +163,23 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "ckpt.path": str(state),
         "ckpt.load_enable": resume,
     }
+
+
+def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A flag more for train.generate_ahead = 1. Raises ValueError for flags that it excludes."""
+    for flag, value in flags.items():
+        if value and flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"):
+            raise ValueError(
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: vLLM engines generate while the "
+                "actors train, and need GPUs of their own (gin/engines/openrlhf_8gpu_ahead.gin)"
+            )
+        if fnmatch(flag, "algo.advantage.is_correction_*"):
+            raise ValueError(
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: fresh rows are weighed by the "
+                "engines' own log-probs already; MixedPolicyLoss.max_fresh_weight truncates the weight"
+            )
+    # Only for this does OpenRLHF ask vLLM for log-probs at the sampling temperature. MixedLoss makes no correction.
+    return {"algo.advantage.is_correction_level": "token"}
 
 
 def scheduler_steps(x: Experiment) -> int:

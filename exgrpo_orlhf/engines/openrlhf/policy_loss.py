@@ -61,17 +61,25 @@ class MixedLoss(nn.Module):
     """
 
     def __init__(
-        self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, correction: RolloutCorrection
+        self,
+        loss: MixedPolicyLoss,
+        rows: int,
+        gas: int,
+        single_step: bool,
+        correction: RolloutCorrection,
+        ahead: bool = False,
     ) -> None:
         """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
 
         single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and π_θ/π_old
             is 1 by definition; between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1. Of
             `old_log_probs` only those of replayed rows are then used.
+        ahead: whether batches are generated ahead: the policy has changed since, and π_old is what `old_log_probs` says
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
         self.rows, self.gas, self.single_step, self.correction = rows, gas, single_step, correction
+        self.ahead = ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
         self.totals: dict[str, float] = {}
@@ -96,7 +104,9 @@ class MixedLoss(nn.Module):
         mask = action_mask.bool()
         fresh = mask & ~self.replayed[:, None].to(mask.device)  # (R, A)
         tokens = float(batch_num_tokens) / dp_size
-        old = torch.where(fresh, log_probs.detach(), old_log_probs) if self.single_step else old_log_probs
+        old = old_log_probs
+        if self.single_step and not self.ahead:
+            old = torch.where(fresh, log_probs.detach(), old)
         lengths = mask.sum(1).clamp(min=1)
         weights = self.loss.row_weights(lengths, rows=self.rows / (self.gas * dp_size), tokens=tokens)
         correction = torch.ones_like(advantages)

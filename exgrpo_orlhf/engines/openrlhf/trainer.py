@@ -24,7 +24,7 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, Going, Job, NonFiniteUpdate, UpdateStats, dumped
+from ..engine import Engine, Going, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -63,6 +63,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
     whole_batches = True
+    generates_beside = True
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
         """OpenRLHF's program calls this with the arguments of its PPOTrainer.
@@ -90,7 +91,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
-        self.step = 0  # of the current batch; the training loop counts the steps that are done
+        self.step = 0  # of the latest update
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
 
@@ -111,7 +112,6 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     def rollout(self, plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
         questions = [*plan.fresh, *plan.replayed]
-        self.step = plan.step
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
@@ -145,6 +145,20 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
 
+    def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
+        """Of the vLLM engine that sampled them: the actors are at work on the batch before."""
+        found = [rollout.sampler_logprobs for group in groups for rollout in group.rollouts]
+        return [logprobs for logprobs in found if logprobs is not None]
+
+    def broadcast_to_vllm(self) -> None:
+        """OpenRLHF's train_step ends with it. With train.generate_ahead the engines are then still generating with the
+        weights before the update, and get the new ones by `sync`."""
+        if not self.x.settings.generate_ahead:
+            self.sync()
+
+    def sync(self) -> None:
+        super().broadcast_to_vllm()
+
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, in passes spread over all ranks."""
         if not rows:
@@ -163,11 +177,13 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         return [found[i] for i in range(len(rows))]
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch.
+        """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch; of those that were
+        generated ahead, the one that sampled them.
 
         With several optimiser steps all rows are measured before them. With a single step their log-probs come from its
         own forward pass; only rows that could not be graded, which that pass leaves out, are measured before it.
         """
+        self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
         steps, passes = self.x.optimizer.steps_per_batch, self.x.optimizer.passes_per_batch
         begin = time.perf_counter()
@@ -209,7 +225,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         for states in self._answer(self.actor_model_group.async_run_method("get_checkpoint_states")):
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
-        self.broadcast_to_vllm()
+            self.step = int(states["global_step"])
+        self.sync()
 
     def _answer(self, references: list[Any]) -> Any:
         return answer(references, "a policy actor", self.settings.timeout)

@@ -36,6 +36,7 @@ CPU_FLAGS = {
     "rollout.micro_batch_size": 4,
 }
 CORRECTION = "algo.advantage.is_correction_"
+AHEAD = ["train.generate_ahead = 1"]
 
 
 def layout_bindings(model: Path | str, *bindings: str, **more) -> list[str]:
@@ -255,6 +256,8 @@ REFUSALS = {
     "a correction of three bounds": ([], {f"{CORRECTION}threshold": (1, 2, 3)}, "is_correction_threshold"),
     "sequences clipped": ([], {f"{CORRECTION}level": "seq", f"{CORRECTION}mode": "clip"}, "is_correction"),
     "a divergence clipped": ([], DIVERGENCE | {f"{CORRECTION}mode": "clip"}, "is_correction"),
+    "generating ahead on the actors' GPUs": (AHEAD, COLOCATED, r"train\.colocate_all cannot.* need GPUs of their own"),
+    "generating ahead, corrected again": (AHEAD, {f"{CORRECTION}level": "token"}, "max_fresh_weight truncates"),
     "a divergence with a lower bound": ([], DIVERGENCE, "is_correction"),
 }
 

@@ -42,6 +42,7 @@ SUBSTITUTES: dict[str, tuple[Any, str]] = {
     "train.micro_batch_size": (2, "so that a step has several micro-batches"),
     "train.max_tokens_per_gpu": (40, "so that a step has three micro-batches and more"),
     "rollout.max_tokens_per_gpu": (100, "of the reference model's passes"),
+    "train.colocate_actor_ref": (None, "where the reference model is; tests/test_openrlhf_run.py trains with it"),
     "train.colocate_all": (None, "where actors and engines are placed; tests/test_openrlhf_run.py trains with it"),
     "vllm.enable_prefix_caching": (None, "generation; tests/test_openrlhf_run.py"),
     "vllm.enable_sleep": (None, "generation; needs a GPU, the doctor checks it there"),
@@ -70,7 +71,9 @@ def layout_cell(name: str) -> dict[str, Any]:
     given = config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags
     flags = {flag: SUBSTITUTES[flag][0] for flag in given if flag in SUBSTITUTES}
     flags.pop("actor.num_gpus_per_node", None)  # make_actor sets it
-    return cell(steps=2, loss=LOSSES[1], layout=f"engines/{name}", flags=flags)
+    ahead = name.endswith("_ahead.gin")
+    loss = {**LOSSES[1], "max_fresh_weight": 1.2} if ahead else LOSSES[1]
+    return cell(steps=2, loss=loss, layout=f"engines/{name}", flags=flags, ahead=ahead)
 
 
 def all_cells() -> dict[str, dict[str, Any]]:
@@ -87,6 +90,8 @@ def all_cells() -> dict[str, dict[str, Any]]:
         found[f"{name} offloaded"] = cell(2, flags={**more, "ds.adam_offload": True})
         if stage > 1:
             found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
+        if batches is DYNAMIC:  # fresh rows are weighed by the log-probs that they come with, in a single step too
+            found[f"{name} ahead"] = cell(1, {"max_fresh_weight": 1.2}, flags=more, ahead=True)
     found |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"

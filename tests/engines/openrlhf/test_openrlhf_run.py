@@ -15,6 +15,7 @@ from pathlib import Path
 
 import openrlhf_on_cpu  # noqa: F401
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT, ends_by_its_template, small_bindings
 from test_config import stated
@@ -226,9 +227,41 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     assert_every_sync_arrived(run, 3)
 
 
+def test_a_run_generates_ahead_beside_its_updates_is_killed_and_resumes_with_the_batch_that_was_ready(
+    warm_model, tmp_path
+):
+    run = tmp_path / "run"
+    more = ("train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
+    arguments = bindings(warm_model, *more)
+    process = start(run, False, *arguments)
+    wait_for(lambda: 2 in checkpoints.find(run) and len(rows(run)) > 3, process, run)
+    started = of_session(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    psutil.wait_procs(started, timeout=30)
+    saved = max(checkpoints.find(run))
+    ready = pq.read_table(run / f"checkpoint-{saved}" / "ahead" / "rollouts.parquet").to_pylist()
+    assert {row["policy_step"] for row in ready} == {saved}
+    finish(start(run, True, *arguments), run)
+    done = assert_trained(run, 6)
+    assert_every_sync_arrived(run, 6)
+    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    planned = [row["question_id"][:12] for row in ready]
+    assert set(decided[saved]["questions"]["id"]) >= set(planned), "the resumed run trains on what was ready"
+    for row in done[1:]:
+        # Rows of further rounds are sampled by the newest weights.
+        assert row["rollout/age_mean"] == 0 if row["step"] == 1 else 0 < row["rollout/age_mean"] <= 1
+        assert row["time/rollout_from"] < row["time/update_to"]
+        assert row["time/update_from"] < row["time/rollout_to"]
+    updates = seen(run, "update")
+    assert all(update["measured"] == 0 and update["stored"] for update in updates), "nothing is measured before it"
+    assert any(row["policy/approx_kl"] > 0 for row in done[1:])
+
+
 def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_last_checkpoint(warm_model, tmp_path):
+    """Most likely while it generates beside an update."""
     run = tmp_path / "run"
     more = ("train.steps = 1000", "train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
+    more += ("train.generate_ahead = 1",)
     process = start(run, False, *bindings(warm_model, *more))
     wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
     # Ray names a process after the method that runs, RolloutRayActor.generate, or after the idle actor's own class,
