@@ -128,6 +128,8 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
+    if x.lora.rank is not None:
+        raise ValueError("LoRA.rank is for train.engine = 'local': here " + REFUSED["ds.lora.*"])
     b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
     if b % n:
         raise ValueError(
