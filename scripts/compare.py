@@ -34,9 +34,13 @@ def main() -> int:
         store = Store(uri)
         selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
         curves = store.curves(selection.runs, metrics)
-        compared = [compare(metric, curves[metric], arguments.baseline) for metric in metrics]
+        # On-policy training, say, has no metrics of replay: there the others are shown without differences.
+        variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}
+        without = [m for m in metrics if arguments.baseline in set().union(*variants.values()) - variants[m]]
+        compared = [compare(m, curves[m], None if m in without else arguments.baseline) for m in metrics]
         mixed = [note for each in compared for note in settings(each.variants)[1]]
         notes = [*selection.notes, *dict.fromkeys(mixed)]
+        notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
         print(tables.terminal(compared, notes))
         title = f"{arguments.experiment}{', ' + arguments.group if arguments.group else ''}: {', '.join(metrics)}"
         about = f"{len(selection.runs)} runs of experiment {arguments.experiment}"

@@ -283,6 +283,17 @@ def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, monke
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the one of yesterday"]
 
 
+def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(server, tmp_path, capsys):
+    """On-policy training has none of replay's, which is no reason to compare nothing."""
+    words = ["--group", "messy", "--baseline", "d", "--metric", "cost/generated_tokens", "--metric", METRIC]
+    assert script("compare", "--uri", server.uri, *words, "--csv", tmp_path / "v.csv") == 0
+    assert f"d has no {METRIC}: the others are not compared with it" in capsys.readouterr().out
+    found = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
+    assert (METRIC, "run", "b") in found
+    assert ("cost/generated_tokens", "difference", "b") in found
+    assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in found)
+
+
 def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said(tmp_path, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
