@@ -195,8 +195,8 @@ class DoctorTrainer(MixedTrainer):
         questions = self.x.questions.load()[: self.x.settings.questions_per_step]
         batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
         self._ranks("start_recording")
-        self.step = 1
         self.update(batch, self.x.loss)
+        self.step = 0  # a run counts its own
         found = next(part for part in self._ranks("recorded_gradients") if part)
         right, rounded = (parity.plain(self.x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
         difference, own = (parity.Difference.between(one, right) for one in (found, rounded))

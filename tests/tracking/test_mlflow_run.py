@@ -97,9 +97,11 @@ def test_a_switched_on_part_has_its_metrics_in_mlflow():
         "ReplayMixer.start_at_accuracy = 0.35",
         "Evaluation.samples = 4",
         "Evaluation.temperature = 0.6",
+        "train.generate_ahead = 1",
     ]
+    clock = {"time/rollout_from", "time/rollout_to", "time/update_from", "time/update_to"}
     plain, full = (set(silent_metrics(config.load(["base.gin"], more))) for more in ([], on))
-    assert full == {"reward/ungradable", "reward/pass_at_1", "replay/injected", "time/inject"}
+    assert full == {"reward/ungradable", "reward/pass_at_1", "replay/injected", "time/inject"} | clock
     assert plain > full
     late = set(silent_metrics(config.load(["ablation_late_injection.gin"])))
     assert "replay/injected" not in late
