@@ -12,7 +12,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,13 @@ class Adapter:
             lora_dropout=0.0,  # log-probs with dropout are those of another policy
             base_model_name_or_path=str(base),
         )
-        self.model, self._base = model, {"model": str(base), "sample": sample(model)}
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.model, self._base = model, {"model": str(base), "dtype": dtype, "sample": sample(model, model.dtype)}
         try:
             with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
                 torch.manual_seed(seed)
-                self._wrapped: Any = peft.get_peft_model(model, config)
+                # By default A and B would be float32 beside bfloat16, which DeepSpeed refuses.
+                self._wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:
             raise AdapterError(f"LoRA.targets = {settings.targets!r}: {str(error).splitlines()[0]}") from error
         self._layers: dict[str, Any] = {
@@ -85,54 +87,81 @@ class Adapter:
     @contextmanager
     def merged(self) -> Iterator[None]:
         """Within this context the layers have merged weights, which takes their memory once more."""
-        with self._instead() as weights:
-            with torch.no_grad():
-                for layer, weight in weights:
-                    weight.data = weight.data + layer.get_delta_weight(_NAME)
+        with ExitStack() as stack:
+            stack.enter_context(self.disabled())
+            for layer in self._layers.values():
+                stack.enter_context(self.whole(layer.get_base_layer().weight))
             yield
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within this context the model is the base model."""
-        with self._instead():
-            yield
-
-    @contextmanager
-    def _instead(self) -> Iterator[list[tuple[Any, Any]]]:
-        """Within this context the layers compute without A and B. Gives each layer and its weight, which gets back
-        what it had.
+        """Within this context the layers compute without A and B: the model is the base model.
 
         peft passes over A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
         A and B, between a forward pass and its backward pass too.
         """
-        weights = [(layer, layer.get_base_layer().weight) for layer in self._layers.values()]
-        before = [weight.data for _, weight in weights]
         try:
-            for layer, _ in weights:
+            for layer in self._layers.values():
                 layer.merged_adapters.append(_NAME)
-            yield weights
+            yield
         finally:
-            for (layer, weight), data in zip(weights, before, strict=True):
-                weight.data = data
+            for layer in self._layers.values():
                 layer.merged_adapters.clear()
 
-    def base_state(self) -> dict[str, Tensor]:
-        """The weights by the names that they have in the base model; merged ones within `merged`."""
-        state = self.model.state_dict()
-        return {name.replace(".base_layer.", "."): state[name] for name in state if ".lora_" not in name}
+    @contextmanager
+    def whole(self, weight: Tensor) -> Iterator[None]:
+        """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
+        ZeRO-3's shards. All ranks must enter it."""
+        layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
+        with _gathered([weight, *(layer.parameters() if layer else ())]):
+            before = weight.data
+            if layer is not None:
+                # Not peft's own product: on a CPU it would give A and B new memory, which DeepSpeed does not update.
+                a, b = (part[_NAME].weight.data.float() for part in (layer.lora_A, layer.lora_B))
+                product = b @ a * layer.scaling[_NAME]
+                weight.data = (before.float() + (product.T if layer.fan_in_fan_out else product)).to(before.dtype)
+            try:
+                yield
+            finally:
+                weight.data = before
 
-    def save(self, folder: Path) -> None:
-        """Writes the adapter into a new folder."""
+    def base_parameters(self) -> list[tuple[str, Any]]:
+        """The parameters of the base model by the names that they have there."""
+        return [(_base_name(name), one) for name, one in self.model.named_parameters() if ".lora_" not in name]
+
+    def merged_state(self, keep: bool = True) -> dict[str, Tensor]:
+        """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask.
+
+        keep: whether this rank gets them; else it gets nothing
+        """
+        found: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}  # tied weights stay tied
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if ".lora_" in name:
+                continue
+            if id(value) not in copies:
+                with self.whole(value):
+                    copies[id(value)] = value.detach().to("cpu", copy=True) if keep else value
+            if keep:
+                found[_base_name(name)] = copies[id(value)]
+        return found
+
+    def save(self, folder: Path, write: bool = True) -> None:
+        """Writes the adapter into a new folder. All ranks must ask; one writes."""
         import peft
         from safetensors.torch import save_file
 
+        with _gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
+            # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
+            state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+            state = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
+        if not write:
+            return
         folder.mkdir()
         config = copy.deepcopy(self._wrapped.peft_config[_NAME])
         config.inference_mode = True  # as peft writes it: whoever opens it does not train by default
         config.save_pretrained(folder)
-        # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
-        state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
-        save_file({name: value.cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
+        save_file(state, folder / WEIGHTS)
         files.write_json(folder / BASE, self._base)
 
     def load(self, folder: Path) -> None:
@@ -140,7 +169,7 @@ class Adapter:
         import peft
         from safetensors.torch import load_file
 
-        refuse_other_base(folder, self._base["sample"])
+        refuse_other_base(folder, self.model)
         state = load_file(folder / WEIGHTS)
         own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
         if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
@@ -148,24 +177,41 @@ class Adapter:
         peft.set_peft_model_state_dict(self._wrapped, state)
 
 
-def sample(model: PreTrainedModel) -> str:
-    """A hash of some values of each weight, with its name and shape. Two models of the same kind differ in it."""
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+@contextmanager
+def _gathered(weights: list[Any]) -> Iterator[None]:
+    """Within this context weights that ZeRO-3 has cut into shards are whole."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        yield
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with GatheredParameters(weights):
+        yield
+
+
+def sample(model: PreTrainedModel, dtype: torch.dtype) -> str:
+    """A hash of some values of each weight, rounded to `dtype`, with its name and shape. Two models of the same kind
+    differ in it."""
     total = hashlib.sha256()
     for name, weight in model.named_parameters():
-        values = weight.detach().flatten()
-        values = values[:: max(1, len(values) // _SAMPLE)].to("cpu", torch.float32)
-        total.update(f"{name} {tuple(weight.shape)} ".encode() + values.numpy().tobytes())
+        if ".lora_" in name:
+            continue
+        with _gathered([weight]):
+            values, shape = weight.detach().flatten(), tuple(weight.shape)
+            values = values[:: max(1, len(values) // _SAMPLE)].to("cpu", dtype).float()
+        total.update(f"{_base_name(name)} {shape} ".encode() + values.numpy().tobytes())
     return total.hexdigest()
 
 
-def refuse_other_base(folder: Path, found: str) -> None:
-    """Raises AdapterError if the adapter in `folder` says that it was made on another model.
-
-    found: `sample` of the model here
-    """
+def refuse_other_base(folder: Path, model: PreTrainedModel) -> None:
+    """Raises AdapterError if the adapter in `folder` says that it was made on another model."""
     path = folder / BASE
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if known is not None and known["sample"] != found:
+    if known is not None and known["sample"] != sample(model, getattr(torch, known["dtype"])):
         raise AdapterError(
             f"{folder} was trained on other weights than {known['model']} has now: give it that model again"
         )
@@ -197,7 +243,7 @@ def merge(folder: Path, cache: Path) -> Path:
     try:
         loading: Any = transformers.AutoModelForCausalLM
         model = loading.from_pretrained(base, dtype=torch.float32)
-        refuse_other_base(folder, sample(model))
+        refuse_other_base(folder, model)
         wrapped = peft.PeftModel.from_pretrained(model, folder)
         whole: Any = wrapped.merge_and_unload(safe_merge=True)
         own = any(folder.glob("tokenizer*"))

@@ -188,10 +188,10 @@ def gradient(engine: TorchEngine, batch: MixedBatch, loss: MixedPolicyLoss) -> t
     return before - weights(engine)
 
 
-def move_adapter(engine: TorchEngine, seed: int = 0, spread: float = 0.1) -> None:
+def move_adapter(model: torch.nn.Module, seed: int = 0, spread: float = 0.1) -> None:
     """Gives A and B of every layer random values, as if they had learned."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in engine.model.parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))

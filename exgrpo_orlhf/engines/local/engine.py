@@ -170,9 +170,8 @@ class TorchEngine(Engine):
 
         With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
         """
-        with self._merged():
-            state = None if self.adapter is None else self.adapter.base_state()
-            self.model.save_pretrained(folder, state_dict=state)
+        state = None if self.adapter is None else self.adapter.merged_state()
+        self.model.save_pretrained(folder, state_dict=state)
         if self.adapter is not None:
             self.adapter.save(folder / adapters.FOLDER)
         self.tokenizer.save_pretrained(folder)

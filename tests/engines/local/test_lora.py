@@ -43,7 +43,7 @@ LARGE = {**SMALL, "hidden_size": 768, "num_hidden_layers": 1, "intermediate_size
 def lora_engine(path, lora=LORA, **more):
     engine = make_engine(path, lora=lora, **more)
     if "weights_path" not in more:
-        move_adapter(engine)
+        move_adapter(engine.model)
     return engine
 
 
@@ -121,7 +121,7 @@ def test_only_the_adapter_is_trained_and_starts_as_the_base_model(warm_model):
     assert sum(p.numel() for p in state) == sum(p.numel() for p in trained(engine).values())
     layers = 2 * 7  # q, k, v, o, gate, up, down
     assert len(state) == 2 * layers
-    assert_equal(engine.adapter.base_state(), full.model.state_dict())
+    assert_equal(engine.adapter.merged_state(), full.model.state_dict())
     batch = mixed_batch(full)
     rows = full.forward_rows(batch)
     for ours, theirs in zip(engine.measure(rows), full.measure(rows), strict=True):
