@@ -2,13 +2,15 @@
 """What LoRA costs and saves on the local engine, against training of all weights.
 
 Memory and time of a step: processes of their own, in turns, each with one rollout of a few questions and two updates on
-it (the second one has Adam's states). Peak memory is the process's, imports included; trained parameters and bytes of
-Adam's states are counted. The model is gin/smollm2.gin's base model, without its supervised start (make smollm2).
+it (the second one has Adam's states), with large and with small micro-batches, since LoRA does not save activations.
+Peak memory is the process's, imports included; trained parameters and bytes of Adam's states are counted. The model is
+gin/smollm2.gin's base model, without its supervised start (make smollm2).
 
 Generation: tokens per second of the same responses with the adapter merged into the weights and beside them, in turns
 in one process; merged includes merging. The engine merges.
 
-Goal: less peak memory than training of all weights, and merged generation at least as fast as beside.
+Goal: with small micro-batches a quarter less peak memory than training of all weights, and merged generation at most
+5 % slower than beside.
 With --small a tiny model, whose memory is all imports: the goals do not count.
 """
 
@@ -39,6 +41,7 @@ from exgrpo_orlhf.settings import LoRA
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 4
+TOKENS = (2048, 512)  # of a micro-batch
 LARGE = ("gin/smollm2.gin", ["Work.model = @PretrainedModel()", "LocalEngine.threads = 1"])
 
 
@@ -60,8 +63,10 @@ def batch(engine: TorchEngine, x: Experiment, questions: int) -> MixedBatch:
     return MixedBatch(groups, rows, K)
 
 
-def step(rank: int, small: bool) -> dict[str, float]:
+def step(rank: int, tokens: int, small: bool) -> dict[str, float]:
     x = load(small)
+    assert x.local is not None
+    x = replace(x, local=replace(x.local, micro_batch_tokens=tokens))
     torch.set_num_threads(1)
     engine = make_engine(x, LoRA(rank=rank or None))
     made, seconds = batch(engine, x, 2 if small else 8), []
@@ -78,8 +83,8 @@ def step(rank: int, small: bool) -> dict[str, float]:
     }
 
 
-def in_process(rank: int, small: bool) -> dict[str, float]:
-    command = [sys.executable, __file__, "--rank", str(rank), *(["--small"] if small else [])]
+def in_process(rank: int, tokens: int, small: bool) -> dict[str, float]:
+    command = [sys.executable, __file__, "--rank", str(rank), "--tokens", str(tokens), *(["--small"] if small else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -110,23 +115,28 @@ def main() -> int:
     parser.add_argument("--lora-rank", type=int, default=16, help="of the matrices (default 16)")
     parser.add_argument("--turns", type=int, default=3, help="of generation (default 3)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # what this program starts: one step
+    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        print(json.dumps(step(arguments.rank, arguments.small)))
+        print(json.dumps(step(arguments.rank, arguments.tokens, arguments.small)))
         return 0
-    columns: dict[str, Any] = {"all weights": in_process(0, arguments.small)}
-    columns[f"LoRA, rank {arguments.lora_rank}"] = in_process(arguments.lora_rank, arguments.small)
-    print(f"{'':18}" + "".join(f"{name:>16}" for name in columns))
+    columns: dict[str, Any] = {}
+    for tokens in TOKENS:
+        for name, rank in (("all weights", 0), (f"LoRA {arguments.lora_rank}", arguments.lora_rank)):
+            columns[f"{name}, {tokens}"] = in_process(rank, tokens, arguments.small)
+    print(f"{'':18}" + "".join(f"{name:>19}" for name in columns))
     for name in next(iter(columns.values())):
-        print(f"{name:18}" + "".join(f"{column[name]:16,.2f}" for column in columns.values()))
+        print(f"{name:18}" + "".join(f"{column[name]:19,.2f}" for column in columns.values()))
     rates = generation(arguments.lora_rank, arguments.small, 1 if arguments.small else arguments.turns)
     for name, value in rates.items():
         print(f"{name:28}{value:10,.1f}")
-    full, adapter = columns.values()
+    full, adapter = list(columns.values())[-2:]
     saved = 1 - adapter["peak_MB"] / full["peak_MB"]
     faster = rates["merged_tokens_per_second"] / rates["beside_tokens_per_second"]
-    met = arguments.small or (saved > 0 and faster >= 1)
-    summary = f"{saved:.0%} less peak memory, generation merged {faster:.2f} times as fast as beside"
+    met = arguments.small or (saved >= 0.25 and faster >= 0.95)
+    summary = (
+        f"{saved:.0%} less peak memory with small micro-batches, generation merged {faster:.2f} times as fast as beside"
+    )
     return finish(arguments, {"step": columns, **rates, "saved": saved, "faster": faster, "met": met}, summary)
 
 

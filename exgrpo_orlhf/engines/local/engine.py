@@ -116,7 +116,8 @@ class TorchEngine(Engine):
             return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
 
     def _merged(self) -> AbstractContextManager[None]:
-        """The adapter is merged while responses are generated: that is faster (benchmarks/lora.py)."""
+        """The adapter is merged while responses are generated: as fast, and faster for small models
+        (benchmarks/lora.py)."""
         return nullcontext() if self.adapter is None else self.adapter.merged()
 
     def _generate(
