@@ -47,6 +47,7 @@ from .settings import (
     ConfigError,
     Evaluation,
     LocalEngine,
+    LoRA,
     OpenRLHF,
     Optimizer,
     Sampling,
@@ -64,7 +65,7 @@ from .tasks.word_problems import WordProblems
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
-    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
+    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
     *(ModularChains, Countdown, WordProblems, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
     *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
@@ -193,6 +194,9 @@ def _build() -> Experiment:
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
+    # Nor what is bound of LoRA where it is off: the identity of a run without it is what it was before there was LoRA.
+    rank = gin.get_bindings("exgrpo.LoRA", resolve_references=False).get("rank")
+    built |= {"lora": LoRA() if rank is None else _make("LoRA")}
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {name: value for name, value in params.items() if not may_change(name)}

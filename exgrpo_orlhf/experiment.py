@@ -17,7 +17,7 @@ from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .settings import Evaluation, LocalEngine, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
+from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
 
 
 class QuestionSource(Protocol):
@@ -45,6 +45,7 @@ class Experiment:
     prompts: Prompts
     sampling: Sampling
     optimizer: Optimizer
+    lora: LoRA
     local: LocalEngine | None
     openrlhf: OpenRLHF | None
     verifier: Verifier

@@ -72,6 +72,7 @@ def train(
             experiment.optimizer,
             experiment.sampling,
             experiment.prompts,
+            experiment.lora,
             model_path=model_path,
             weights_path=checkpoint,
             seed=experiment.settings.seed,

@@ -185,6 +185,34 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class LoRA:
+    """Training of low-rank matrices beside frozen weights, by peft. There is no dropout: log-probs with it are those of
+    another policy.
+
+    rank: of the matrices; None: all weights are trained
+    alpha: their product is multiplied by alpha / rank; None: 2 · rank
+    targets: 'all-linear' (every linear layer but the output layer), or names of modules, such as ('q_proj', 'v_proj')
+    """
+
+    rank: Count | None = None
+    alpha: Count | None = None
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        check(LoRA, vars(self))
+        names = self.targets if isinstance(self.targets, tuple) else ()
+        require(
+            self.targets == "all-linear" or (len(names) > 0 and all(isinstance(name, str) and name for name in names)),
+            f"LoRA.targets must be 'all-linear' or a tuple of names of modules, got {self.targets!r}",
+        )
+
+    @property
+    def scale_numerator(self) -> int:
+        """alpha, also where it is not bound."""
+        return self.alpha if self.alpha is not None else 2 * (self.rank or 0)
+
+
+@dataclass(frozen=True)
 class Work:
     """Which questions on which model: values are references such as @ModularChains().
 

@@ -60,6 +60,11 @@ CASES = [
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
+    case(
+        "lora",
+        "peak_MB|trained|adam_MB|update_seconds|merged_tokens_per_second|beside_tokens_per_second",
+        "peak_MB|trained|adam_MB|merged_tokens_per_second|beside_tokens_per_second|saved|faster",
+    ),
     case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
     case(
         "refusal",

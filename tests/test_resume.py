@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from run_builders import FRESH_PHASE, MIXED_PHASE, ROOT, STEPS, assert_same_ending, bindings, run_here, timeless
+from safetensors.torch import load_file
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run import train
@@ -188,6 +189,12 @@ OPTIONS = {
         "Optimizer.passes_per_batch = 2",
     ],
     "ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "ReplayBuffer.max_age = 3"],
+    "adapter": [
+        "LoRA.rank = 4",
+        "MixedPolicyLoss.kl_coef = 0.01",
+        "Optimizer.learning_rate = 1e-2",
+        "Optimizer.steps_per_batch = 2",
+    ],
     "late and ahead": [
         "train.generate_ahead = 1",
         "ReplayMixer.rho = 0.0",
@@ -239,6 +246,9 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
             tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
             assert tokens == pytest.approx(row["rollout/response_tokens"] * 4 * (8 + row["rollout/filtered_groups"]))
         assert any(row["replay/actual_share"] > 0 for row in done)
+    elif name == "adapter":
+        matrices = load_file(tmp_path / "run" / f"checkpoint-{STEPS}" / "adapter" / "adapter_model.safetensors")
+        assert any(".lora_B." in name and value.abs().max() > 0 for name, value in matrices.items())
     elif name == "ahead":
         assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
         assert all(row["policy/approx_kl"] > 0 for row in done[1:])
@@ -256,7 +266,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in place", "late, scored", "ahead", "late and ahead"])
+@pytest.mark.parametrize("name", ["in place", "late, scored", "ahead", "late and ahead", "adapter"])
 def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)

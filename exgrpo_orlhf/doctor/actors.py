@@ -42,7 +42,8 @@ def record_gradients(actor: MixedPolicyActor, found: parity.Gradients) -> None:
         if engine.is_gradient_accumulation_boundary():
             from deepspeed.utils import safe_get_full_grad
 
-            found.append({name: safe_get_full_grad(p).float().cpu() for name, p in engine.module.named_parameters()})
+            named = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
+            found.append({name: safe_get_full_grad(p).float().cpu() for name, p in named})
         step(*args, **options)
 
     actor.strategy.optimizer_step = recorded
@@ -88,7 +89,11 @@ class DoctorActor(MixedPolicyActor):
         return [] if self._rank else found
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The weights that the model computes with, as float32, from rank 0; the others return none."""
+        """The weights that the model computes with, as float32, from rank 0; the others return none. With LoRA the
+        merged ones."""
+        if self.actor.adapter is not None:
+            merged = self.actor.adapter.merged_state(keep=not self._rank)
+            return {name: value.float().numpy() for name, value in merged.items()}
         with whole_weights(self) as named:
             return {} if self._rank else {name: p.detach().float().cpu().numpy() for name, p in named.items()}
 

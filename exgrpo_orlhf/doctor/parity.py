@@ -40,6 +40,8 @@ class Difference:
         for ours, exact in zip(found, right, strict=True):
             whole.append([torch.cat([g[name].flatten().double() for name in exact]) for g in (ours, exact)])
             for name, g in exact.items():
+                if not g.any():  # with LoRA that of A, as long as B is 0
+                    continue
                 cosine = torch.cosine_similarity(ours[name].flatten().double(), g.flatten().double(), dim=0)
                 cosines[name] = min(cosines.get(name, 1.0), float(cosine))
         a, b = (torch.cat(parts) for parts in zip(*whole, strict=True))
@@ -80,7 +82,9 @@ def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32
         replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
         x.sampling,
         x.prompts,
+        x.lora,
         model_path=model,
+        seed=x.settings.seed,
         reference=x.loss.kl_coef > 0,
     )
     gradients = recorded_gradients(engine)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from .. import places
+from .. import adapters, places
 from ..checkpoints import BEST, find
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
@@ -67,7 +67,8 @@ class Subject:
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
     """The model and, if it is a checkpoint of a run, the run's `Prompts` settings. Raises SubjectError.
 
-    model: a folder, a hub id, a .gguf file, or the name of an installed package that ships one
+    model: a folder, a hub id, a .gguf file, the name of an installed package that ships one, or the folder of a LoRA
+        adapter, which is merged into its base model
     """
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
@@ -76,6 +77,8 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     try:
         if file := find_gguf(model):
             model = str(convert(file, places.cache(None)))
+        elif adapters.is_adapter(folder := Path(model).expanduser()):
+            model = str(adapters.merge(folder, places.cache(None)))
     except (OSError, ValueError) as error:
         raise SubjectError(f"--model {model}: {error}") from error
     folder = Path(model).expanduser()

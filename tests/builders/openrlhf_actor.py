@@ -5,6 +5,7 @@ Without CUDA import openrlhf_on_cpu before this.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def make_actor(
         ],
     )
     args = launch.parse(x, str(model), resume or Path("nowhere"), resume=resume is not None)
-    args.exgrpo = ActorSettings(loss, x.optimizer.skip_above_grad_norm, x.settings.generate_ahead)
+    args.exgrpo = replace(ActorSettings.of(x), loss=loss)
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
     actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)
@@ -79,7 +80,8 @@ def rows_of(actor: Any, batch: MixedBatch) -> list[ForwardRow]:
 def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     """An experience per row; log-probs of fresh rows are those of the actor's policy."""
     rows = rows_of(actor, batch)
-    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)])
+    base = [one.logprobs for one in actor.measure_base(rows)] if actor.actor.adapter else None
+    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], base)
 
 
 class TrainerWithoutRay(MixedTrainer):

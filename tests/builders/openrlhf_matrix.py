@@ -18,22 +18,24 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from engine_builders import K, aged, make_engine, mixed_batch
+from engine_builders import K, aged, make_engine, mixed_batch, move_adapter
 
 from exgrpo_orlhf.doctor.parity import recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch
-from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.settings import LoRA, Optimizer
 
 GROUPS, RATE, RESPONSE = 8, 1e-4, 24  # questions a batch; learning rate; the loss's constant length
 ADAM_EPS = 1e-8
 # Only where a gradient is that much larger than Adam's ε and than its own error does Adam's step say anything: a tenth
 # of a percent of either moves the step by as much.
 WELL_ABOVE = 1e3
+LORA = LoRA(rank=4)
 
 
 def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
@@ -53,12 +55,12 @@ def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
 def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
     """The local engine in float32: gradients of each optimiser step and weights after the last, by parameter."""
     steps = cell["steps"]
-    engine = make_engine(
-        reference,
-        weights_path=model,
-        reference=True,
-        optimizer=Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps),
-    )
+    optimizer = Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps)
+    if cell.get("lora"):  # the reference is the model itself, without its adapter
+        engine = make_engine(model, reference=True, optimizer=optimizer, lora=LORA)
+        move_adapter(engine.model)
+    else:
+        engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer)
     batch, gradients = batch_of(make_engine(model), cell.get("ahead", False)), recorded_gradients(engine)
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
@@ -96,10 +98,21 @@ def update(
     from openrlhf_actor import fill, make_actor
 
     from exgrpo_orlhf.doctor.actors import record_gradients, whole_weights
+    from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
 
     model, reference = models
+    make, rank = MixedActor.__init__, LORA.rank if cell.get("lora") else None
+
+    def make_and_move(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        if rank:
+            move_adapter(self.model)
+
+    patched = patch.object(MixedActor, "__init__", make_and_move)
+    patched.start()
     actor = make_actor(
         Path(model),
+        f"LoRA.rank = {rank}",
         f"Optimizer.learning_rate = {RATE}",
         "Optimizer.max_grad_norm = 1e9",
         f"Optimizer.steps_per_batch = {cell['steps']}",
@@ -114,11 +127,12 @@ def update(
     )
     if cell.get("without_fix"):  # as in OpenRLHF's own trainer
         actor.actor.model.set_gradient_accumulation_boundary = lambda last: None
+    patched.stop()
     record_gradients(actor, gradients := [])
     micro_batches = []
     actor.actor.register_forward_pre_hook(lambda *_: micro_batches.append(1) if torch.is_grad_enabled() else None)
     frozen = None
-    if cell["loss"].get("kl_coef"):
+    if cell["loss"].get("kl_coef") and not rank:
         packing = actor.strategy.args.ds.packing_samples
         frozen = Actor(reference, attn_implementation="sdpa", param_dtype="fp32", packing_samples=packing).eval()
     fill(actor, expected["batch"], ranks, number, frozen)
@@ -135,8 +149,12 @@ def compare(
     expected: dict[str, Any], gradients: list[dict[str, torch.Tensor]], after: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Of each optimiser step and parameter the relative error and the cosine of the gradient; of the weights' movement
-    the largest error, in learning rates, where the gradient is well above its error and Adam's ε, and elsewhere."""
+    the largest error, in learning rates, where the gradient is well above its error and Adam's ε, and elsewhere.
+    Weights without a gradient are frozen, and differ by `frozen` at most."""
     steps = []
+    frozen = {
+        name: after.pop(name) - expected["after"][name] for name in after.keys() - expected["gradients"][0].keys()
+    }
     above = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in after.items()}
     for right, ours in zip(expected["gradients"], gradients, strict=True):
         found = {}
@@ -158,6 +176,7 @@ def compare(
         "weights": largest(inside),
         "weights_compared": len(inside) / (len(inside) + len(outside)),
         "other_weights": largest(outside),
+        "frozen": max((largest(moved.abs()) for moved in frozen.values()), default=0.0),
     }
 
 
@@ -172,7 +191,7 @@ def main() -> None:
     folder = Path(out).with_suffix(".work")
     folder.mkdir()
     for cell in cells.values():
-        kind = "ahead" if cell.get("ahead") else "plain"
+        kind = "ahead" if cell.get("ahead") else "lora" if cell.get("lora") else "plain"
         cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(map(str, cell["loss"].values()))
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():

@@ -101,6 +101,9 @@ def assert_same_ending(run: Path, straight: Path) -> None:
     weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert [path.read_bytes() for path in sorted(ours.glob("adapter/*"))] == [
+        path.read_bytes() for path in sorted(theirs.glob("adapter/*"))
+    ]
     optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
     for i, state in optimizers[1]["optimizer"]["state"].items():
         assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())

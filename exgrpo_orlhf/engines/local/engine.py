@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
+from ... import adapters
 from ...checkpoints import name_end_tokens
 from ...manifest import Files, writing
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ...settings import LocalEngine, Optimizer, Sampling
+from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import chunk_seed, end_tokens, generate
 from .machine import check, device_of, dtype_of, load
-from .update import PolicyUpdate
+from .update import PolicyUpdate, Reference
+
+_FULL = LoRA()  # training of all weights
 
 
 class TorchEngine(Engine):
@@ -34,6 +38,7 @@ class TorchEngine(Engine):
         optimizer: Optimizer,
         sampling: Sampling,
         prompts: Prompts,
+        lora: LoRA = _FULL,
         *,
         model_path: str | Path,
         weights_path: str | Path | None = None,
@@ -41,7 +46,8 @@ class TorchEngine(Engine):
         reference: bool = False,
     ) -> None:
         """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from;
-        reference: whether to keep a frozen copy of the model at `model_path`, for a KL term
+        reference: whether there is a KL term to the model at `model_path`: a frozen copy of it, or with LoRA the same
+        model without its adapter
 
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
@@ -51,7 +57,14 @@ class TorchEngine(Engine):
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
-        self.model = load(weights_path or model_path, self.device)
+        self.adapter: adapters.Adapter | None = None
+        if lora.rank is None:
+            self.model = load(weights_path or model_path, self.device)
+        else:
+            self.model = load(model_path, self.device)
+            self.adapter = adapters.Adapter(self.model, lora, model_path, seed)
+            if weights_path is not None:
+                self.adapter.load(Path(weights_path) / adapters.FOLDER)
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
         if not self.end:
@@ -59,14 +72,25 @@ class TorchEngine(Engine):
         pad = self.tokenizer.pad_token_id
         self.pad = self.end[0] if pad is None else pad
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings, self.device))
-        frozen = load(model_path, self.device).requires_grad_(False) if reference else None
         self._update = PolicyUpdate(
             self.forward,
-            None if frozen is None else PolicyForward(frozen, sampling.temperature, self.forward.compute_dtype),
+            self._reference() if reference else None,
             optimizer,
             micro_batch_tokens=settings.micro_batch_tokens,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
+
+    def _reference(self) -> Reference:
+        adapter, forward = self.adapter, self.forward
+        if adapter is None:
+            frozen = load(self.model_path, self.device).requires_grad_(False)
+            return PolicyForward(frozen, forward.temperature, forward.compute_dtype)
+
+        def base(rows: Sequence[ForwardRow], pack: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            with adapter.disabled():
+                return forward(rows, pack)
+
+        return base
 
     # -- generate -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +99,8 @@ class TorchEngine(Engine):
         questions = [*plan.fresh, *plan.replayed]
         owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
-        sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
+        with self._merged():
+            sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
@@ -87,7 +112,13 @@ class TorchEngine(Engine):
     def respond(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
-        return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
+        with self._merged():
+            return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
+
+    def _merged(self) -> AbstractContextManager[None]:
+        """The adapter is merged while responses are generated: as fast, and faster for small models
+        (benchmarks/lora.py)."""
+        return nullcontext() if self.adapter is None else self.adapter.merged()
 
     def _generate(
         self,
@@ -136,8 +167,14 @@ class TorchEngine(Engine):
     # -- save ---------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:
-        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/, hashed as it is written."""
-        self.model.save_pretrained(folder)
+        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/, hashed as it is written.
+
+        With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
+        """
+        state = None if self.adapter is None else self.adapter.merged_state()
+        self.model.save_pretrained(folder, state_dict=state)
+        if self.adapter is not None:
+            self.adapter.save(folder / adapters.FOLDER)
         self.tokenizer.save_pretrained(folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)

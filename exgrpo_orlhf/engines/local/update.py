@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from .machine import Recomputing
 
 log = logging.getLogger(__name__)
 
+# From rows, and whether to pack them, to their log-probs and entropies, as PolicyForward computes them.
+Reference = Callable[[Sequence[ForwardRow], bool], tuple[torch.Tensor, torch.Tensor]]
+
 
 class PolicyUpdate:
     """The optimiser, its schedule, and the policy that they update."""
@@ -29,7 +32,7 @@ class PolicyUpdate:
     def __init__(
         self,
         forward: PolicyForward,
-        reference: PolicyForward | None,
+        reference: Reference | None,
         settings: Optimizer,
         *,
         micro_batch_tokens: int,
@@ -41,8 +44,9 @@ class PolicyUpdate:
         self.micro_batch_tokens = micro_batch_tokens
         self._recomputing = Recomputing(self.model, gradient_checkpointing)
         self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
+        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            self._trained,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -118,12 +122,12 @@ class PolicyUpdate:
             work.record(i, measured)
         active = [i for i in members if needs[i]]
         if not active:  # an optimiser step with a gradient of 0: Adam still moves by its momentum
-            for parameter in self.model.parameters():
+            for parameter in self._trained:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
         for part, pack in self.forward.batches([work.forward[i] for i in active], self.micro_batch_tokens):
             total += self._micro_step(work, [active[j] for j in part], pack, weights, token_weight, loss)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm))
         if not np.isfinite(total) or not np.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import deepspeed
 import numpy as np
 import torch
 from openrlhf.models import Actor
@@ -20,9 +22,12 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
+from ... import adapters
+from ...experiment import Experiment
 from ...manifest import Files, record_files, writing
 from ...objective import MixedPolicyLoss
 from ...records import Measured
+from ...settings import LoRA
 from ..model import response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
@@ -37,7 +42,13 @@ class ActorSettings:
 
     loss: MixedPolicyLoss
     skip_above_grad_norm: float | None
-    generate_ahead: int = 0
+    generate_ahead: int
+    lora: LoRA
+    seed: int  # of the adapter
+
+    @classmethod
+    def of(cls, x: Experiment) -> ActorSettings:
+        return cls(x.loss, x.optimizer.skip_above_grad_norm, x.settings.generate_ahead, x.lora, x.settings.seed)
 
 
 class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
@@ -86,6 +97,21 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
             status["metrics"]["logprobs_diff"] = 0.0
         return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
 
+    def broadcast_to_vllm(self) -> None:
+        """OpenRLHF sends what `named_parameters` names, each as it is within GatheredParameters. With LoRA these are
+        the merged weights, one after the other, under the names of the base model: vLLM knows no others (OpenRLHF's
+        issue 991)."""
+        adapter = self.actor.adapter
+        if adapter is None:
+            super().broadcast_to_vllm()
+            return
+        named = adapter.base_parameters()
+        with (
+            patch.object(adapter.model, "named_parameters", lambda: named),
+            patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: adapter.whole(*one)),
+        ):
+            super().broadcast_to_vllm()
+
     def _record(self, experience: Any) -> None:
         """Keeps the log-probs and the mean entropy of each row that has a token in the loss, from the forward pass of
         the update. Rows that could not be graded and those that fill up a group have none."""
@@ -108,7 +134,17 @@ class MixedActor(Actor):  # type: ignore[misc]
 
     The output layer computes the log-prob and entropy of each response token, and the model returns them in the place
     of its logits. The layer is called like any other, so ZeRO-3 gathers its weight for both passes.
+
+    adapter: in the model, with LoRA; else None
     """
+
+    def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, **kwargs: Any) -> None:
+        super().__init__(pretrain, *args, **kwargs)
+        self.adapter: adapters.Adapter | None = None
+        if lora.rank is not None:
+            # Reentrant checkpoints have a gradient only where one of their inputs has.
+            self.model.enable_input_require_grads()
+            self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
 
     def forward(
         self,
@@ -180,7 +216,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, MixedActor, in_order
+        made = partial(MixedActor, lora=strategy.args.exgrpo.lora, seed=strategy.args.exgrpo.seed)
+        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
             saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()
@@ -206,6 +243,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
                 Measured(log_probs[i, tokens].cpu().numpy().copy(), float(output.entropy[i, tokens].mean()))
             )
         return measured
+
+    def measure_base(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        """Each row under the base model: with LoRA the reference of a KL term."""
+        with self.actor.adapter.disabled():
+            return self.measure(rows)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
         """OpenRLHF's update with the batch that was appended. Returns its status and our metrics, the same on every
@@ -245,10 +287,22 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
                 _EVERYTHING,
                 {"global_step": step},
             )
-        self.strategy.save_model(self.ema_model if args.train.enable_ema else self.actor, self.tokenizer, folder)
+        if self.actor.adapter is None:
+            self.strategy.save_model(self.ema_model if args.train.enable_ema else self.actor, self.tokenizer, folder)
+        else:
+            self._save_merged(self.actor.adapter, Path(folder))
         if self.strategy.is_rank_0():
             written |= record_files(Path(folder), [path for path in Path(folder).iterdir() if path.is_file()])
         return written
+
+    def _save_merged(self, adapter: adapters.Adapter, folder: Path) -> None:
+        """The model with merged weights, and the adapter."""
+        first = self.strategy.is_rank_0()
+        state = adapter.merged_state(keep=first)
+        adapter.save(folder / adapters.FOLDER, write=first)
+        if first:
+            adapter.model.save_pretrained(folder, state_dict=state)
+            self.tokenizer.save_pretrained(folder)
 
     def save_model(self) -> None:
         """Nothing: OpenRLHF would save the model at the end of a run, but the last checkpoint already holds it."""

@@ -43,7 +43,7 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
     """
     x, settings = job.experiment, job.settings
     StopFile(job.run).path.unlink(missing_ok=True)
-    args.exgrpo = ActorSettings(x.loss, x.optimizer.skip_above_grad_norm, x.settings.generate_ahead)
+    args.exgrpo = ActorSettings.of(x)
     args.exgrpo_job = job
     with connected(settings, gpus) as address:
         if output:

@@ -23,7 +23,10 @@ _FILLER = (
 
 
 def as_experience(
-    batch: MixedBatch, rows: Sequence[ForwardRow], measured: Sequence[LogProbs | None]
+    batch: MixedBatch,
+    rows: Sequence[ForwardRow],
+    measured: Sequence[LogProbs | None],
+    base: Sequence[LogProbs] | None = None,
 ) -> list[Experience]:
     """One complete experience per row: grades and advantages are known. Groups of fewer than K rows are filled up to K,
     because OpenRLHF takes whole groups.
@@ -36,16 +39,21 @@ def as_experience(
         rows: prompt and response of each row of the flattened batch
         measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
             whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
+        base: log-probs of each row by the reference model of a KL term, where that is the policy without its adapter
     """
-    numbered = enumerate(list(zip(batch.flat_rows(), rows, measured, strict=True)))
+    references = base if base is not None else [None] * len(rows)
+    of_filler = None if base is None else np.zeros(0, np.float32)
+    numbered = enumerate(list(zip(batch.flat_rows(), rows, measured, references, strict=True)))
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
-        experiences += [_experience("", *_FILLER, None) for _ in range(batch.width - len(members))]
+        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.width - len(members))]
     return experiences
 
 
-def _experience(label: str, row: Row, forward: ForwardRow, measured: LogProbs | None) -> Experience:
+def _experience(
+    label: str, row: Row, forward: ForwardRow, measured: LogProbs | None, base: LogProbs | None
+) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
     known = behaviour_logprobs(row, measured)
     logprobs = 0 if known is None else known
@@ -70,6 +78,7 @@ def _experience(label: str, row: Row, forward: ForwardRow, measured: LogProbs | 
         attention_mask=torch.ones(1, length, dtype=torch.long),
         action_mask=spread(1).long(),
         action_log_probs=spread(logprobs),
+        base_action_log_probs=None if base is None else spread(base),
         rollout_log_probs=spread(sampler),
         advantages=spread(row.advantage),
         rewards=torch.tensor([reward]),
@@ -126,7 +135,6 @@ class MixedExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     """
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        reference: list[Any] = [None] * len(samples_list)
         if self.initial_model_group is not None:
             refs = self._dispatch_forward(
                 self.initial_model_group,
@@ -135,9 +143,8 @@ class MixedExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
                 action_mask=[sample.action_mask for sample in samples_list],
                 attention_mask=[sample.attention_mask for sample in samples_list],
             )
-            reference = self._flatten_results(refs, 1)
-        for sample, logprobs in zip(samples_list, reference, strict=True):
-            sample.base_action_log_probs = logprobs
+            for sample, logprobs in zip(samples_list, self._flatten_results(refs, 1), strict=True):
+                sample.base_action_log_probs = logprobs
         return samples_list
 
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:

@@ -41,6 +41,9 @@ _BY_BINDING = {
     "Optimizer.schedule": "actor.lr_scheduler actor.min_lr_ratio",
     "Optimizer.warmup_steps": "actor.lr_warmup_ratio",
     "Optimizer.max_grad_norm": "actor.max_norm",
+    "LoRA.rank": "ds.lora.rank",
+    "LoRA.alpha": "ds.lora.alpha",
+    "LoRA.targets": "ds.lora.target_modules",
     "MixedPolicyLoss.clip_low, .clip_high": "actor.eps_clip actor.eps_clip_low_high",
     "MixedPolicyLoss.normalizer": "actor.loss_agg_mode",
     "MixedPolicyLoss.ratio": "actor.policy_loss_type",
@@ -90,7 +93,7 @@ REFUSED = {
     "train.colocate_critic_reward": "there is no critic and no reward model",
     "reward.*": "rewards come from Verifier",
     "ds.value_head_prefix": "there is no value head",
-    "ds.lora.*": "OpenRLHF sends vLLM the adapter's tensors under names that it does not know (its issue 991)",
+    "ds.lora.dropout": "log-probs with dropout are those of another policy",
     "ds.deepcompile": "the output layer computes log-probs in the place of logits, each pass anew",
     "ds.ring_attn_size": "responses are scored whole, not in pieces spread over ranks",
     "ds.ring_attn_head_stride": "see ds.ring_attn_size",
@@ -99,6 +102,12 @@ REFUSED = {
     "data.image_key": "questions are text",
     "data.max_images_per_prompt": "questions are text",
     "actor.freeze_visual_encoder": "questions are text",
+}
+
+
+_WITHOUT_LORA = {
+    "train.enable_ema": "OpenRLHF would average the weights of a model that has no adapter",
+    "ds.load_in_4bit": "vLLM gets the merged weights, and those have no 4-bit form",
 }
 
 
@@ -128,6 +137,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
+    for flag in ("train.enable_ema", "ds.load_in_4bit"):
+        if x.lora.rank is not None and flags.get(flag):
+            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used with LoRA.rank: {_WITHOUT_LORA[flag]}")
     b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
     if b % n:
         raise ValueError(
@@ -155,8 +167,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "actor.lr_warmup_ratio": max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x),
         **({"actor.entropy_coef": x.loss.entropy_coef} if x.loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
-        "algo.kl.init_coef": x.loss.kl_coef,
-        "algo.kl.use_loss": x.loss.kl_coef > 0,
+        # With LoRA the reference model is the actor's own, without its adapter: OpenRLHF starts none.
+        "algo.kl.init_coef": 0.0 if x.lora.rank is not None else x.loss.kl_coef,
+        "algo.kl.use_loss": x.lora.rank is None and x.loss.kl_coef > 0,
         "algo.kl.estimator": "k3",
         # Not an address: rewards come from the Verifier. Without a value OpenRLHF would start a reward model.
         "reward.remote_url": "verifier",

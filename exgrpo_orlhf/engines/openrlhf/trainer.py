@@ -159,14 +159,14 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def sync(self) -> None:
         super().broadcast_to_vllm()
 
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
-        """Each row under the current policy, in passes spread over all ranks."""
+    def measure(self, rows: Sequence[ForwardRow], method: str = "measure") -> list[Measured]:
+        """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
         if not rows:
             return []
         dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
         parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
-            method_name="measure", rows=[[rows[i] for i in part] for part in parts]
+            method_name=method, rows=[[rows[i] for i in part] for part in parts]
         )
         results = itertools.chain.from_iterable(self._answer(references))
         found: dict[int, Measured] = {}
@@ -190,7 +190,13 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
         known = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
         seconds = time.perf_counter() - begin
-        experience = as_experience(batch, rows, [known[i].logprobs if i in known else None for i in range(len(rows))])
+        begin = time.perf_counter()
+        measured = [known[i].logprobs if i in known else None for i in range(len(rows))]
+        base = None
+        if self.x.loss.kl_coef and self.x.lora.rank is not None:
+            base = [one.logprobs for one in self.measure(rows, "measure_base")]
+        reference = time.perf_counter() - begin
+        experience = as_experience(batch, rows, measured, base)
         order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for recorded in self._answer(self.actor_model_group.async_run_method("recorded")):
@@ -207,6 +213,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
                 [dumped(*row) for row in zip(flat, policy, behaviour, strict=True)],
             )
         times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
+        times["time/reference"] += reference
         entropies = [known[i].entropy for i in range(len(rows))]
         return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": seconds})
 

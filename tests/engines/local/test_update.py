@@ -20,6 +20,7 @@ from engine_builders import (
     make_engine,
     mixed_batch,
     plain_stats,
+    plain_update,
     use_sgd,
     weights,
 )
@@ -52,45 +53,6 @@ def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(war
             assert stats.behaviour_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         else:
             assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
-
-
-def plain_update(
-    model,
-    engine: TorchEngine,
-    batch: MixedBatch,
-    behaviour: list[torch.Tensor],
-    normalizer: str = "constant",
-    reference=None,
-    entropy_coef: float = 0.0,
-    kl_coef: float = 0.0,
-) -> list[torch.Tensor]:
-    """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
-    rows, measured = batch.flat_rows(), []
-    tokens, places = sum(len(row.token_ids) for row in rows), len(batch.rows) * K
-    divisors = {"constant": lambda n: places * 24, "sequences": lambda n: places * n, "tokens": lambda n: tokens}
-    total = torch.zeros((), dtype=torch.float64)
-    for row, old in zip(rows, behaviour, strict=True):
-        prompt = engine.prompts.encode(row.question)
-        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-        measured.append(logprobs.detach())
-        if not row.in_loss:
-            continue
-        w = torch.exp(logprobs - old)
-        if row.replayed is None:
-            terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
-        else:
-            terms = w / (w + 0.1) * row.advantage
-        total = total - terms.sum() / divisors[normalizer](len(terms))
-        if reference is not None:
-            x = plain_stats(reference, prompt, row.token_ids)[0] - logprobs
-            kl_divisor = divisors["sequences" if normalizer == "sequences" else "tokens"](len(x))
-            total = total + kl_coef * (torch.exp(x) - x - 1).sum() / kl_divisor
-            entropy = torch.distributions.Categorical(logits=logits).entropy().sum()
-            total = total - entropy_coef * entropy / tokens
-    total.backward()
-    return measured
 
 
 def descend(model, rate: float) -> None:

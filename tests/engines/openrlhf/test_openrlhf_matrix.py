@@ -92,6 +92,11 @@ def all_cells() -> dict[str, dict[str, Any]]:
             found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
         if batches is DYNAMIC:  # fresh rows are weighed by the log-probs that they come with, in a single step too
             found[f"{name} ahead"] = cell(1, {"max_fresh_weight": 1.2}, flags=more, ahead=True)
+    for stage, (batches, packed) in itertools.product((1, 2, 3), ((STATIC, False), (DYNAMIC, True))):
+        flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
+        flags["actor.gradient_checkpointing_enable"] = packed
+        name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} LoRA"
+        found[name] = cell(2, LOSSES[1], flags=flags, lora=True)
     found |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
@@ -142,6 +147,7 @@ def test_the_gradient_of_every_parameter_and_the_step_are_the_local_engines(matr
     assert found["norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3), "what a run reports"
     # Weights in learning rates. Their own rounding is 1e-7 of a weight of about 1, a thousandth of the rate of 1e-4.
     assert found["weights_compared"] > 0.5
+    assert found["frozen"] == 0
     assert found["weights"] < 0.02
     assert found["other_weights"] <= 2.001 * wanted["steps"], "Adam moves no weight by more than the rate a step"
 

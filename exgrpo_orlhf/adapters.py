@@ -1,0 +1,259 @@
+"""LoRA: low-rank matrices beside frozen weights, by peft.
+
+A layer computes W x + (alpha / rank) · B A x. W stays as it was, A and B learn. Merged, it computes W' x with the one
+matrix W' = W + (alpha / rank) · B A.
+
+A checkpoint's adapter/ holds the adapter as peft writes it, and base.json, by which another base model is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import files
+from .lazy import torch, transformers
+from .settings import LoRA
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+FOLDER = "adapter"  # of a checkpoint
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+FORMAT = 1  # of merged adapters in the cache; raise it when the same adapter would give another folder
+_NAME = "default"  # peft's name of a model's only adapter
+_SAMPLE = 1024  # values of each weight by which a base model is known
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be made, or does not fit its base model."""
+
+
+class Adapter:
+    """The adapter of a model, whose layers it is in.
+
+    Merging makes new matrices for a while and then puts the old ones back, so the frozen weights stay as they are to
+    the bit. Adding B A and subtracting it again would change them a little each time.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoRA, base: str | Path, seed: int) -> None:
+        """Puts an adapter into the model, with which it still computes what it did: B is 0.
+
+        Args:
+            model: its weights no longer get a gradient.
+            base: where the model comes from, for those who open the adapter later.
+            seed: A is drawn from it.
+
+        Raises AdapterError for targets that the model does not have, or that cannot be merged.
+        """
+        import peft  # seconds; only runs with LoRA need it
+
+        targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+        assert settings.rank is not None  # else there is no adapter
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=settings.rank,
+            lora_alpha=settings.scale_numerator,
+            target_modules=targets,
+            lora_dropout=0.0,  # log-probs with dropout are those of another policy
+            base_model_name_or_path=str(base),
+        )
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.model, self._base = model, {"model": str(base), "dtype": dtype, "sample": sample(model, model.dtype)}
+        try:
+            with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+                torch.manual_seed(seed)
+                # By default A and B would be float32 beside bfloat16, which DeepSpeed refuses.
+                self._wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise AdapterError(f"LoRA.targets = {settings.targets!r}: {str(error).splitlines()[0]}") from error
+        self._layers: dict[str, Any] = {
+            name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)
+        }
+        ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+        for name, layer in self._layers.items():
+            if id(layer.get_base_layer().weight) in ends or type(layer) is not peft.tuners.lora.Linear:
+                raise AdapterError(
+                    f"LoRA.targets = {settings.targets!r}: {name} is no linear layer between the embedding and the "
+                    "output layer; only those can be targets"
+                )
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within this context the layers have merged weights, which takes their memory once more."""
+        with ExitStack() as stack:
+            stack.enter_context(self.disabled())
+            for layer in self._layers.values():
+                stack.enter_context(self.whole(layer.get_base_layer().weight))
+            yield
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within this context the layers compute without A and B: the model is the base model.
+
+        peft passes over A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
+        A and B, between a forward pass and its backward pass too.
+        """
+        try:
+            for layer in self._layers.values():
+                layer.merged_adapters.append(_NAME)
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.merged_adapters.clear()
+
+    @contextmanager
+    def whole(self, weight: Tensor) -> Iterator[None]:
+        """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
+        ZeRO-3's shards. All ranks must enter it."""
+        layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
+        with _gathered([weight, *(layer.parameters() if layer else ())]):
+            before = weight.data
+            if layer is not None:
+                # Not peft's own product: on a CPU it would give A and B new memory, which DeepSpeed does not update.
+                a, b = (part[_NAME].weight.data.float() for part in (layer.lora_A, layer.lora_B))
+                product = b @ a * layer.scaling[_NAME]
+                weight.data = (before.float() + (product.T if layer.fan_in_fan_out else product)).to(before.dtype)
+            try:
+                yield
+            finally:
+                weight.data = before
+
+    def base_parameters(self) -> list[tuple[str, Any]]:
+        """The parameters of the base model by the names that they have there."""
+        return [(_base_name(name), one) for name, one in self.model.named_parameters() if ".lora_" not in name]
+
+    def merged_state(self, keep: bool = True) -> dict[str, Tensor]:
+        """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask.
+
+        keep: whether this rank gets them; else it gets nothing
+        """
+        found: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}  # tied weights stay tied
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if ".lora_" in name:
+                continue
+            if id(value) not in copies:
+                with self.whole(value):
+                    copies[id(value)] = value.detach().to("cpu", copy=True) if keep else value
+            if keep:
+                found[_base_name(name)] = copies[id(value)]
+        return found
+
+    def save(self, folder: Path, write: bool = True) -> None:
+        """Writes the adapter into a new folder. All ranks must ask; one writes."""
+        import peft
+        from safetensors.torch import save_file
+
+        with _gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
+            # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
+            state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+            state = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
+        if not write:
+            return
+        folder.mkdir()
+        config = copy.deepcopy(self._wrapped.peft_config[_NAME])
+        config.inference_mode = True  # as peft writes it: whoever opens it does not train by default
+        config.save_pretrained(folder)
+        save_file(state, folder / WEIGHTS)
+        files.write_json(folder / BASE, self._base)
+
+    def load(self, folder: Path) -> None:
+        """Loads what `save` wrote. Raises AdapterError for another base model, and for missing or further tensors."""
+        import peft
+        from safetensors.torch import load_file
+
+        refuse_other_base(folder, self.model)
+        state = load_file(folder / WEIGHTS)
+        own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+        if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
+            raise AdapterError(f"{folder / WEIGHTS} is of another adapter: its tensors are not those of this run's")
+        peft.set_peft_model_state_dict(self._wrapped, state)
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+@contextmanager
+def _gathered(weights: list[Any]) -> Iterator[None]:
+    """Within this context weights that ZeRO-3 has cut into shards are whole."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        yield
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with GatheredParameters(weights):
+        yield
+
+
+def sample(model: PreTrainedModel, dtype: torch.dtype) -> str:
+    """A hash of some values of each weight, rounded to `dtype`, with its name and shape. Two models of the same kind
+    differ in it."""
+    total = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        with _gathered([weight]):
+            values, shape = weight.detach().flatten(), tuple(weight.shape)
+            values = values[:: max(1, len(values) // _SAMPLE)].to("cpu", dtype).float()
+        total.update(f"{_base_name(name)} {shape} ".encode() + values.numpy().tobytes())
+    return total.hexdigest()
+
+
+def refuse_other_base(folder: Path, model: PreTrainedModel) -> None:
+    """Raises AdapterError if the adapter in `folder` says that it was made on another model."""
+    path = folder / BASE
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if known is not None and known["sample"] != sample(model, getattr(torch, known["dtype"])):
+        raise AdapterError(
+            f"{folder} was trained on other weights than {known['model']} has now: give it that model again"
+        )
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter alone."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def merge(folder: Path, cache: Path) -> Path:
+    """The folder in `cache` with an adapter merged into its base model, in float32, and the tokenizer; made first
+    unless it is there.
+
+    folder: as peft writes it, of any kind of adapter that peft can merge; the tokenizer may be in it
+    Raises AdapterError.
+    """
+    import peft
+
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
+    content = [files.sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
+    made = cache / f"merged-{name}-{FORMAT}"
+    if made.is_dir():
+        return made
+    try:
+        loading: Any = transformers.AutoModelForCausalLM
+        model = loading.from_pretrained(base, dtype=torch.float32)
+        refuse_other_base(folder, model)
+        wrapped = peft.PeftModel.from_pretrained(model, folder)
+        whole: Any = wrapped.merge_and_unload(safe_merge=True)
+        own = any(folder.glob("tokenizer*"))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder if own else base)
+    except AdapterError:
+        raise
+    except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
+        said = " ".join(str(error).split())[:300]
+        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({said})") from error
+    with files.making(made) as unfinished:
+        whole.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return made

@@ -1,0 +1,109 @@
+"""LoRA on OpenRLHF: vLLM gets merged weights under the base model's names, and a checkpoint holds everything.
+
+Its gradients are compared with the local engine's in test_openrlhf_matrix.py.
+"""
+
+from __future__ import annotations
+
+import openrlhf_on_cpu  # noqa: F401
+import peft
+import pytest
+import torch
+from engine_builders import make_engine, mixed_batch, move_adapter
+from openrlhf_actor import make_actor, rows_of, update
+from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, start
+from transformers import AutoModelForCausalLM
+
+from exgrpo_orlhf import adapters
+from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
+
+pytestmark = pytest.mark.openrlhf
+
+LORA = ("LoRA.rank = 4", "Optimizer.learning_rate = 1e-3")
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Adapters do not begin as the base model."""
+    make = MixedActor.__init__
+
+    def make_and_move(self, *args, **options):
+        make(self, *args, **options)
+        if self.adapter:
+            move_adapter(self.model)
+
+    monkeypatch.setattr(MixedActor, "__init__", make_and_move)
+
+
+def merged_by_peft(base, adapter) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload().state_dict()
+
+
+def assert_checkpoint_is_merged(folder, base):
+    """Apart from bfloat16's rounding of the base weight and of the sum."""
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).state_dict()
+    theirs = merged_by_peft(base, folder / adapters.FOLDER)
+    assert ours.keys() == theirs.keys()
+    assert any((ours[name] - plain[name]).abs().max() > 1e-3 for name in ours), "the adapter does something"
+    for name, weight in ours.items():
+        assert ((weight - theirs[name]).abs() <= 2**-8 * (plain[name].abs() + theirs[name].abs()) + 1e-6).all(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_goes_on_as_if_never_left(
+    stage, warm_model, tmp_path, moved
+):
+    actor = make_actor(warm_model, *LORA, **{"ds.zero_stage": stage})
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    update(actor, batch)
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    actor.save_state(str(folder), 1)
+    assert_checkpoint_is_merged(folder, warm_model)
+
+    again = make_actor(warm_model, *LORA, resume=folder, **{"ds.zero_stage": stage})
+    for one in (actor, again):
+        update(one, batch)
+    first, second = (one.actor.adapter.merged_state() for one in (actor, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_reference_of_a_kl_term_is_the_actors_own_model_without_its_adapter(stage, warm_model, moved):
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    actor = make_actor(warm_model, *LORA, **{"ds.zero_stage": stage})
+    asked = rows_of(actor, batch)
+    base = make_actor(warm_model, **{"ds.zero_stage": stage}).measure(asked)
+    for ours, right in zip(actor.measure_base(asked), base, strict=True):
+        assert ours.logprobs.tobytes() == right.logprobs.tobytes()
+    pairs = list(zip(actor.measure(asked), base, strict=True))
+    assert max(abs(ours.logprobs - right.logprobs).max() for ours, right in pairs) > 0.1
+
+
+@pytest.mark.slow
+def test_vllm_has_the_merged_weights_after_every_step_with_zero_3_on_two_ranks(warm_model, tmp_path):
+    run = tmp_path / "run"
+    more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "train.steps = 3")
+    flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}
+    finish(start(run, False, *bindings(warm_model, *more, "train.eval_every = None", **flags)), run)
+    done = rows(run)[1:]
+    assert sum(row["policy/grad_norm"] > 0 for row in done) > 1
+    assert all(row["time/reference"] > 0.01 for row in done), "the rows are measured without the adapter"
+    assert_every_sync_arrived(run, 3)
+    assert_checkpoint_is_merged(run / "checkpoint-3", warm_model)
+
+
+@pytest.mark.parametrize("flag", ["train.enable_ema", "ds.load_in_4bit"])
+def test_what_lora_excludes_is_refused_by_name(flag, warm_model, tmp_path):
+    with pytest.raises(ValueError, match=f"{flag} cannot be used with LoRA.rank"):
+        make_actor(warm_model, *LORA, **{flag: True})
+
+
+def test_a_kl_term_with_lora_starts_no_reference_model(warm_model):
+    args = make_actor(warm_model, *LORA, "MixedPolicyLoss.kl_coef = 0.1").strategy.args
+    assert args.algo.kl.init_coef == 0
+    assert not args.algo.kl.use_loss
