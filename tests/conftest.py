@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,23 @@ torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup a file's tests run in one process, and those of OpenRLHF all in one: two of its runs at the
-    same time are too much for two cores."""
-    for item in items:
-        slow = item.get_closest_marker("openrlhf") and item.get_closest_marker("slow")
-        item.add_marker(pytest.mark.xdist_group("openrlhf" if slow else item.path.name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadgroup a file's tests run in one process, because they share what is slow to make, and those of
+    all files about OpenRLHF in the same one: two of its runs at the same time are too much for two cores.
+
+    pytest-xdist 3.8's own groups do nothing with pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "openrlhf" if "openrlhf" in file or "doctor" in file else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
