@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,8 +123,9 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
     more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
     for name in ("entropy_coef", "kl_coef"):
         more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
-    args = launch.parse(config.load(["base.gin"], more), "model", Path("nowhere"), resume=False)
-    args.exgrpo = ActorSettings(loss, None)
+    x = config.load(["base.gin"], more)
+    args = launch.parse(x, "model", Path("nowhere"), resume=False)
+    args.exgrpo = replace(ActorSettings.of(x), loss=loss, skip_above_grad_norm=None)
     return args
 
 

@@ -86,7 +86,7 @@ def launch(
         gpus = needed_gpus(args)
         _check_shapes(x, args)
         _check_work(x, model_path, loaded, begins=checkpoint is None)
-        _check_node(args, model_path)
+        _check_node(args, model_path, adapter=x.lora.rank is not None)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
         if logs is not None:
@@ -262,7 +262,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
 
 
-def _check_node(args: Any, model_path: str) -> None:
+def _check_node(args: Any, model_path: str, *, adapter: bool = False) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
     if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
         raise LaunchError(wrong)
@@ -270,7 +270,7 @@ def _check_node(args: Any, model_path: str) -> None:
         parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
         if parameters is None:
             log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
-        elif short := node.too_little_memory(args, parameters, total):
+        elif short := node.too_little_memory(args, parameters, total, adapter=adapter):
             log.warning("%s", short)
 
 

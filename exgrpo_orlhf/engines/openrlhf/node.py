@@ -89,13 +89,14 @@ def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
     )
 
 
-def too_little_memory(args: Any, parameters: int, total: float) -> str | None:
+def too_little_memory(args: Any, parameters: int, total: float, *, adapter: bool = False) -> str | None:
     """Estimates what is on a GPU while vLLM generates, where vLLM shares the GPU with the trainer.
 
     Args:
         args: OpenRLHF's
         parameters: of the model
         total: bytes of a GPU
+        adapter: whether that alone is trained
     """
     if not args.train.colocate_all:
         return None
@@ -107,7 +108,7 @@ def too_little_memory(args: Any, parameters: int, total: float) -> str | None:
         stay["the reference model"] = 0.0 if args.ref.offload and args.ds.zero_stage == 3 else weights
     if args.train.enable_ema:
         stay["the average (train.enable_ema)"] = 2 * parameters
-    if not args.ds.enable_sleep and not args.ds.adam_offload:
+    if not args.ds.enable_sleep and not args.ds.adam_offload and not adapter:
         stay["the optimiser, awake"] = 12 * parameters / ranks
     held = sum(stay.values())
     share, fits = args.vllm.gpu_memory_utilization, (total - held - _RESERVE) / total

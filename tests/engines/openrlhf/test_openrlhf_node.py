@@ -134,6 +134,12 @@ def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout,
     assert named is None or named in said
 
 
+def test_an_adapter_has_no_optimiser_states_to_speak_of():
+    awake = arguments("8gpu", **{"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7})
+    assert "the optimiser, awake" in node.too_little_memory(awake, QWEN_7B, H100)
+    assert node.too_little_memory(awake, QWEN_7B, H100, adapter=True) is None
+
+
 def test_parameters_are_counted_without_loading_any(raw_model):
     sizes = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
