@@ -77,6 +77,7 @@ VARIANTS = {
         "train.keep = 1",
         "train.best_metric = 'eval/greedy_accuracy'",
     ],
+    "one step ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0"],
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}
 KILLS = ("at a uniform moment", *CALLS)
@@ -192,24 +193,25 @@ class Campaign:
 
     # -- damage -------------------------------------------------------------------------------------------------------
 
-    def damages(self, engine: str, original: Path) -> Iterator[tuple[str, str]]:
-        """(how, which file or folder) for each file of the newest checkpoint of a run."""
+    def damages(self, variant: str, original: Path) -> Iterator[tuple[str, str]]:
+        """(how, which file or folder) for each file of the newest checkpoint of a run; of one that generates ahead, for
+        those that others do not have."""
         newest = original / f"checkpoint-{max(checkpoints.find(original))}"
-        for path in sorted(newest.rglob("*")):
+        for path in sorted((newest / "ahead" if variant == "one step ahead" else newest).rglob("*")):
             if path.is_file():
                 yield from ((how, path.relative_to(newest).as_posix()) for how in DAMAGE)
-        if engine == "local":
+        if variant == "replay":
             yield from (("folders", what) for what in FOLDERS)
 
-    def damage(self, engine: str, original: Path, how: str, name: str, *, go_on: bool) -> None:
+    def damage(self, variant: str, original: Path, how: str, name: str, *, go_on: bool) -> None:
         """Damage a copy of a finished run and resume it. go_on: then from the older checkpoint, to the end"""
         self.trials += 1
+        engine = "openrlhf" if variant == "openrlhf" else "local"
         run, count = self.folder / f"run{self.trials}", self.counts.setdefault(f"{engine}: {how}", Count())
         shutil.copytree(original, run, symlinks=True)
         older, newest = [*checkpoints.find(run).values()][-2:]
         named = self.do_damage(run, older, newest, how, name)
         count.tried += 1
-        variant = "replay" if engine == "local" else engine
         status, log = self.trained(run, variant), run.with_suffix(".log")
         lines = log.read_text().strip().splitlines()
         if status == 0:
@@ -299,16 +301,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         campaign = Campaign(Path(temporary), random.Random(seed))
         campaign.begin()
-        local = ("local", campaign.straight["replay"][0])
-        originals = [local]
+        local = [(variant, campaign.straight[variant][0]) for variant in ("replay", "one step ahead")]
+        originals = [*local]
         if importlib.util.find_spec("openrlhf") and not (arguments.small or arguments.local):
             originals.append(("openrlhf", openrlhf_run(campaign.folder)))
         rounds = 0
         while rounds == 0 or (time.monotonic() < end and not arguments.small):
-            for engine, original in originals if rounds == 0 else [local]:
-                for how, name in campaign.damages(engine, original):
+            for variant, original in originals if rounds == 0 else local:
+                for how, name in campaign.damages(variant, original):
                     # The way on is the same whatever the damage was: one in ten is enough.
-                    campaign.damage(engine, original, how, name, go_on=engine == "local" and campaign.trials % 10 == 0)
+                    go_on = variant != "openrlhf" and campaign.trials % 10 == 0
+                    campaign.damage(variant, original, how, name, go_on=go_on)
             for _ in range(2 if arguments.small else 10):
                 for kind in KILLS:
                     campaign.kill(kind)

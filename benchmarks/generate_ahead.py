@@ -8,7 +8,7 @@ tiny model that has seen a little of long chains writes them. Seconds of a step 
 never count.
 
 A timeline is drawn with --png from a run's own begin and end of each generation and update (time/rollout_from and so on
-in metrics.jsonl). The core of the engine and that of the actor are the machine's: other work on them shows.
+in metrics.jsonl). Other processes on these two cores distort the timings.
 
 Goal: a step ahead takes less time than a synchronous one, and at least the half of each update falls into a generation.
 With --small the local engine runs in both places, which has nothing to do at the same time: the goal does not count.

@@ -65,9 +65,12 @@ def different(run: Path, straight: Path, steps: int) -> str | None:
     for i, state in states[1].items():
         if not all(torch.equal(value, states[0][i][name]) for name, value in state.items()):
             return "optimizer"
-    for table in ("questions.parquet", "trajectories.parquet"):
-        if not pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table)):
-            return table
+    tables = {path.relative_to(theirs) for path in theirs.rglob("*.parquet")}
+    if tables != {path.relative_to(ours) for path in ours.rglob("*.parquet")}:
+        return "tables"
+    for table in tables:  # of the buffer, and of the batch that was generated ahead
+        if not pq.read_table(ours / table).equals(pq.read_table(theirs / table)):
+            return str(table)
     if (ours / "trainer" / "state.json").read_text() != (theirs / "trainer" / "state.json").read_text():
         return "state.json"
     if timeless(run) != timeless(straight):

@@ -235,7 +235,9 @@ def merge(folder: Path, cache: Path) -> Path:
     base = config.get("base_model_name_or_path")
     if not base:
         raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
-    content = [files.sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
+    weights = sorted(Path(base).glob("*.safetensors"))  # of a base model in a folder: they may be replaced
+    content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in weights]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
     made = cache / f"merged-{name}-{FORMAT}"
     if made.is_dir():

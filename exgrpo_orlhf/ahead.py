@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .engines.engine import LogProbs
+from .progress import Clock
 from .records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from .replay import Plan
 
@@ -61,7 +62,7 @@ class Begun(NamedTuple):
 
 
 def sampled_by(groups: Sequence[RolloutGroup], logprobs: Sequence[LogProbs], step: int) -> list[RolloutGroup]:
-    """The groups with what their rollouts are weighed by when the policy has changed.
+    """The groups with their rollouts' behaviour log-probs and policy version.
 
     logprobs: of all groups' rollouts, in order (`Engine.behaviour`); step: version of the policy that sampled them
     """
@@ -76,10 +77,14 @@ def sampled_by(groups: Sequence[RolloutGroup], logprobs: Sequence[LogProbs], ste
 
 
 class Beside(Generic[T]):
-    """A call that runs while the caller goes on, or at once and in its place."""
+    """A call that runs in a thread while the caller goes on, or synchronously.
 
-    def __init__(self, call: Callable[[], T], in_thread: bool) -> None:
-        self._call, self._found, self._error = call, list[T](), list[BaseException]()
+    clock: which the call uses; error: what it has raised so far in its thread
+    """
+
+    def __init__(self, call: Callable[[], T], clock: Clock, in_thread: bool) -> None:
+        self._call, self._found, self.clock = call, list[T](), clock
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="generate-ahead", daemon=True) if in_thread else None
         if self._thread:
             self._thread.start()
@@ -90,14 +95,14 @@ class Beside(Generic[T]):
         try:
             self._found.append(self._call())
         except BaseException as error:
-            self._error.append(error)
+            self.error = error
 
     def result(self) -> T:
         """Waits for it. Raises what it raised."""
         if self._thread:
             self._thread.join()
-        if self._error:
-            raise self._error[0]
+        if self.error:
+            raise self.error
         return self._found[0]
 
 

@@ -39,7 +39,9 @@ class Clock:
         """The parts of a clock that ran beside this one."""
         if other is not self:
             self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
-            self.spans |= other.spans
+            for name, (begin, end) in other.spans.items():
+                first, last = self.spans.get(name, (begin, end))
+                self.spans[name] = min(first, begin), max(last, end)
 
     def lap_after(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """The same items; the lap ends when there are no more."""

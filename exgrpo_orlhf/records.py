@@ -76,9 +76,9 @@ class Rollout:
 
     token_ids: int32 (T,), response only, end token included
     sampler_logprobs: float32 (T,), as the engine that sampled it has them, where it is asked for them; the trainer's
-        own, which are stored, differ from them by rounding
+        own differ from them by rounding
     behaviour_logprobs: float32 (T,), under the policy that sampled it, where they are known before the update
-        (train.generate_ahead); None: the update measures them
+        (train.generate_ahead; on OpenRLHF the sampler's); None: the update measures them
     policy_step: the policy version (training step) that sampled it; None: the step that trains on it
     """
 
@@ -103,7 +103,7 @@ class Trajectory:
 
     token_ids: int32 (T,), response only, end token included; never decoded and encoded again
     behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
-        the trainer's own forward pass
+        the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version (training step) of behaviour_logprobs
     """
 

@@ -38,7 +38,11 @@ def test_a_checkpoint_is_a_whole_model_for_everyone_who_knows_nothing_of_lora(ch
 
 def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
-    found, _ = subject.load(str(checkpoint / "adapter"))
+    (found, prompts), (of_run, of_checkpoint) = (
+        subject.load(str(path)) for path in (checkpoint / "adapter", checkpoint)
+    )
+    assert prompts == of_checkpoint == {"template": "plain", "system": None}, "with the prompts of training"
+    assert (found.run, found.step, found.metrics_log) == (of_run.run, of_run.step, of_run.metrics_log)
     merged, whole = load_file(Path(found.path) / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert merged.keys() == whole.keys()
     assert all(torch.allclose(merged[name], whole[name], atol=1e-6, rtol=0) for name in whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -16,8 +17,10 @@ from run_builders import bindings, run_here, small_bindings, timeless
 
 from exgrpo_orlhf import ahead, config
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.progress import Clock
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.run import train
 from exgrpo_orlhf.training import TrainingRun
 
@@ -135,6 +138,7 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
     sampled_by, model = run.models[1:]
     total, outside = torch.zeros((), dtype=torch.float64), 0
     rows = run.batches[2].flat_rows()
+    assert sum(row.replayed is not None and row.advantage != 0 for row in rows) > 2
     for row in rows:
         prompt = run.engine.prompts.encode(row.question)
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
@@ -170,6 +174,54 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
     assert shares["synchronous"][0] == 0 < shares["synchronous"][1]
     assert shares["ahead"][:2] == [0, 0]
     assert shares["ahead"][2] > 0
+
+
+@pytest.fixture
+def verdict(monkeypatch) -> dict[str, bool]:
+    """Every response is correct while `right`, else none is."""
+    say = {"right": True}
+    monkeypatch.setitem(
+        verifier._HERE,
+        "modular_chain",
+        lambda question, response: Grade("correct", 1.0) if say["right"] else Grade("wrong", 0.0),
+    )
+    return say
+
+
+EVERY_STEP = "ModularChains.count = 8"  # a step has all eight questions
+
+
+def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_was_planned_before(
+    verdict, warm_model, tmp_path, monkeypatch
+):
+    run = Watched(warm_model, tmp_path, EVERY_STEP, "ReplayMixer.rho = 0.5", "RetirementPolicy.times_in_a_row = 2")
+    for _ in range(5):
+        run.step()
+    replayed = [[group.question.id for group in batch.groups if group.replayed] for batch in run.batches]
+    retired = [metrics["replay/retired"] for metrics in run.metrics]
+    # Solved in steps 1 and 2, all retire in step 2. Step 2 was planned before anything was stored; step 3 before that
+    # retirement, step 4 after it.
+    assert [len(ids) for ids in replayed] == [0, 0, 4, 0, 0]
+    assert retired == [0, 8, 8, 8, 8]
+
+
+def test_a_question_may_be_in_two_consecutive_batches_but_in_none_twice(watched):
+    asked_of = [[group.question.id for group in batch.groups] for batch in watched.batches]
+    assert all(len({*ids}) == len(ids) for ids in asked_of)
+    assert any({*one} & {*next_one} for one, next_one in itertools.pairwise(asked_of))
+
+
+def test_rollouts_of_further_rounds_are_sampled_by_the_weights_that_train_on_them(verdict, warm_model, tmp_path):
+    """No group has a signal: dynamic sampling asks further questions in the step that trains."""
+    verdict["right"] = False
+    run = Watched(warm_model, tmp_path, *ON_POLICY, "DynamicSampling.max_rounds = 1")
+    observed, observe = [], run.run.fresh.observe
+    run.run.fresh.observe = lambda groups, step: observed.append(groups) or observe(groups, step)
+    for _ in range(3):
+        run.step()
+    for step, groups in enumerate(observed, start=1):
+        versions = [rollout.policy_step for group in groups for rollout in group.rollouts]
+        assert versions == [max(step - 1, 1)] * 8 * K + [step] * 8 * K
 
 
 def run_steps(model: Path, more: list[str], folder: Path) -> None:
@@ -232,11 +284,30 @@ def test_what_fails_beside_an_update_is_raised_where_it_is_waited_for():
     def fails():
         raise ValueError("an engine died")
 
-    coming = ahead.Beside(fails, in_thread=True)
+    coming = ahead.Beside(fails, Clock(), in_thread=True)
     with pytest.raises(ValueError, match="an engine died"):
         coming.result()
-    assert ahead.Beside(threading.get_ident, in_thread=True).result() != threading.get_ident()
-    assert ahead.Beside(threading.get_ident, in_thread=False).result() == threading.get_ident()
+    assert ahead.Beside(threading.get_ident, Clock(), in_thread=True).result() != threading.get_ident()
+    assert ahead.Beside(threading.get_ident, Clock(), in_thread=False).result() == threading.get_ident()
+
+
+def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tmp_path, caplog):
+    run = Watched(warm_model, tmp_path)
+    run.step()
+    begin = run.run._begin
+
+    def failing_update(batch, loss):
+        raise RuntimeError("an actor died")
+
+    def failing_beside(*_):
+        coming = begin(3, Clock(), False)
+        coming.error = ValueError("an engine died")
+        return coming
+
+    run.engine.update, run.run._begin = failing_update, failing_beside
+    with pytest.raises(RuntimeError, match="an actor died"):
+        run.step()
+    assert "beside this update failed too: an engine died" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["2", "-1", "0.5"])

@@ -17,6 +17,7 @@ from exgrpo_orlhf.rewards import verifier
 
 LATE = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'")
 SELECTED = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'")
+IN_PLACE = ("ReplayMixer.rho = 1.0", "ReplayMixer.fresh_beside = 'all'", "ReplayBuffer.replays_unsolved = True")
 EVERY_STEP = ("ModularChains.count = 8", "RetirementPolicy.at_accuracy = None")  # a step has all eight questions
 
 
@@ -38,9 +39,10 @@ def stored(run) -> dict[str, list]:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("late", [LATE, SELECTED], ids=["newest", "selected"])
-def test_importance_weights_of_injected_rows_are_of_the_log_probs_as_they_were_stored_to_the_bit(
-    late, steps, verdict, warm_model, tmp_path, monkeypatch
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("option", [LATE, SELECTED, IN_PLACE], ids=["newest", "selected", "in place"])
+def test_importance_weights_of_rows_put_into_a_group_are_of_the_log_probs_as_they_were_stored_to_the_bit(
+    option, ratio, steps, verdict, warm_model, tmp_path, monkeypatch
 ):
     """What the loss divides by, token for token, and what the metrics are of."""
     weighed, terms = [], MixedPolicyLoss.policy_terms
@@ -49,7 +51,8 @@ def test_importance_weights_of_injected_rows_are_of_the_log_probs_as_they_were_s
         weighed.append(batch.behaviour_logprobs[batch.replayed].numpy().copy())
         return terms(loss, batch)
 
-    run = begin(warm_model, tmp_path, *late, *EVERY_STEP, f"Optimizer.steps_per_batch = {steps}")
+    update = (f"Optimizer.steps_per_batch = {steps}", f"MixedPolicyLoss.ratio = {ratio!r}")
+    run = begin(warm_model, tmp_path, *option, *EVERY_STEP, *update)
     seen = watched(run, monkeypatch)
     run._step(1)
     kept = {id: {t.key: t.behaviour_logprobs.tobytes() for t in its} for id, its in stored(run).items()}
@@ -59,7 +62,7 @@ def test_importance_weights_of_injected_rows_are_of_the_log_probs_as_they_were_s
     batch, stats = seen[-1]
     rows = list(zip(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, strict=True))
     injected = [(row, policy, behaviour) for row, policy, behaviour in rows if row.replayed is not None]
-    assert len(injected) == len(kept) == metrics["replay/injected"] > 4
+    assert len(injected) == len(kept) == metrics["replay/injected"] + 8 * metrics["replay/actual_share"] > 4
     for row, _, behaviour in injected:
         assert behaviour.tobytes() == kept[row.question.id][row.replayed.key]
     expected = np.concatenate([behaviour for _, _, behaviour in injected])

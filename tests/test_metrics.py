@@ -27,9 +27,9 @@ def sampled(*groups) -> dict[str, float]:
     return Sampled(Plan(1, [], [], {}), [], list(groups), 1).metrics()
 
 
-def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), max_weight=None, later=()):
+def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), later=(), **bounds):
     """Any overflow or division by zero is an error."""
-    loss = MixedPolicyLoss(beta=BETA, clip_low=clip[0], clip_high=clip[1], max_weight=max_weight)
+    loss = MixedPolicyLoss(beta=BETA, clip_low=clip[0], clip_high=clip[1], **bounds)
     entropies = [0.0] * len(rows) if entropies is None else entropies
     as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
@@ -116,6 +116,14 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
     assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
     assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
     assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0
+
+
+def test_a_fresh_weight_is_truncated_before_it_is_compared_with_the_clip_as_in_the_loss():
+    policy, behaviour = [[0.0, -1.0, -1.0, -1.5]], [[-1.0, -1.5, -1.0, -1.0]]  # log w = 1, 0.5, 0, −0.5
+    for bound, truncated, clipped in ((1.1, 0.5, 0), (1.3, 0.5, 0.5), (2.0, 0.25, 0.5)):
+        found = measured([row(4, advantage=0.5)], policy, behaviour, max_fresh_weight=bound)
+        assert (found["policy/truncated_share"], found["policy/clip_share"]) == (truncated, clipped)
+    assert "policy/truncated_share" not in measured([row(4)], policy, behaviour)
 
 
 def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():

@@ -188,6 +188,16 @@ OPTIONS = {
         "MixedPolicyLoss.ratio = 'sequence'",
         "Optimizer.passes_per_batch = 2",
     ],
+    "together": [
+        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.store_up_to = 'one_success'",
+        "ReplayBuffer.replays_unsolved = True",
+        "FreshSampler.by = 'accuracy'",
+        "FreshSampler.cooldown = 1",
+        "DynamicSampling.max_rounds = 1",
+        "MixedPolicyLoss.ratio = 'sequence'",
+        "Optimizer.steps_per_batch = 2",
+    ],
     "ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "ReplayBuffer.max_age = 3"],
     "adapter": [
         "LoRA.rank = 4",
@@ -195,6 +205,7 @@ OPTIONS = {
         "Optimizer.learning_rate = 1e-2",
         "Optimizer.steps_per_batch = 2",
     ],
+    "adapter and ahead": ["LoRA.rank = 4", "train.generate_ahead = 1", "Optimizer.learning_rate = 1e-2"],
     "late and ahead": [
         "train.generate_ahead = 1",
         "ReplayMixer.rho = 0.0",
@@ -241,12 +252,12 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
             assert tokens == pytest.approx(row["rollout/response_tokens"] * (4 * (8 - replayed) + replayed))
         assert any(0 < row["replay/actual_share"] < 0.5 for row in done)
         assert any(row["replay/bucket_unsolved"] > 0 for row in done)
-    elif name == "in place":
+    elif name in ("in place", "together"):
         for before, row in itertools.pairwise(done):
             tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
             assert tokens == pytest.approx(row["rollout/response_tokens"] * 4 * (8 + row["rollout/filtered_groups"]))
         assert any(row["replay/actual_share"] > 0 for row in done)
-    elif name == "adapter":
+    elif name.startswith("adapter"):
         matrices = load_file(tmp_path / "run" / f"checkpoint-{STEPS}" / "adapter" / "adapter_model.safetensors")
         assert any(".lora_B." in name and value.abs().max() > 0 for name, value in matrices.items())
     elif name == "ahead":
@@ -266,7 +277,9 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["in place", "late, scored", "ahead", "late and ahead", "adapter"])
+@pytest.mark.parametrize(
+    "name", ["in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead", "adapter and ahead"]
+)
 def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)

@@ -152,3 +152,35 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
     assert [[row.replayed is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4
     assert metrics["reward/pass_at_1"] == 0
     assert metrics["rollout/filtered_groups"] == 8, "two rounds for the four fresh questions"
+
+
+def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sampled(warm_model, tmp_path, monkeypatch):
+    """Groups that dynamic sampling leaves out count too: two of three questions are never solved."""
+
+    def grade(question, response):
+        right = int(question.id, 16) % 3 == 0 and zlib.crc32(response.encode()) % 2
+        return Grade("correct", 1.0) if right else Grade("wrong", 0.0)
+
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    more = ("FreshSampler.by = 'accuracy'", "FreshSampler.cooldown = 2", "DynamicSampling.max_rounds = 1")
+    run = begin(warm_model, tmp_path, *more, "ModularChains.count = 80", "ReplayMixer.rho = 0.0")
+    rollout, step, asked = run.engine.rollout, [0], {}
+    accuracies, observe = {}, run.fresh.observe
+
+    def asking(plan, group_size):
+        asked.setdefault(step[0], []).extend(question.id for question in plan.fresh)
+        return rollout(plan, group_size)
+
+    def observing(groups, at):
+        accuracies.update({group.question.id: float(group.accuracy) for group in groups})
+        observe(groups, at)
+
+    monkeypatch.setattr(run.engine, "rollout", asking)
+    monkeypatch.setattr(run.fresh, "observe", observing)
+    for step[0] in range(1, 6):
+        assert run._step(step[0])["rollout/filtered_groups"] > 0
+        recent = [id for earlier in (1, 2) for id in asked.get(step[0] - earlier, [])]
+        assert not {*recent} & {*asked[step[0]]}
+        known = {id: run.fresh._accuracy[place] for id, place in run.fresh._place.items()}
+        assert {id: float(p) for id, p in known.items() if not np.isnan(p)} == accuracies
+    assert sum(len(ids) for ids in asked.values()) > len({id for ids in asked.values() for id in ids}), "some came back"

@@ -65,7 +65,7 @@ class Subject:
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
-    """The model and, if it is a checkpoint of a run, the run's `Prompts` settings. Raises SubjectError.
+    """The model and, if it is a checkpoint of a run or its adapter, the run's `Prompts` settings. Raises SubjectError.
 
     model: a folder, a hub id, a .gguf file, the name of an installed package that ships one, or the folder of a LoRA
         adapter, which is merged into its base model
@@ -74,11 +74,12 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
 
     from ..pretrained import convert, find_gguf
 
+    checkpoint = None
     try:
         if file := find_gguf(model):
             model = str(convert(file, places.cache(None)))
         elif adapters.is_adapter(folder := Path(model).expanduser()):
-            model = str(adapters.merge(folder, places.cache(None)))
+            model, checkpoint = str(adapters.merge(folder, places.cache(None))), folder.resolve().parent
     except (OSError, ValueError) as error:
         raise SubjectError(f"--model {model}: {error}") from error
     folder = Path(model).expanduser()
@@ -105,10 +106,11 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if not folder.is_dir():
         return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
     subject = Subject(path, tokenizer, context, hash=hash_of(folder))
-    state = folder / "trainer" / "state.json"
+    checkpoint = checkpoint or folder.resolve()
+    state = checkpoint / "trainer" / "state.json"
     if not state.is_file():
         return subject, {}
-    known, run = json.loads(state.read_text(encoding="utf-8")), folder.resolve().parent
+    known, run = json.loads(state.read_text(encoding="utf-8")), checkpoint.parent
     log, bound = run / "metrics.id", known["identity"]
     subject = replace(
         subject,

@@ -236,7 +236,9 @@ class MixedPolicyLoss:
             kl += float((w - 1 - log_w).sum())
             if self.ratio == "sequence":
                 w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
-            truncated += 0 if self.max_fresh_weight is None else int((w > self.max_fresh_weight).sum())
+            if self.max_fresh_weight is not None:
+                truncated += int((w > self.max_fresh_weight).sum())
+                w = np.minimum(w, self.max_fresh_weight)  # as in the loss: before the clip
             if self.clip_low is not None and self.clip_high is not None:
                 outside = w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low
                 clipped += int(outside.sum()) if advantage else 0

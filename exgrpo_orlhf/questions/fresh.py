@@ -39,8 +39,8 @@ class FreshQuestions:
         """Raises KeyError for a question that is not in the set."""
         return self._by_id[question_id]
 
-    def draw(self, n: int, exclude: Collection[str], retired: Collection[str]) -> list[Question]:
-        """The next n questions, no two the same and none of `exclude`; fewer if the set has no more.
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str], step: int) -> list[Question]:
+        """The next n questions for that step, no two the same and none of `exclude`; fewer if the set has no more.
 
         An excluded question (it is replayed in this batch) is not lost: it stays at the head of the queue. Questions
         in `retired` are left out of the epochs that begin from now on.

@@ -63,25 +63,25 @@ class WeightedQuestions(FreshQuestions):
         self._place = {question.id: i for i, question in enumerate(questions)}
         self._floor, self._cooldown = floor, cooldown
         self._accuracy = np.full(len(questions), np.nan, np.float16)  # (Q,) the latest; NaN: not known yet
-        self._resting: dict[int, int] = {}  # place → the last step of its rest, in the order of these steps
-        self._step = 0  # the last one observed
+        self._resting: dict[int, int] = {}  # place → the last step of its rest
 
-    def draw(self, n: int, exclude: Collection[str], retired: Collection[str]) -> list[Question]:
-        """n questions, no two the same and none of `exclude` or `retired`; fewer if the set has no more.
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str], step: int) -> list[Question]:
+        """n questions for that step, no two the same and none of `exclude` or `retired`; fewer if the set has no more.
 
-        Retired questions return where all are.
+        Retired questions return where all are. The rest of a question begins when it is drawn: with
+        train.generate_ahead the next step's are drawn before this step's are observed.
         """
         # Gumbel noise on the logarithms: the n largest are a draw without replacement in proportion to the weights.
         p = np.where(np.isnan(self._accuracy), 0.5, self._accuracy.astype(np.float64))  # (Q,)
         keys = np.log(p * (1 - p) + self._floor) + self._rng.gumbel(size=len(p))
         if self._resting:
             places, until = (np.fromiter(x, np.int64) for x in (self._resting.keys(), self._resting.values()))
-            keys[places] -= _REST * (until - self._step)
+            keys[places] -= _REST * np.maximum(until - step + 1, 0)
         if retired and len(retired) >= len(self) and all(question in retired for question in self._place):
             log.warning(
                 "step %d: all %d questions are retired from fresh sampling; they return to it, or the run would end "
                 "here (RetirementPolicy.leaves_fresh)",
-                self._step + 1,
+                step,
                 len(self),
             )
             retired = ()
@@ -92,19 +92,21 @@ class WeightedQuestions(FreshQuestions):
         taken = first[np.argsort(-keys[first], kind="stable")].tolist()
         self.drawn += len(taken)
         self.epoch = self.drawn // len(self)
+        self._rest(taken, step)
         return [self._questions[place] for place in taken]
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Take note of a step's accuracies. A group in which too little could be graded leaves the last one."""
-        self._step = step
-        for group in groups:
-            place = self._place[group.question.id]
+        places = [self._place[group.question.id] for group in groups]
+        for place, group in zip(places, groups, strict=True):
             if group.accuracy is not None:
                 self._accuracy[place] = float(group.accuracy)
-            if self._cooldown:
-                self._resting.pop(place, None)
-                self._resting[place] = step + self._cooldown
+        self._rest(places, step)  # replayed questions too
         self._resting = {place: until for place, until in self._resting.items() if until > step}
+
+    def _rest(self, places: Sequence[int], step: int) -> None:
+        if self._cooldown:
+            self._resting |= {place: max(step + self._cooldown, self._resting.get(place, 0)) for place in places}
 
     def metrics(self) -> dict[str, float]:
         known = ~np.isnan(self._accuracy)
@@ -120,7 +122,6 @@ class WeightedQuestions(FreshQuestions):
             "fingerprint": self._fingerprint,
             "accuracy": base64.b64encode(self._accuracy.astype("<f2").tobytes()).decode("ascii"),  # 2 bytes each
             "resting": [[place, until] for place, until in self._resting.items()],
-            "step": self._step,
             "drawn": self.drawn,
             "rng": self._rng.bit_generator.state,
         }
@@ -130,6 +131,6 @@ class WeightedQuestions(FreshQuestions):
         self._check(state)
         self._accuracy = np.frombuffer(base64.b64decode(state["accuracy"]), "<f2").astype(np.float16)
         self._resting = {place: until for place, until in state["resting"]}
-        self._step, self.drawn = state["step"], state["drawn"]
+        self.drawn = state["drawn"]
         self.epoch = self.drawn // len(self)
         self._rng.bit_generator.state = state["rng"]

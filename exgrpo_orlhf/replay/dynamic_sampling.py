@@ -96,7 +96,7 @@ class DynamicSampling:
             return None
         missing = plan.questions - sum(self._rank(group, stored, width) == 0 for group in groups)
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = fresh.draw(missing, {group.question.id for group in groups}, retired)
+        drawn = fresh.draw(missing, {group.question.id for group in groups}, retired, plan.step)
         return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
 
     def select(

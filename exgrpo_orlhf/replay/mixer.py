@@ -25,7 +25,7 @@ Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
 class FreshSource(Protocol):
     """Where fresh questions come from, and every question by its id."""
 
-    def draw(self, n: int, exclude: Collection[str], retired: Collection[str]) -> list[Question]: ...
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str], step: int) -> list[Question]: ...
 
     def question(self, question_id: str) -> Question: ...
 
@@ -203,13 +203,10 @@ class ReplayMixer:
             )
             replayed = [fresh.question(question_id) for question_id in ids]
         ids_replayed = {question.id for question in replayed}
-        drawn = fresh.draw(
-            self.questions_per_step - len(replayed),
-            exclude=ids_replayed,
-            retired=buffer.retired if buffer.retirement.leaves_fresh else (),
-        )
+        retired = buffer.retired if buffer.retirement.leaves_fresh else ()
+        drawn = fresh.draw(self.questions_per_step - len(replayed), ids_replayed, retired, step)
         if whole and (missing := self.questions_per_step - len(replayed) - len(drawn)):
-            drawn += fresh.draw(missing, exclude=ids_replayed | {question.id for question in drawn}, retired=())
+            drawn += fresh.draw(missing, ids_replayed | {question.id for question in drawn}, (), step)
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
 

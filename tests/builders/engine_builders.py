@@ -135,6 +135,7 @@ def plain_update(
     reference=None,
     entropy_coef: float = 0.0,
     kl_coef: float = 0.0,
+    ratio: str = "token",
 ) -> list[torch.Tensor]:
     """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
     rows, measured = batch.flat_rows(), []
@@ -151,6 +152,7 @@ def plain_update(
             continue
         w = torch.exp(logprobs - old)
         if row.replayed is None:
+            w = w if ratio == "token" else torch.exp((logprobs - old).mean()).expand(len(w))
             terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
         else:
             terms = w / (w + 0.1) * row.advantage

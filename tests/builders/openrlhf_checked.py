@@ -2,17 +2,23 @@
 
     python openrlhf_checked.py RUN RESUME(0/1) BINDING…
 
-Besides the run's own files it writes into RUN/seen/: sync.jsonl, after each weight sync the names of the tensors in
-which a vLLM engine differs from the actor; update.jsonl, for each update how many rows were measured before it, whether
-stored rows kept their log-probs, and the largest mean difference of a row's log-probs from vLLM's; loaded-<step>/, the
-state with which the training loop begins.
+A file RUN/kill-an-engine has the first vLLM engine killed when the update of the fourth step begins. Besides the run's
+own files it writes into RUN/seen/:
+
+sync.jsonl       after each weight sync the names of the tensors in which a vLLM engine differs from the actor
+update.jsonl     for each update how many rows were measured before it, whether stored rows kept their log-probs, and
+                 the largest mean difference of a row's log-probs from vLLM's
+killed.jsonl     whether the engine was generating ahead
+loaded-<step>/   the state with which the training loop begins
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import ray
@@ -71,6 +77,11 @@ class CheckedTrainer(trainer.MixedTrainer):
     def update(self, batch, loss):
         import numpy as np
 
+        marked = self.job.run / "kill-an-engine"
+        if self.step == 3 and marked.exists():
+            marked.unlink()
+            self.record("killed", any(thread.name == "generate-ahead" for thread in threading.enumerate()))
+            os.kill(self.engine_process, signal.SIGKILL)
         stats, flat = super().update(batch, loss), batch.flat_rows()
         stored = [
             row.replayed is None or row.replayed.behaviour_logprobs.tobytes() == logprobs.tobytes()
@@ -87,6 +98,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 
     def sync(self):
         super().sync()
+        self.engine_process = ray.get(self.vllm_engines[0].__ray_call__.remote(lambda engine: os.getpid()))
         ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
         differ = []
         for i, engine in enumerate(self.vllm_engines):

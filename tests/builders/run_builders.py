@@ -108,8 +108,10 @@ def assert_same_ending(run: Path, straight: Path) -> None:
     for i, state in optimizers[1]["optimizer"]["state"].items():
         assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
     assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
-    for table in ("questions.parquet", "trajectories.parquet"):
-        assert pq.read_table(ours / "replay" / table).equals(pq.read_table(theirs / "replay" / table))
+    tables = [path.relative_to(theirs) for path in sorted(theirs.rglob("*.parquet"))]
+    assert [path.relative_to(ours) for path in sorted(ours.rglob("*.parquet"))] == tables
+    for table in tables:  # of the buffer, and of the batch that was generated ahead
+        assert pq.read_table(ours / table).equals(pq.read_table(theirs / table))
     assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
     assert timeless(run) == timeless(straight)
     for name in ("decisions.jsonl", "rollouts.jsonl"):

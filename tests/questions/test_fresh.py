@@ -20,7 +20,7 @@ def source(n: int, seed: int = 0) -> FreshQuestions:
 
 
 def draw(fresh: FreshQuestions, n: int, exclude=(), retired=()) -> list[str]:
-    return [question.id for question in fresh.draw(n, exclude, retired)]
+    return [question.id for question in fresh.draw(n, exclude, retired, 1)]
 
 
 def epochs(fresh: FreshQuestions, count: int) -> list[list[str]]:

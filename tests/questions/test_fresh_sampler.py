@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections import Counter
@@ -28,8 +29,8 @@ def of(accuracy: float, i: int):
     return group(["correct"] * right + ["wrong"] * (4 - right), QUESTIONS[i])
 
 
-def draw(fresh, n: int, exclude=(), retired=()) -> list[str]:
-    return [question.id for question in fresh.draw(n, exclude, retired)]
+def draw(fresh, n: int, exclude=(), retired=(), step=1) -> list[str]:
+    return [question.id for question in fresh.draw(n, exclude, retired, step)]
 
 
 def test_questions_come_in_proportion_to_their_weights():
@@ -83,7 +84,7 @@ def test_all_retired_return_with_a_warning(caplog):
 def test_a_question_rests_for_as_many_steps_as_said():
     fresh, rest = source(40, cooldown=3), {}
     for step in range(1, 60):
-        batch = draw(fresh, 8)
+        batch = draw(fresh, 8, step=step)
         assert all(step - rest.get(name, -9) > 3 for name in batch)
         rest |= dict.fromkeys(batch, step)
         fresh.observe([of(0.5, IDS.index(name)) for name in batch], step)
@@ -95,9 +96,23 @@ def test_if_too_few_others_are_left_those_that_have_rested_longest_come():
     fresh.observe([of(0.5, 0), of(0.5, 1)], 1)
     fresh.observe([of(0.5, 2), of(0.5, 3)], 2)
     fresh.observe([of(0.5, 0)], 3)  # as a replayed question: it rests again
-    assert set(draw(fresh, 2)) == {IDS[4], IDS[5]}
-    assert set(draw(fresh, 3)) == {IDS[4], IDS[5], IDS[1]}
-    assert draw(fresh, 6)[-1] == IDS[0]
+    assert set(draw(copy.deepcopy(fresh), 2, step=4)) == {IDS[4], IDS[5]}
+    assert set(draw(copy.deepcopy(fresh), 3, step=4)) == {IDS[4], IDS[5], IDS[1]}
+    assert draw(fresh, 6, step=4)[-1] == IDS[0]
+
+
+@pytest.mark.parametrize("cooldown", [1, 3])
+def test_a_question_rests_too_where_the_next_step_is_drawn_before_this_one_is_observed(cooldown):
+    """train.generate_ahead: the batch of step t+1 is drawn in step t."""
+    fresh, last = source(cooldown=cooldown), {}
+    batch = draw(fresh, 8, step=1)
+    for step in range(1, 40):
+        assert all(step - last.get(name, -9) > cooldown for name in batch)
+        last |= dict.fromkeys(batch, step)
+        coming = draw(fresh, 8, step=step + 1)
+        fresh.observe([of(0.5, IDS.index(name)) for name in batch], step)
+        batch = coming
+    assert set(last) == set(IDS)
 
 
 def test_draws_come_from_the_seed_alone():
@@ -111,7 +126,7 @@ def test_draws_come_from_the_seed_alone():
 def steps(fresh, first: int, last: int) -> list[list[str]]:
     batches = []
     for step in range(first, last):
-        batches.append(draw(fresh, 6))
+        batches.append(draw(fresh, 6, step=step))
         fresh.observe([of((step + i) % 5 / 4, IDS.index(name)) for i, name in enumerate(batches[-1])], step)
     return batches
 
@@ -132,7 +147,7 @@ def test_the_state_of_100_000_questions_is_below_half_a_megabyte():
     asked = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(100_000)]
     fresh = FreshSampler(by="accuracy", cooldown=10).over(asked, np.random.default_rng(0))
     for step in range(1, 31):
-        fresh.observe([group(["correct", "wrong"], question) for question in fresh.draw(128, (), ())], step)
+        fresh.observe([group(["correct", "wrong"], question) for question in fresh.draw(128, (), (), step)], step)
     assert len(json.dumps(fresh.state_dict())) < 500_000
 
 

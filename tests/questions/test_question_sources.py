@@ -161,7 +161,7 @@ def test_an_epoch_of_a_mix_sees_each_of_its_questions_once():
     mix = QuestionMix((Made("a", 100), Made("b", 100, 1000)), (3, 1), size=40).load()
     fresh = FreshQuestions(mix, np.random.default_rng(0))
     for _ in range(3):
-        epoch = [question for _ in range(5) for question in fresh.draw(8, (), ())]
+        epoch = [question for _ in range(5) for question in fresh.draw(8, (), (), 1)]
         assert Counter(question.source for question in epoch) == {"a": 30, "b": 10}
         assert len({question.id for question in epoch}) == 40
 

@@ -56,7 +56,7 @@ def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source
 def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, questions=QUESTIONS, **between):
     source = FreshQuestions(questions, np.random.default_rng(3))
     old = questions[:replayed]
-    plan = Plan(7, source.draw(fresh, {q.id for q in old}, ()), old, {})
+    plan = Plan(7, source.draw(fresh, {q.id for q in old}, (), 1), old, {})
     stored = {question.id: STORED for question in old}
     buffer = buffer or ReplayBuffer(RetirementPolicy())
     sampled = in_a_step(DynamicSampling(max_rounds, **between), plan, stored, rolls, source, buffer)
@@ -84,7 +84,7 @@ def test_a_batch_in_which_all_have_a_signal_is_sampled_once():
 
 @pytest.mark.parametrize("same", [0, K])
 def test_groups_all_wrong_and_all_correct_make_place_for_exactly_as_many_new_questions(same):
-    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), ())
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), (), 1)
     plan, sampled = sample(rolls := Rolls({first[1].id: same, first[2].id: same}, otherwise=2), max_rounds=5)
     assert plan.fresh == first
     assert [len(p.fresh) for p in rolls.plans] == [4, 2]
@@ -135,7 +135,7 @@ def test_rows_that_could_not_be_graded_are_no_signal():
 
 
 def test_when_the_rounds_run_out_the_batch_is_filled_up_to_its_size():
-    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), ())
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(4, (), (), 1)
     _, sampled = sample(rolls := Rolls({first[3].id: 1}, otherwise=0), max_rounds=2)
     assert [p.round for p in rolls.plans] == [0, 1, 2]
     assert [g.question for g in sampled.groups] == first, "those sampled first, in their order"
@@ -148,7 +148,7 @@ def test_when_the_rounds_run_out_the_batch_is_filled_up_to_its_size():
 )
 def test_groups_of_another_difficulty_make_place_and_those_without_a_gradient_fill_up_before_them(between, kept):
     """K = 4. The bounds are inclusive; all correct or all wrong is never kept."""
-    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(5, (), ())
+    first = FreshQuestions(QUESTIONS, np.random.default_rng(3)).draw(5, (), (), 1)
     correct = {question.id: number for number, question in enumerate(first)}  # 0 to 4 of 4
     _, sampled = sample(rolls := Rolls(correct, otherwise=kept[0]), max_rounds=9, fresh=5, **between)
     assert [len(p.fresh) for p in rolls.plans] == [5, 4]
@@ -175,7 +175,7 @@ def test_a_retired_question_is_drawn_into_a_place_unless_it_left_fresh_sampling(
     for fresh in (4, 0):
         source = FreshQuestions(QUESTIONS, np.random.default_rng(0))
         old = QUESTIONS[: 4 - fresh]
-        plan = Plan(1, source.draw(fresh, (), buffer.retired if leaves_fresh else ()), old, {})
+        plan = Plan(1, source.draw(fresh, (), buffer.retired if leaves_fresh else (), 1), old, {})
         stored = {question.id: STORED for question in old}
         rolls = Rolls({question.id: K - 1 for question in old}, otherwise=0)
         sampled = in_a_step(DynamicSampling(50), plan, stored, rolls, source, buffer)
@@ -255,9 +255,9 @@ def test_a_resumed_run_equals_a_straight_one(warm_model, tmp_path):
 
 def test_an_epoch_that_nobody_can_draw_from_is_not_counted():
     source = FreshQuestions(QUESTIONS, np.random.default_rng(3))
-    assert len(source.draw(20, (), ())) == 20
+    assert len(source.draw(20, (), (), 1)) == 20
     for _ in range(3):  # the second epoch begins once, and waits whole
-        assert source.draw(4, {question.id for question in QUESTIONS}, ()) == []
+        assert source.draw(4, {question.id for question in QUESTIONS}, (), 1) == []
         assert source.epoch == 1
-    assert len(source.draw(30, (), ())) == 30
+    assert len(source.draw(30, (), (), 1)) == 30
     assert source.epoch == 1

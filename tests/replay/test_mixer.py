@@ -52,7 +52,7 @@ def test_only_as_many_fresh_questions_are_drawn_as_are_needed():
 
 def test_question_is_at_most_once_in_a_batch_even_when_it_is_next_in_the_fresh_queue():
     """T8: and the deferred question is the first of the next batch."""
-    order = [question.id for question in source(8).draw(8, (), ())]
+    order = [question.id for question in source(8).draw(8, (), (), 1)]
     buffer = ReplayBuffer(RetirementPolicy())
     buffer.record(order[0], Fraction(1, 2), 0)
     buffer.store([(order[0], trajectory())])

@@ -138,13 +138,16 @@ class MixedActor(Actor):  # type: ignore[misc]
     adapter: in the model, with LoRA; else None
     """
 
-    def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, **kwargs: Any) -> None:
+    def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, resumed: Path | None, **kwargs: Any) -> None:
+        """resumed: the checkpoint that DeepSpeed loads next. Raises AdapterError if its base model is another one."""
         super().__init__(pretrain, *args, **kwargs)
         self.adapter: adapters.Adapter | None = None
         if lora.rank is not None:
             # Reentrant checkpoints have a gradient only where one of their inputs has.
             self.model.enable_input_require_grads()
             self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
+            if resumed is not None:  # DeepSpeed would put the old base model's weights in the place of these
+                adapters.refuse_other_base(resumed / adapters.FOLDER, self.model)
 
     def forward(
         self,
@@ -216,7 +219,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        made = partial(MixedActor, lora=strategy.args.exgrpo.lora, seed=strategy.args.exgrpo.seed)
+        settings, ckpt = strategy.args.exgrpo, strategy.args.ckpt
+        resumed = Path(ckpt.path) if ckpt.load_enable else None
+        made = partial(MixedActor, lora=settings.lora, seed=settings.seed, resumed=resumed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
@@ -258,10 +263,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         self.trainer.recorded = {}
         status = super().fit(kl_ctl)
         totals = self.strategy.all_reduce(dict(loss.totals), op="sum")
-        norms = self.guard.norms
+        norms, corrected = self.guard.norms, loss.correction.level != "off"
+        truncates = loss.loss.max_fresh_weight is not None
         return {
             **status,
-            **update_metrics(totals, self.strategy.world_size, len(norms), loss.correction.level != "off"),
+            **update_metrics(totals, self.strategy.world_size, len(norms), corrected, truncates),
             "policy/grad_norm": float(np.mean(norms)),
             "policy/skipped_updates": float(self.guard.skipped),
             "policy/learning_rate": self.guard.rate,

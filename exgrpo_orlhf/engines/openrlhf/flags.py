@@ -105,7 +105,7 @@ REFUSED = {
 }
 
 
-_WITHOUT_LORA = {
+_EXCLUDED_BY_LORA = {
     "train.enable_ema": "OpenRLHF would average the weights of a model that has no adapter",
     "ds.load_in_4bit": "vLLM gets the merged weights, and those have no 4-bit form",
 }
@@ -137,9 +137,9 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
-    for flag in ("train.enable_ema", "ds.load_in_4bit"):
+    for flag, why in _EXCLUDED_BY_LORA.items():
         if x.lora.rank is not None and flags.get(flag):
-            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used with LoRA.rank: {_WITHOUT_LORA[flag]}")
+            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used with LoRA.rank: {why}")
     b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
     if b % n:
         raise ValueError(

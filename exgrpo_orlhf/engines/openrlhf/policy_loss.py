@@ -87,7 +87,7 @@ class MixedLoss(nn.Module):
 
     def begin(self) -> None:
         """Begins a new batch: resets `totals`, which this rank sums over its micro-batches."""
-        self.totals = dict.fromkeys(("loss", "fresh_tokens", "clipped", "kl", "corrected", "gap"), 0.0)
+        self.totals = dict.fromkeys(("loss", "fresh_tokens", "clipped", "truncated", "kl", "corrected", "gap"), 0.0)
 
     def forward(
         self,
@@ -143,7 +143,10 @@ class MixedLoss(nn.Module):
         tokens = max(len(log_w), 1)
         w = log_w.double().clamp(max=LARGEST_LOG_RATIO).exp()
         ratio = self.loss.fresh_log_ratio(log_w.double(), row_of).clamp(max=LARGEST_LOG_RATIO).exp()
-        clipped = 0
+        clipped = truncated = 0
+        if self.loss.max_fresh_weight is not None:
+            truncated = int((ratio > self.loss.max_fresh_weight).sum())
+            ratio = ratio.clamp(max=self.loss.max_fresh_weight)  # as in the loss: before the clip
         if self.loss.clip_low is not None and self.loss.clip_high is not None:
             above, below = ratio > 1 + self.loss.clip_high, ratio < 1 - self.loss.clip_low
             clipped = int(((above & (advantages > 0)) | (below & (advantages < 0))).sum())
@@ -151,6 +154,7 @@ class MixedLoss(nn.Module):
             "loss": float(loss.detach()) / self.gas,
             "fresh_tokens": len(log_w),
             "clipped": clipped,
+            "truncated": truncated,
             "kl": float((w - 1 - log_w.double()).sum()),
             "corrected": int((correction == 0).sum()),
             "gap": float(gap.abs().sum()),
@@ -163,7 +167,9 @@ class MixedLoss(nn.Module):
         return loss, clip_ratio, kl, gap.sum() / tokens, (correction == 0).sum() / tokens
 
 
-def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: bool) -> dict[str, float]:
+def update_metrics(
+    totals: dict[str, float], ranks: int, steps: int, corrected: bool, truncates: bool
+) -> dict[str, float]:
     """The metrics of an update.
 
     Args:
@@ -171,6 +177,7 @@ def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: 
         corrected: whether there is a train/rollout correction. If so, the metrics include the mean distance of the
             engines' log-probs from the trainer's (a weight sync that failed shows there) and the share of tokens that
             the correction filtered out
+        truncates: whether weights of fresh tokens have an upper bound
     """
     tokens = max(totals["fresh_tokens"], 1)
     filtered = totals["corrected"] / tokens
@@ -178,5 +185,6 @@ def update_metrics(totals: dict[str, float], ranks: int, steps: int, corrected: 
         "policy/loss": totals["loss"] / ranks / steps,  # every rank's share was multiplied by their number
         "policy/clip_share": totals["clipped"] / tokens,
         "policy/approx_kl": totals["kl"] / tokens,
+        **({"policy/truncated_share": totals["truncated"] / tokens} if truncates else {}),
         **({"rollout/logprob_gap": totals["gap"] / tokens, "rollout/filtered_share": filtered} if corrected else {}),
     }

@@ -24,7 +24,7 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, Going, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
+from ..engine import Engine, EngineLost, Going, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -146,9 +146,14 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             batch_vllm_engine_call(self.vllm_engines, "sleep")
 
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        """Of the vLLM engine that sampled them: the actors are at work on the batch before."""
-        found = [rollout.sampler_logprobs for group in groups for rollout in group.rollouts]
-        return [logprobs for logprobs in found if logprobs is not None]
+        """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
+        found: list[LogProbs] = []
+        for group in groups:
+            for rollout in group.rollouts:
+                if rollout.sampler_logprobs is None:
+                    raise EngineLost(f"vLLM gave a response to question {group.question.id} without its log-probs")
+                found.append(rollout.sampler_logprobs)
+        return found
 
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's train_step ends with it. With train.generate_ahead the engines are then still generating with the

@@ -103,8 +103,18 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
             assert again[i] == pytest.approx(passes[1][i].numpy(), abs=4 * LOGPROB_ERROR), "the weights are off too"
 
 
-@pytest.mark.parametrize(("beside", "normalizer"), [(1, "constant"), (2, "constant"), (1, "sequences"), (1, "tokens")])
-def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer):
+@pytest.mark.parametrize(
+    ("beside", "normalizer", "ratio"),
+    [
+        (1, "constant", "token"),
+        (2, "constant", "token"),
+        (1, "sequences", "token"),
+        (1, "tokens", "token"),
+        (1, "sequences", "sequence"),
+        (2, "constant", "sequence"),
+    ],
+)
+def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer, ratio):
     """A group around a stored trajectory counts K rows in the normaliser, however few it holds."""
     rate, steps = 0.3, 2  # with a rate of 1 a step would multiply the error of the one before it
     optimizer = Optimizer(learning_rate=rate, max_grad_norm=1e9, steps_per_batch=steps, passes_per_batch=2)
@@ -120,10 +130,11 @@ def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model,
         part = slice(step % steps, None, steps)
         model.zero_grad()
         share = MixedBatch(batch.groups[part], batch.rows[part], K)
-        plain_update(model, engine, share, [old for group in behaviour[part] for old in group], normalizer)
+        old = [old for group in behaviour[part] for old in group]
+        plain_update(model, engine, share, old, normalizer, ratio=ratio)
         descend(model, rate)
     use_sgd(engine, rate)
-    stats = engine.update(batch, MixedPolicyLoss(normalizer=normalizer, response_length=24))
+    stats = engine.update(batch, MixedPolicyLoss(normalizer=normalizer, ratio=ratio, response_length=24))
     assert_moved(engine, start, batch, model, steps=2 * steps)
     for found, old in zip(stats.behaviour_logprobs, of_rows, strict=True):
         assert found == pytest.approx(old.numpy(), abs=LOGPROB_ERROR)

@@ -258,6 +258,8 @@ REFUSALS = {
     "a divergence clipped": ([], DIVERGENCE | {f"{CORRECTION}mode": "clip"}, "is_correction"),
     "generating ahead on the actors' GPUs": (AHEAD, COLOCATED, r"train\.colocate_all cannot.* need GPUs of their own"),
     "generating ahead, corrected again": (AHEAD, {f"{CORRECTION}level": "token"}, "max_fresh_weight truncates"),
+    "generating ahead, engines asleep": (AHEAD, {"vllm.enable_sleep": True}, r"vllm\.enable_sleep cannot be used with"),
+    "generating ahead, actors asleep": (AHEAD, {"ds.enable_sleep": True}, r"ds\.enable_sleep cannot be used with"),
     "a divergence with a lower bound": ([], DIVERGENCE, "is_correction"),
 }
 

@@ -280,26 +280,32 @@ def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss
 
 
 @on_layouts
-@pytest.mark.parametrize(("steps", "beside"), [(1, K - 1), (2, K - 1), (2, 1)])
-def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside):
+@pytest.mark.parametrize(("steps", "beside", "bound"), [(1, K - 1, None), (2, K - 1, 1.3), (2, 1, 1.1)])
+def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside, bound):
     """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine.
     With a constant length it does not depend on the distribution of rows over steps."""
     case = Case(beside=beside)
-    value, _ = case.plain(CONSTANT)
-    clipped = tokens = kl = 0.0
+    loss = replace(CONSTANT, max_fresh_weight=bound)
+    value, _ = case.plain(loss)
+    clipped = tokens = kl = truncated = 0.0
     for i, row in enumerate(case.rows):
         if row.in_loss and row.replayed is None:
             log_w = case.of_policy(i) - case.behaviour[i]
             w = np.exp(log_w)
-            clipped += ((w > 1.2) if row.advantage > 0 else (w < 0.8)).sum()
             kl += (w - 1 - log_w).sum()
+            if bound:
+                truncated += (w > bound).sum()
+                w = np.minimum(w, bound)
+            clipped += ((w > 1.2) if row.advantage > 0 else (w < 0.8)).sum()
             tokens += len(w)
     if layout.get("train.micro_batch_size", 1) * layout["actor.num_gpus_per_node"] * steps > 8 * K:
         layout = {**layout, "train.micro_batch_size": layout["train.micro_batch_size"] // steps}
-    status, gradients = case.fit(CONSTANT, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
+    status, gradients = case.fit(loss, TWO_PASSES, f"Optimizer.steps_per_batch = {steps}", **layout)
     assert len(gradients) == 2 * steps
     assert status["policy/clip_share"] == pytest.approx(clipped / tokens)
     assert status["policy/approx_kl"] == pytest.approx(kl / tokens)
+    if bound:
+        assert status["policy/truncated_share"] == pytest.approx(truncated / tokens) != 0
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
 
 

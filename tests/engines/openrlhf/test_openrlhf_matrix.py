@@ -27,7 +27,7 @@ STATIC = {"train.micro_batch_size": 2}
 LOSSES = (
     {},
     {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "sequences"},
-    {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "tokens"},
+    {"kl_coef": 0.1, "entropy_coef": 0.01, "normalizer": "tokens", "ratio": "sequence"},
 )
 
 # Flags of layouts that this machine cannot use, what replaces them here, and why; None: the flag is left out.
@@ -90,8 +90,8 @@ def all_cells() -> dict[str, dict[str, Any]]:
         found[f"{name} offloaded"] = cell(2, flags={**more, "ds.adam_offload": True})
         if stage > 1:
             found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
-        if batches is DYNAMIC:  # fresh rows are weighed by the log-probs that they come with, in a single step too
-            found[f"{name} ahead"] = cell(1, {"max_fresh_weight": 1.2}, flags=more, ahead=True)
+        # Fresh rows are weighed by the log-probs that they come with, in a single step too.
+        found[f"{name} ahead"] = cell(1, {"max_fresh_weight": 1.2}, flags=more, ahead=True)
     for stage, (batches, packed) in itertools.product((1, 2, 3), ((STATIC, False), (DYNAMIC, True))):
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
         flags["actor.gradient_checkpointing_enable"] = packed

@@ -10,7 +10,7 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import make_engine, mixed_batch, questions, stored_responses, weights
+from engine_builders import aged, make_engine, mixed_batch, questions, stored_responses, weights
 from openrlhf.models import Actor, PolicyLoss
 from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -250,6 +250,19 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
         assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
         stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
         assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
+
+
+@pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
+def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
+    trainer, batch = without_ray(warm_model, "train.generate_ahead = 1", *bindings)
+    batch = aged(make_engine(warm_model), batch)
+    flat = batch.flat_rows()
+    stats = trainer.update(batch, LOSS)
+    assert len(trainer.measured) == (len(flat) if bindings else 2)
+    for row, behaviour in zip(flat, stats.behaviour_logprobs, strict=True):
+        assert behaviour.tobytes() == row.response.behaviour_logprobs.tobytes()
+    assert stats.metrics["policy/clip_share"] > 0.01
+    assert stats.metrics["policy/approx_kl"] > 0.01
 
 
 def test_the_rows_of_an_update_that_is_not_finite_come_with_their_log_probs(warm_model):

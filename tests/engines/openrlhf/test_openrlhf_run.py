@@ -257,25 +257,25 @@ def test_a_run_generates_ahead_beside_its_updates_is_killed_and_resumes_with_the
     assert any(row["policy/approx_kl"] > 0 for row in done[1:])
 
 
-def test_an_engine_that_dies_ends_the_run_by_name_with_its_last_lines_and_the_last_checkpoint(warm_model, tmp_path):
-    """Most likely while it generates beside an update."""
+def test_an_engine_that_dies_while_it_generates_ahead_ends_the_run_by_name_and_nothing_is_lost(warm_model, tmp_path):
     run = tmp_path / "run"
-    more = ("train.steps = 1000", "train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
-    more += ("train.generate_ahead = 1",)
-    process = start(run, False, *bindings(warm_model, *more))
-    wait_for(lambda: 2 in checkpoints.find(run) or 3 in checkpoints.find(run), process, run)
-    # Ray names a process after the method that runs, RolloutRayActor.generate, or after the idle actor's own class,
-    # which here is the doctor's.
-    engines = [p for p in of_session(process) if any("Rollout" in part for part in p.cmdline())]
-    assert engines
-    for engine in engines:
-        engine.kill()
-    log = finish(process, run, 1)
+    run.mkdir()
+    (run / "kill-an-engine").touch()
+    more = ("train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'", "train.generate_ahead = 1")
+    arguments = bindings(warm_model, *more)
+    log = finish(start(run, False, *arguments), run, 1)
     error = log[log.rindex("error: ") :]
     assert all(part in error for part in ("EngineLost: ", "RolloutRayActor (process", "died", "last log lines of"))
-    newest = run / f"checkpoint-{max(checkpoints.find(run))}"
-    assert all((newest / name).exists() for name in ("trainer/state.json", "replay/manifest.json", "_actor/latest"))
+    assert seen(run, "killed") == [True], "the engine was generating"
+    assert set(checkpoints.find(run)) == {3}
+    newest = run / "checkpoint-3"
+    manifest.verify(newest)
+    ready = pq.read_table(newest / "ahead" / "rollouts.parquet").to_pylist()
     assert not list(run.glob("*.partial"))
+    finish(start(run, True, *arguments), run)
+    assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4, 5, 6]
+    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    assert sorted(decided[3]["questions"]["id"]) == sorted({row["question_id"][:12] for row in ready})
 
 
 def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
