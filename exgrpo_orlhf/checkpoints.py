@@ -56,7 +56,7 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
     if not run.is_dir():
         try:
             run.mkdir(parents=True)
-        except OSError as error:  # a file has the name, or there is no right to make a folder
+        except OSError as error:  # the disk is full, or something has changed since
             raise RunFolderError(f"--out {run}: the run's folder cannot be made ({error.strerror})") from None
         sync(run.parent)
     try:
@@ -67,7 +67,11 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
 
 
 def refuse_earlier(run: Path, resume: bool) -> None:
-    """Raises RunFolderError if the folder holds a run that is not to be resumed."""
+    """Raises RunFolderError if the folder cannot be made, or holds a run that is not to be resumed."""
+    there = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = f"no permission to write in {there}" if there.is_dir() else f"{there} is not a folder"
+        raise RunFolderError(f"--out {run}: the run's folder cannot be made ({why})")
     if not resume and ((run / "metrics.jsonl").exists() or find(run)):
         raise RunFolderError(
             f"{run} holds a run already: continue it with --resume, or name another with --name or --out"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from . import checkpoints
 from .experiment import Experiment
 from .files import write
 from .questions.files import place_of, read_rows
@@ -24,11 +25,21 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
     """The buffer that a run starts with: a copy of the experiment's empty one, filled.
 
     `x.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
-    Raises as `snapshot.borrow` or `read_experts`.
+    Raises ValueError for a folder that is no checkpoint, and as `snapshot.borrow` or `read_experts`.
     """
     path, buffer = Path(str(x.experience)), copy.deepcopy(x.buffer)
     if (path / "replay").is_dir():  # a checkpoint
         path /= "replay"
+    elif saved := checkpoints.find(path):
+        raise ValueError(
+            f"Work.experience = {str(path)!r} is the folder of a run; give one of its checkpoints, such as "
+            f"{str(path / max(saved.items())[1].name)!r}"
+        )
+    elif path.suffix != ".jsonl" and not (path / "manifest.json").is_file():
+        raise ValueError(
+            f"Work.experience = {str(path)!r} is neither a checkpoint of a run (runs/x/checkpoint-100) nor a .jsonl "
+            "file of expert trajectories"
+        )
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
         snapshot.borrow(path, buffer, prompts.fingerprint(), ids)

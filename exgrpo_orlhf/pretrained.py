@@ -61,6 +61,8 @@ class PretrainedModel:
         if folder.is_dir() and not any(file for name in _TOKENIZERS for file in folder.glob(name)):
             # transformers would make one without a vocabulary.
             raise ValueError(f"PretrainedModel.path = {self.path!r}: there is no tokenizer in this folder")
+        if not folder.is_dir():
+            self._ask_the_hub(path)
         for part, kind in (("configuration", transformers.AutoConfig), ("tokenizer", transformers.AutoTokenizer)):
             try:
                 kind.from_pretrained(path)
@@ -71,6 +73,26 @@ class PretrainedModel:
                     f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
                 ) from error
         return path
+
+    def _ask_the_hub(self, hub_id: str) -> None:
+        """One short request for a model that is not in the hub's cache here: transformers would ask for each of its
+        files again and again, half a minute long. Raises ValueError."""
+        import httpx
+        from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
+
+        try:
+            if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
+                return
+            HfApi().model_info(hub_id, timeout=10)
+        except errors.HFValidationError as error:
+            why = f"neither a folder that is there nor a hub id: {error}"
+        except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
+            why = f"no folder of that name, and on the hub no such model or no access to it (hf auth login): {error}"
+        except (httpx.HTTPError, OSError) as error:
+            why = f"no folder of that name, and the hub does not answer: {error}"
+        else:
+            return
+        raise ValueError(f"PretrainedModel.path = {self.path!r}: {' '.join(why.split())[:400]}")
 
 
 def find_gguf(name: str) -> Path | None:

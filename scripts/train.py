@@ -32,7 +32,7 @@ def main() -> int:
     terminal.messages()
 
     from exgrpo_orlhf import config, gin_files
-    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint
+    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint, refuse_earlier
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.rewards import GradingError
@@ -70,6 +70,7 @@ def main() -> int:
         tags["mlflow.note.content"] = "\n\n".join(said)  # the description at the top of the run's page
     try:
         if arguments.smoke:
+            refuse_earlier(run, resume)  # before the imports that take seconds
             from exgrpo_orlhf.smoke import smoke
 
             for line in smoke(experiment, run, uri):

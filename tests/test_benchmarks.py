@@ -56,6 +56,7 @@ CASES = [
         passes=8,
         marks=SLOW_OPENRLHF,
     ),
+    case("explored", "log|12 steps|1,000 questions", "log_share|log_bytes_per_100_steps|cpu_seconds|bytes"),
     case("generate_ahead", "step|rollout|update", "step|rollout|update|wait|ratio|overlap"),
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),

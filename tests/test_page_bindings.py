@@ -68,7 +68,17 @@ def test_files_metrics_and_options_that_a_page_names_exist(page: Path) -> None:
     for name in re.findall(r"`((?:reward|rollout|replay|policy|train|cost|eval|time)/\w+)`", text):
         listed = re.sub(r"^(replay/bucket)_\w+", r"\1_<level>", name).removeprefix("time")  # as that page lists them
         assert f"{listed}`" in metrics, name
-    for target, anchor in re.findall(r"\]\(([\w/]+\.md)(?:#([\w-]+))?\)", text):
-        headings = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(encoding="utf-8"), re.MULTILINE)
-        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-        assert not anchor or anchor in anchors, (target, anchor)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([\w/.]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        aim = page.parent / target if target else page
+        assert aim.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", aim.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in anchors, (target, anchor)

@@ -6,8 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
+import httpx
+import huggingface_hub
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local.generation import end_tokens
@@ -291,3 +294,40 @@ def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(f
         path.unlink()
     with pytest.raises(ValueError, match=rf"PretrainedModel\.path = '{folder}': {said}"):
         PretrainedModel(str(folder)).prepare()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "the hub does not answer: .*not known"),
+        (OSError("a proxy said no"), "the hub does not answer: a proxy said no"),
+        (None, ""),
+    ],
+)
+def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, said, monkeypatch, tmp_path):
+    asked = []
+
+    def model_info(self, name, *, timeout):
+        asked.append((name, timeout))
+        if error:
+            raise error
+
+    def late(*_, **__):
+        raise OSError("transformers was asked")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", late)
+    said = f"no folder of that name, and {said}" if error else "transformers cannot read the configuration of this hub"
+    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = 'Qwen/Qwen2\.5-Mth-7B': {said}") as raised:
+        PretrainedModel("Qwen/Qwen2.5-Mth-7B").prepare()
+    assert "\n" not in str(raised.value)
+    assert asked == [("Qwen/Qwen2.5-Mth-7B", 10)]
+
+
+def test_what_is_no_hub_id_is_refused_without_a_request(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(
+        ValueError, match=r"PretrainedModel\.path = 'a/b/c': neither a folder that is there nor a hub id"
+    ):
+        PretrainedModel("a/b/c").prepare()

@@ -59,6 +59,14 @@ for name in ("torch", "transformers", "deepspeed"):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_folder_that_holds_a_run_is_refused_as_early(tmp_path):
+@pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
+def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
+    def said(out) -> str:
+        return refused("--gin", "base.gin", "--out", str(out), *smoke)
+
     (tmp_path / "metrics.jsonl").touch()
-    assert "holds a run already" in refused("--gin", "base.gin", "--out", str(tmp_path))
+    assert "holds a run already" in said(tmp_path)
+    for out in (tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl" / "run"):
+        assert f"--out {out}: the run's folder cannot be made ({tmp_path / 'metrics.jsonl'} is not a folder)" in said(
+            out
+        )

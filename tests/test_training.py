@@ -115,8 +115,11 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     assert 1 <= first["replay/age_mean"] <= 7
     with pytest.raises(SnapshotError, match="are not among the run's questions"):
         go(warm_model, tmp_path / "third", "ModularChains.seed = 5", borrowed)
-    with pytest.raises(SnapshotError, match="no manifest"):
+    with pytest.raises(ValueError, match=r"Work\.experience = 'nowhere' is neither a checkpoint of a run"):
         go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")
+    run = tmp_path / "first"
+    with pytest.raises(ValueError, match=rf"Work\.experience = '{run}' is the folder of a run; .*'{run}/checkpoint-6'"):
+        go(warm_model, tmp_path / "fifth", f"Work.experience = {str(run)!r}")
 
 
 @pytest.mark.slow

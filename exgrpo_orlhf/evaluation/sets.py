@@ -107,7 +107,7 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
         rows, notes = _from_file(benchmark, path, file)
         source = str(path)
     elif benchmark.public and hub:
-        rows, source = _from_hub(benchmark, benchmark.public), f"{benchmark.public.id} of the hub"
+        rows, source = _from_hub(benchmark, benchmark.public, places), f"{benchmark.public.id} of the hub"
     else:
         names = " or ".join([_prepared_name(benchmark), *(file.name for file in benchmark.files)])
         raise Unavailable(f"there is no {names} in {', '.join(map(str, places))}; give its folder with --data")
@@ -172,7 +172,8 @@ def _check_columns(place: str, needed: Iterable[str], present: Sequence[str], me
         )
 
 
-def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Question]]:
+def _from_hub(benchmark: Benchmark, public: PublicSet, places: Sequence[Path]) -> list[tuple[int, Question]]:
+    """places: where it was looked for before"""
     binding = "the entry in exgrpo_orlhf/questions/catalogue.py"
     try:
         # A short request first: loading the table tries for half a minute where there is no network.
@@ -181,8 +182,9 @@ def _from_hub(benchmark: Benchmark, public: PublicSet) -> list[tuple[int, Questi
         table = load_table(public.id, public.subset, public.split, public.revision, binding)
     except HubError as error:
         raise Unavailable(
-            f"{str(error).partition(';')[0]}; with scripts/prepare_data.py --only {public.name}, where there is a "
-            f"network and access, it becomes {public.name}.parquet: --data FOLDER"
+            f"{str(error).partition(';')[0]}; it is not in {', '.join(map(str, places))} either; with "
+            f"scripts/prepare_data.py --only {public.name}, where there is a network and access, it becomes "
+            f"{public.name}.parquet: --data FOLDER"
         ) from error
     _check_columns(public.id, public.columns, table.column_names, f"mend {binding}")
     by = (benchmark.by,) if benchmark.by in table.column_names else ()

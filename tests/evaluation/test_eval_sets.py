@@ -233,14 +233,15 @@ def test_a_set_that_could_not_be_read_or_graded_is_refused(lines, more, said, by
     assert said in refused(*words)
 
 
-def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_model, refused, monkeypatch):
+def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_model, refused, monkeypatch, tmp_path):
     def unreachable(set_id: str, *_: object) -> str:
         raise HubError(explain(OSError(f"Gated dataset: {set_id} is a gated repo"), set_id, "x"))
 
     monkeypatch.setattr(sets, "commit", unreachable)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    message = refused("--model", warm_model, "--benchmarks", "chains,gpqa")
+    message = refused("--model", warm_model, "--benchmarks", "chains,gpqa", "--data", tmp_path)
     assert "benchmark 'gpqa' is not available: Idavidrein/gpqa is gated: accept its terms" in message
+    assert f"it is not in {tmp_path}" in message
 
 
 def test_a_model_that_cannot_be_evaluated_is_refused(warm_model, tmp_path, refused):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from drawn_charts import charts, of_class, opened
 from mlflow import MlflowClient
-from run_builders import MIXED_PHASE, run_here
+from run_builders import MIXED_PHASE, ROOT, run_here
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.explore.history import KINDS, History, NoHistory, diversity, forgotten_by_step, read
@@ -23,8 +24,10 @@ from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.tracking.step_log import StepLog
 from exgrpo_orlhf.tracking.tracker import MlflowTracker
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from explored import large
 
 
 @pytest.fixture(scope="module")
@@ -248,42 +251,6 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
 
 
 # -- many questions ---------------------------------------------------------------------------------------------------
-
-
-def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Question], ReplayBuffer]:
-    """A log of `steps` steps with 2 × per_step questions each, and a buffer with two trajectories of each of n."""
-    draw, buffer = np.random.default_rng(0), ReplayBuffer(RetirementPolicy())
-    questions = [Question.make("synthetic", f"What is {i} times {7 * i % 1013}, modulo 97?", "1") for i in range(n)]
-    for question in questions:
-        buffer.record(question.id, Fraction(int(draw.integers(0, 8)), 8), steps)
-        lengths = draw.integers(20, 40, 2)
-        of_question = [
-            Trajectory(draw.integers(1, 30, length).astype(np.int32), -draw.random(length).astype(np.float32), 1.0, 5)
-            for length in lengths
-        ]
-        buffer.store((question.id, one) for one in of_question)
-    log = StepLog(folder / "decisions.jsonl")
-    for step in range(1, steps + 1):
-        ids = [questions[i].id[:12] for i in draw.choice(n, 2 * per_step, replace=False)]
-        counts = {
-            name: draw.integers(0, 3, 2 * per_step).tolist() for name in ("correct", "checked", "lucky", "stored")
-        }
-        table = {"id": ids, "as": ["fresh"] * per_step + ["replayed"] * per_step, "graded": [8] * 2 * per_step}
-        values = {
-            name: draw.random(per_step).round(4).tolist() for name in ("entropy", "others", "surprisal", "log_weight")
-        }
-        whole = {name: draw.integers(1, 40, per_step).tolist() for name in ("age", "tokens", "of", "place")}
-        sizes = {"unsolved": 5, "hard": step, "medium": 2 * step, "easy": step, "solved": 0}
-        log.write_row(
-            {
-                "step": step,
-                "questions": {**table, **counts, "entropy": draw.random(2 * per_step).round(4).tolist()},
-                "replays": {"id": ids[per_step:], **values, **whole, "sound": [None] * per_step},
-                **{"retired": ids[:2], "returned": [], "evicted": ids[-3:], "buckets": sizes, "retired_in_all": step},
-            },
-            compact=True,
-        )
-    return questions, buffer
 
 
 @pytest.mark.slow
