@@ -76,6 +76,9 @@ class Adapter:
         self._layers: dict[str, Any] = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)
         }
+        for target in [] if isinstance(targets, str) else targets:  # peft wants one of them to be there, not each
+            if not any(f".{name}".endswith(f".{target}") for name in self._layers):
+                raise AdapterError(f"LoRA.targets = {settings.targets!r}: the model has no module {target!r}")
         ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
         for name, layer in self._layers.items():
             if id(layer.get_base_layer().weight) in ends or type(layer) is not peft.tuners.lora.Linear:

@@ -55,9 +55,13 @@ PARTS = {
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
     "study_rare": (GREEDY, SIGNAL, *LUCK),
+    "study_rare_rates": (GREEDY, SIGNAL, LUCK[0]),
+    "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "time/score", "time/inject"),
+    "study_ahead_quickstart": (GREEDY,),
+    "study_ahead_rare": (GREEDY,),
 }
 QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts with replay metrics for each quarter of the run
-FORGETTING = ("study_rare",)  # parts with the shares of forgotten and recovered questions
+FORGETTING = ("study_rare", "study_rare_rates")  # parts with the shares of forgotten and recovered questions
 REGIMES = {  # regimes whose lucky guesses are measured
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],

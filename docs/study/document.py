@@ -20,7 +20,7 @@ from exgrpo_orlhf.study.seeds import Mean, mean, paired
 from exgrpo_orlhf.study.tables import difference, number, p_value, plus_minus
 
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")
-_SHOWN = ("final", "equal_tokens", "area_tokens")  # measures of a table
+_SHOWN = ("final", "equal_tokens", "area_tokens", "area_steps")  # measures of a table
 _SIGNIFICANT = 0.05
 
 
@@ -36,6 +36,7 @@ class Document:
         self._parts: dict[str, list[dict[str, str]]] = {}
         self._places: dict[str, Callable[..., str]] = {
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
+            **{"between": self.between, "p_between": self.p_between, "gain_after": self.gain_after},
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
             **{"luck": self.luck, "quarter": self.quarter, "picture": self.picture, "hours": self.hours},
             "forgetting": self.forgetting,
@@ -68,14 +69,26 @@ class Document:
         """The p-value of that difference, by a paired t test, uncorrected."""
         return p_value(paired(self.differences(part, variant, baseline, measure, metric)).p)
 
+    def between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> str:
+        """The mean paired difference of two variants of different parts, over their common seeds. Only for measures
+        that mean the same in both: final, and area_steps where all their runs have the same steps."""
+        return " ".join(difference(mean(self._between(part, variant, other_part, other, measure))))
+
+    def p_between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> str:
+        """The p-value of that difference, by a paired t test, uncorrected."""
+        return p_value(paired(self._between(part, variant, other_part, other, measure)).p)
+
     def at(self, part: str, variant: str, million: str) -> str:
         """The value after that many million generated tokens, interpolated: it compares parts of unlike length."""
-        return plus_minus(mean(list(self._at(part, variant, float(million)).values())))
+        return plus_minus(mean(list(self._at(part, variant, "tokens", float(million) * 1e6).values())))
 
     def gain_at(self, part: str, variant: str, other_part: str, other: str, million: str) -> str:
         """The difference of two variants, which may be of different parts, at that point, over their common seeds."""
-        ours, theirs = self._at(part, variant, float(million)), self._at(other_part, other, float(million))
-        return " ".join(difference(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])))
+        return self._gain(part, variant, other_part, other, "tokens", float(million) * 1e6)
+
+    def gain_after(self, part: str, variant: str, other_part: str, other: str, step: str) -> str:
+        """The same after that many steps."""
+        return self._gain(part, variant, other_part, other, "step", float(step))
 
     def collapsed(self, part: str, variant: str) -> str:
         """How many seeds collapsed, of how many."""
@@ -152,17 +165,26 @@ class Document:
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    def _at(self, part: str, variant: str, million: float) -> dict[str, float]:
+    def _gain(self, part: str, variant: str, other_part: str, other: str, axis: str, place: float) -> str:
+        ours, theirs = self._at(part, variant, axis, place), self._at(other_part, other, axis, place)
+        return " ".join(difference(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])))
+
+    def _between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> list[float]:
+        ours, theirs = self._by_seed(part, variant, measure, ""), self._by_seed(other_part, other, measure, "")
+        return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+    def _at(self, part: str, variant: str, axis: str, place: float) -> dict[str, float]:
+        """By seed the value at a place of an axis of <part>_curves.csv, interpolated."""
         points: dict[str, list[tuple[float, float]]] = {}
         for row in self._read(f"{part}_curves"):
             if row["variant"] == variant:
-                points.setdefault(row["seed"], []).append((float(row["tokens"]), float(row["value"])))
+                points.setdefault(row["seed"], []).append((float(row[axis]), float(row["value"])))
         found = {}
         for seed, curve in points.items():
-            tokens, values = np.array(sorted(curve)).T
-            if not tokens[0] <= million * 1e6 <= tokens[-1]:
-                raise ValueError(f"seed {seed} has {tokens[0]:.0f} to {tokens[-1]:.0f} tokens")
-            found[seed] = float(np.interp(million * 1e6, tokens, values))
+            places, values = np.array(sorted(curve)).T
+            if not places[0] <= place <= places[-1]:
+                raise ValueError(f"seed {seed} has {axis} {places[0]:.0f} to {places[-1]:.0f}")
+            found[seed] = float(np.interp(place, places, values))
         return found
 
     def _by_seed(self, part: str, variant: str, measure: str, metric: str) -> Mapping[str, float]:

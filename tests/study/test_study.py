@@ -49,9 +49,29 @@ def test_places_are_filled_with_the_figures_of_the_files(document: Document) -> 
     assert document.fill("no place {here}") == "no place {here}"
 
 
+def test_variants_of_two_parts_are_compared_over_their_common_seeds(document: Document) -> None:
+    rates = {"tokens": 1e5, "seconds": 6.0}
+    curves = [made("late", seed, [0.2, 0.5, 0.7 + seed / 100], **rates) for seed in range(1, 4)]
+    (document.folder / "other.csv").write_text(values_csv([compare("eval/x", curves, "late")]), encoding="utf-8")
+    # 0.71 − 0.62 and 0.72 − 0.64 of seeds 1 and 2; t(0.975, 1) = 12.706
+    assert document.fill("{{between other late toy ours final}}") == "+0.085 [+0.021, +0.149]"
+    assert document.fill("{{p_between other late toy ours final}}") == "0.0374"
+    for part, names in (("toy", ("ours",)), ("other", ("late",))):
+        lines = [
+            f"eval/x,{name},{seed},{step},{step * 1e5},0,{0.01 * step * seed * (1 + (name == 'late'))},"
+            for name in names
+            for seed in (1, 2)
+            for step in (0, 10, 20)
+        ]
+        head = "metric,variant,seed,step,tokens,seconds,value,run"
+        (document.folder / f"{part}_curves.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    assert document.fill("{{gain_after other late toy ours 15}}") == "+0.225 [-0.728, +1.178]"
+    assert document.fill("{{gain_at other late toy ours 1}}") == "+0.150 [-0.485, +0.785]"
+
+
 def test_table_marks_what_holds_after_correction(document: Document) -> None:
     head, _, *rows = document.fill("{{table toy}}").split("\n")
-    assert head.count("Δ") == 2
+    assert head.count("Δ") == 3, "at equal tokens, over tokens and over steps"
     assert [row.split(" | ")[0] for row in rows] == ["| on_policy", "| bad", "| ours"]
     assert "**+0.210 [+0.185, +0.235]**" in rows[2]
     assert "**" not in rows[0]

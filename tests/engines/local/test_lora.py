@@ -275,6 +275,7 @@ def test_tensors_of_another_adapter_are_refused(warm_model, tmp_path):
     ("targets", "message"),
     [
         (("no_such_layer",), r"LoRA\.targets = \('no_such_layer',\): .*not found"),
+        (("q_proj", "k_prj"), "the model has no module 'k_prj'"),
         (("lm_head",), "lm_head is no linear layer between"),
         (("q_proj", "embed_tokens"), "embed_tokens is no linear layer between"),
     ],
