@@ -316,6 +316,18 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
     assert_every_sync_arrived(run, 3)
 
 
+def test_a_trial_makes_its_steps_estimates_the_run_and_leaves_nothing_behind(warm_model, tmp_path):
+    words = [word for one in small_bindings(warm_model, "train.steps = 40") for word in ("--set", one)]
+    layout = ["--gin", "base.gin", "--gin", "engines/openrlhf_cpu.gin"]
+    command = [sys.executable, ROOT / "scripts" / "train.py", *layout, *words, "--smoke", "--out", tmp_path / "run"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert list(lines) == ["questions", "step", "time", "memory", "disk"]
+    assert "40 steps" in lines["time"]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("file", "more"),
     [
