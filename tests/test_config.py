@@ -270,3 +270,13 @@ def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
     assert config.load(["ablation_no_entropy.gin"]).params["ReplayMixer.rho"] == "0.5"
+
+
+def test_a_setting_that_came_later_counts_only_where_it_changes_the_run():
+    """A checkpoint from before there was one-step-ahead generation is resumed."""
+    later = {"train.generate_ahead": "1", "MixedPolicyLoss.max_fresh_weight": "2.0"}
+    assert not later.keys() & config.load(["base.gin"]).identity.keys()
+    for name, value in later.items():
+        x = config.load(["base.gin"], [f"{name} = {value}"])
+        assert x.identity[name] == value
+        assert x.config_hash != config.load(["base.gin"]).config_hash
