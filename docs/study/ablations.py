@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import combined
+
 from exgrpo_orlhf.evaluation.tables import markdown_table
 from exgrpo_orlhf.gin_files import GIN_FOLDER, hypothesis
 from exgrpo_orlhf.study.comparison import MEASURES
@@ -100,4 +102,11 @@ def _verdict(found: Mean, p: float | None) -> str:
 def _suite(document: Document, part: str) -> Suite:
     from exgrpo_orlhf import config
 
-    return config.load_suite(document.folder / "suites" / f"{part}.gin")
+    def load(name: str) -> Suite:
+        return config.load_suite(document.folder / "suites" / f"{name}.gin")
+
+    if part not in combined.PARTS:
+        return load(part)
+    baseline, of = combined.PARTS[part]
+    variants = {name: load(suite).variants[there] for suite, names in of.items() for name, there in names.items()}
+    return Suite(variants, baseline)

@@ -7,7 +7,7 @@
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
 writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; some parts also have <part>_quarters.csv or
-<part>_forgetting.csv.
+<part>_forgetting.csv. Parts that compare runs of several suites are made from those files (combined.py).
 docs/study/text.md is the text of docs/study.md, docs/study/ablations.md and choosing.md are those of the pages of the
 same name; their places are filled with these figures (document.py).
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
@@ -22,6 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import combined
 import forgetting
 import quarters
 from document import Document, DocumentError
@@ -79,6 +80,11 @@ def main() -> int:
         if not arguments.only:
             _luck()
 
+    try:
+        combined.make(FIGURES)
+    except (KeyError, OSError) as error:
+        print(f"error: docs/study/combined.py: {error}", file=sys.stderr)
+        return 2
     document, pages = Document(FIGURES), {}
     for text, page in PAGES.items():
         try:

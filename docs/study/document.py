@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ablations
+import combined
 import numpy as np
 
 from exgrpo_orlhf.evaluation.tables import markdown_table
@@ -36,7 +37,7 @@ class Document:
         self._parts: dict[str, list[dict[str, str]]] = {}
         self._places: dict[str, Callable[..., str]] = {
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "table": self.table},
-            **{"between": self.between, "p_between": self.p_between, "gain_after": self.gain_after},
+            **{"gain_after": self.gain_after, "p_holm": self.shown_p_holm},
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed},
             **{"luck": self.luck, "quarter": self.quarter, "picture": self.picture, "hours": self.hours},
             "forgetting": self.forgetting,
@@ -69,14 +70,9 @@ class Document:
         """The p-value of that difference, by a paired t test, uncorrected."""
         return p_value(paired(self.differences(part, variant, baseline, measure, metric)).p)
 
-    def between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> str:
-        """The mean paired difference of two variants of different parts, over their common seeds. Only for measures
-        that mean the same in both: final, and area_steps where all their runs have the same steps."""
-        return " ".join(difference(mean(self._between(part, variant, other_part, other, measure))))
-
-    def p_between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> str:
-        """The p-value of that difference, by a paired t test, uncorrected."""
-        return p_value(paired(self._between(part, variant, other_part, other, measure)).p)
+    def shown_p_holm(self, part: str, variant: str, measure: str) -> str:
+        """The corrected p-value of the difference from the part's baseline."""
+        return p_value(self.p_holm(part, variant, measure))
 
     def at(self, part: str, variant: str, million: str) -> str:
         """The value after that many million generated tokens, interpolated: it compares parts of unlike length."""
@@ -137,9 +133,10 @@ class Document:
     # -- what the table of ablations asks ------------------------------------------------------------------------------
 
     def parts(self) -> list[str]:
-        """The suites of the folder that have figures."""
-        names = sorted(path.stem for path in (self.folder / "suites").glob("*.gin"))
-        return [name for name in names if (self.folder / f"{name}.csv").exists()]
+        """The suites of the folder that have figures; in the place of those that only complete other ones, the parts
+        that compare them together."""
+        suites = {path.stem for path in (self.folder / "suites").glob("*.gin")} - combined.COMPLETED
+        return [name for name in sorted(suites | {*combined.PARTS}) if (self.folder / f"{name}.csv").exists()]
 
     def has(self, part: str, variant: str, measure: str = "final") -> bool:
         return any(row["variant"] == variant for row in self._rows(part, "run", measure))
@@ -168,10 +165,6 @@ class Document:
     def _gain(self, part: str, variant: str, other_part: str, other: str, axis: str, place: float) -> str:
         ours, theirs = self._at(part, variant, axis, place), self._at(other_part, other, axis, place)
         return " ".join(difference(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])))
-
-    def _between(self, part: str, variant: str, other_part: str, other: str, measure: str) -> list[float]:
-        ours, theirs = self._by_seed(part, variant, measure, ""), self._by_seed(other_part, other, measure, "")
-        return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
     def _at(self, part: str, variant: str, axis: str, place: float) -> dict[str, float]:
         """By seed the value at a place of an axis of <part>_curves.csv, interpolated."""

@@ -247,7 +247,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     assert re.search(progress, caplog.text)
     assert newest(out / "base" / "seed0") == STEPS
     assert "borrows/seed0 failed (exit status 2)" in shown.err
-    assert "no manifest" in shown.err, "the end of its log"
+    assert "is neither a checkpoint of a run" in shown.err, "the end of its log"
     assert ["borrows", "0", "of", "1", "failed", "–"] in [line.split() for line in shown.out.split("\n")]
 
     tried = (out / "borrows" / "seed0" / "run.log").read_bytes()

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from study_builders import made
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.tables import values_csv
+from exgrpo_orlhf.study.tables import curves_csv, values_csv
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 FIGURES = ROOT / "docs" / "study"
 sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
+import combined  # noqa: E402
 import forgetting  # noqa: E402
 import luck  # noqa: E402
 import quarters  # noqa: E402
@@ -49,24 +51,58 @@ def test_places_are_filled_with_the_figures_of_the_files(document: Document) -> 
     assert document.fill("no place {here}") == "no place {here}"
 
 
-def test_variants_of_two_parts_are_compared_over_their_common_seeds(document: Document) -> None:
-    rates = {"tokens": 1e5, "seconds": 6.0}
-    curves = [made("late", seed, [0.2, 0.5, 0.7 + seed / 100], **rates) for seed in range(1, 4)]
-    (document.folder / "other.csv").write_text(values_csv([compare("eval/x", curves, "late")]), encoding="utf-8")
-    # 0.71 − 0.62 and 0.72 − 0.64 of seeds 1 and 2; t(0.975, 1) = 12.706
-    assert document.fill("{{between other late toy ours final}}") == "+0.085 [+0.021, +0.149]"
-    assert document.fill("{{p_between other late toy ours final}}") == "0.0374"
-    for part, names in (("toy", ("ours",)), ("other", ("late",))):
+def test_variants_of_two_parts_are_compared_after_as_many_steps_or_tokens(document: Document) -> None:
+    for part, name, factor in (("toy", "ours", 1), ("other", "late", 2)):
         lines = [
-            f"eval/x,{name},{seed},{step},{step * 1e5},0,{0.01 * step * seed * (1 + (name == 'late'))},"
-            for name in names
+            f"eval/x,{name},{seed},{step},{step * 1e5},0,{0.01 * step * seed * factor},"
             for seed in (1, 2)
             for step in (0, 10, 20)
         ]
         head = "metric,variant,seed,step,tokens,seconds,value,run"
         (document.folder / f"{part}_curves.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    # 0.15 and 0.3 of seeds 1 and 2; t(0.975, 1) = 12.706
     assert document.fill("{{gain_after other late toy ours 15}}") == "+0.225 [-0.728, +1.178]"
     assert document.fill("{{gain_at other late toy ours 1}}") == "+0.150 [-0.485, +0.785]"
+
+
+def test_runs_of_several_suites_are_compared_together_over_their_common_seeds(tmp_path: Path, monkeypatch) -> None:
+    parts = {
+        "one": [made("plain", seed, [0.2, 0.3, 0.4 + seed / 100]) for seed in range(4)],
+        "two": [made("new", seed, [0.2, 0.5, 0.7 + seed / 50]) for seed in range(1, 4)],
+    }
+    for name, curves in parts.items():
+        (tmp_path / f"{name}_curves.csv").write_text(curves_csv([compare("eval/x", curves, None)]), encoding="utf-8")
+    of = {"one": {"base": "plain"}, "two": {"new": "new"}}
+    monkeypatch.setattr(combined, "PARTS", {"both": combined.Combined("base", of)})
+    combined.make(tmp_path)
+    expected = [*parts["one"][1:], *parts["two"]]
+    renamed = [replace(c, run=replace(c.run, variant={"plain": "base"}.get(c.run.variant, "new"))) for c in expected]
+    whole = compare("eval/x", renamed, "base")
+    with (tmp_path / "both.csv").open(encoding="utf-8", newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["kind"] == "difference"]
+    values = {(row["measure"], row["variant"]): (float(row["value"]), float(row["p_holm"])) for row in found}
+    assert values == {(d.measure, d.variant): (d.mean.value, d.p_holm) for d in whole.differences}
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(combined, "PARTS", {"both": combined.Combined("base", {**of, "one": {"base": "nobody"}})})
+    with pytest.raises(KeyError, match=r"one_curves\.csv has no variant nobody"):
+        combined.make(tmp_path)
+
+
+def test_the_committed_files_of_combined_parts_are_made_of_the_committed_curves(tmp_path: Path) -> None:
+    """Write them again with python docs/study/build.py --document."""
+    for path in FIGURES.glob("*_curves.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    combined.make(tmp_path)
+    for part in combined.PARTS:
+        ours, theirs = (
+            list(csv.DictReader((folder / f"{part}.csv").read_text(encoding="utf-8").splitlines()))
+            for folder in (tmp_path, FIGURES)
+        )
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            numbers = [name for name, cell in other.items() if cell and name in ("value", "low", "high", "p", "p_holm")]
+            assert {**one, **dict.fromkeys(numbers)} == {**other, **dict.fromkeys(numbers)}
+            assert [float(one[n]) for n in numbers] == pytest.approx([float(other[n]) for n in numbers], abs=1e-9)
 
 
 def test_table_marks_what_holds_after_correction(document: Document) -> None:

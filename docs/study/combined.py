@@ -1,0 +1,98 @@
+"""Parts that compare runs of several suites: their CSV files are made from the curves of those suites' files.
+
+A suite has the runs that were missing when it was written; its counterparts, with the same rate and seeds, are in
+another suite. The differences, their correction for multiple comparisons and the picture need all of them together.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from exgrpo_orlhf.files import write
+from exgrpo_orlhf.study import charts
+from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.curve import Curve, TrackedRun
+from exgrpo_orlhf.study.tables import curves_csv, values_csv
+
+
+class Combined(NamedTuple):
+    """baseline: a variant; of: suite -> its variants, by the names that they have here"""
+
+    baseline: str
+    of: Mapping[str, Mapping[str, str]]
+
+
+_SAME = {"paper": "paper", "su01": "su01", "late": "late", "ours": "ours"}
+PARTS = {
+    "study_rare_same_rate": Combined(
+        "on_policy",
+        {
+            "study_rare_rates": {"on_policy": "on_policy_4e-4", "su01_without_replay": "su01_without_replay"},
+            "study_rare": _SAME,
+        },
+    ),
+    "study_rare_one_part": Combined(
+        "paper",
+        {
+            "study_rare": {name: name for name in ("paper", "su01", "late")},
+            "study_rare_parts": {name: name for name in ("paper_random", "su01_all", "late_selected")},
+        },
+    ),
+    "study_rare_ahead": Combined(
+        "on_policy",
+        {
+            "study_rare_rates": {"on_policy": "on_policy_4e-4"},
+            "study_ahead_rare": {name: name for name in ("on_policy_ahead", "paper_ahead")},
+            "study_rare": {"paper": "paper"},
+        },
+    ),
+}
+# Suites without the runs that theirs are to be compared with.
+COMPLETED = {"study_rare_rates", "study_rare_parts", "study_ahead_rare"}
+
+
+def make(folder: Path) -> None:
+    """Write <part>.csv, <part>_curves.csv and <part>.png into the folder. Raises OSError, and KeyError for a variant
+    that has no curve."""
+    for part, combined in PARTS.items():
+        curves = [curve for suite, names in combined.of.items() for curve in _curves(folder, suite, names)]
+        common = set.intersection(*({c.run.seed for c in curves if c.run.variant == v} for v in _names(combined)))
+        compared = compare(_metric(folder, combined), [c for c in curves if c.run.seed in common], combined.baseline)
+        write(folder / f"{part}.csv", values_csv([compared]))
+        write(folder / f"{part}_curves.csv", curves_csv([compared]))
+        write(folder / f"{part}.png", charts.picture([compared]))
+
+
+def _names(combined: Combined) -> list[str]:
+    return [name for names in combined.of.values() for name in names]
+
+
+def _metric(folder: Path, combined: Combined) -> str:
+    return next(iter(_rows(folder, next(iter(combined.of)))))["metric"]
+
+
+def _rows(folder: Path, suite: str) -> list[dict[str, str]]:
+    with (folder / f"{suite}_curves.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _curves(folder: Path, suite: str, names: Mapping[str, str]) -> Iterator[Curve]:
+    rows = _rows(folder, suite)
+    for name, there in names.items():
+        points: dict[str, list[dict[str, str]]] = {}
+        for row in rows:
+            if row["variant"] == there:
+                points.setdefault(row["seed"], []).append(row)
+        if not points:
+            raise KeyError(f"{suite}_curves.csv has no variant {there}")
+        for seed, of_run in points.items():
+            run = TrackedRun(
+                of_run[0]["run"], f"{there}/seed{seed}", name, int(seed), "local", "FINISHED", 0, {}, frozenset(), None
+            )
+            columns = ("step", "value", "tokens", "seconds")
+            yield Curve(run, *(np.array([float(row[column]) for row in of_run]) for column in columns))
