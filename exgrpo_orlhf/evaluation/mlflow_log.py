@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -11,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
 from ..tracking.client import (
-    KILLED,
     LOG_TAG,
     connect,
     experiment_id,
@@ -28,7 +25,6 @@ from .folder import CONFIG
 from .results import metrics
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 log = logging.getLogger(__name__)
@@ -111,24 +107,12 @@ def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | Non
         if run.info.lifecycle_stage == "deleted":
             log.warning("MLflow's run %s, which trained this checkpoint, is deleted", run.info.run_id)
             return None
-        _mark_killed(client, run, Path(model["path"]).parent)
         return str(run.info.run_id)
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
     if run := tagged_run(client, everywhere, LOG_TAG, model["metrics_log"]):
-        _mark_killed(client, run, Path(model["path"]).parent)
         return str(run.info.run_id)
     log.warning("MLflow does not know the run %s: its results go to a run of their own", model["run"])
     return None
-
-
-def _mark_killed(client: MlflowClient, run: Run, folder: Path) -> None:
-    """A run that MLflow believes to be running, and in whose folder no process is at work, was killed."""
-    lock = folder / ".lock"
-    if run.info.status != "RUNNING" or not lock.exists():
-        return
-    with contextlib.suppress(BlockingIOError), files.locked(lock, wait=False):
-        client.set_tag(run.info.run_id, KILLED, str(int(run.data.tags.get(KILLED, 0)) + 1))
-        client.set_terminated(run.info.run_id, "KILLED")
 
 
 def _own_run(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LOG_TAG = "metrics_log"  # the tag that holds MetricsLog.identity
-KILLED = "killed"  # the tag that counts kills, of which MLflow never heard
 
 # Set where the user has not set them, for this process and those it starts. MLflow's own retries (7, up to 120 s each)
 # would block for minutes. Telemetry is off unless the user turns it on.

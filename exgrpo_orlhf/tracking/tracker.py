@@ -23,7 +23,6 @@ from typing import Any, Literal
 from ..records import Question
 from ..settings import Tracking
 from .client import (
-    KILLED,
     LOG_TAG,
     address,
     connect,
@@ -41,6 +40,7 @@ from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
+KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
