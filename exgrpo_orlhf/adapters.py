@@ -239,8 +239,8 @@ def merge(folder: Path, cache: Path) -> Path:
     if not base:
         raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
     content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
-    weights = sorted(Path(base).glob("*.safetensors"))  # of a base model in a folder: they may be replaced
-    content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in weights]
+    replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
+    content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
     made = cache / f"merged-{name}-{FORMAT}"
     if made.is_dir():

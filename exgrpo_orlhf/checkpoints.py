@@ -24,6 +24,7 @@ from typing import Any
 
 from . import manifest
 from .files import locked, sync
+from .settings import LATER
 
 FORMAT = 2
 BEST = "best"
@@ -69,9 +70,9 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
 def refuse_earlier(run: Path, resume: bool) -> None:
     """Raises RunFolderError if the folder cannot be made, or holds a run that is not to be resumed."""
     there = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = f"no permission to write in {there}" if there.is_dir() else f"{there} is not a folder"
-        raise RunFolderError(f"--out {run}: the run's folder cannot be made ({why})")
+        raise RunFolderError(f"--out {run}: the run's folder cannot be made or written ({why})")
     if not resume and ((run / "metrics.jsonl").exists() or find(run)):
         raise RunFolderError(
             f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
@@ -236,7 +237,7 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
             f"{path}: format {state['format']!r} cannot be read here, only {FORMAT}; begin the run again under "
             "another --name"
         )
-    before = state["identity"]
+    before = {name: value for name, value in state["identity"].items() if (name, value) not in LATER}
     if before != identity:
         changed = [
             f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"

@@ -44,6 +44,7 @@ from .replay import (
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
 from .settings import (
+    LATER,
     ConfigError,
     Evaluation,
     LocalEngine,
@@ -63,9 +64,6 @@ from .tasks.countdown import Countdown
 from .tasks.modular_chains import ModularChains
 from .tasks.word_problems import WordProblems
 
-# Settings that came after the first checkpoints of this format, at the values with which a run is what it was without
-# them: these do not count, so that such a checkpoint is resumed.
-_LATER = {("train.generate_ahead", "0"), ("MixedPolicyLoss.max_fresh_weight", "None")}
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
@@ -202,7 +200,7 @@ def _build() -> Experiment:
     built |= {"lora": LoRA() if rank is None else _make("LoRA")}
     text = gin.operative_config_str()
     params = _flatten(text)
-    identity = {n: value for n, value in params.items() if not may_change(n) and (n, value) not in _LATER}
+    identity = {n: value for n, value in params.items() if not may_change(n) and (n, value) not in LATER}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(flags.identity(built["openrlhf"]))
     return Experiment(

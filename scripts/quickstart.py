@@ -27,7 +27,7 @@ RARE = {
     "late injection": ["quickstart_rare.gin", "ablation_late_injection.gin"],
     "on-policy": ["quickstart_rare.gin", "baselines/on_policy.gin"],
 }
-OVER_SEEDS = "one seed is a lead, not a result: over eight seeds "
+OVER_SEEDS = "one seed does not show which method is better: over eight seeds "
 SHOWN = (
     OVER_SEEDS + "the paper's replay is not above on-policy training here (docs/study.md); --rare shows where replay is"
 )

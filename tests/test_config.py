@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from run_builders import ROOT
 
-from exgrpo_orlhf import config, gin_files
+from exgrpo_orlhf import checkpoints, config, gin_files, manifest
 from exgrpo_orlhf.settings import Optimizer
 
 GIN = ROOT / "gin"
@@ -280,3 +280,19 @@ def test_a_setting_that_came_later_counts_only_where_it_changes_the_run():
         x = config.load(["base.gin"], [f"{name} = {value}"])
         assert x.identity[name] == value
         assert x.config_hash != config.load(["base.gin"]).config_hash
+
+
+@pytest.mark.parametrize("more", [{}, {"train.generate_ahead": "0", "MixedPolicyLoss.max_fresh_weight": "None"}])
+def test_a_checkpoint_is_read_whether_or_not_it_names_settings_that_do_not_count(more, tmp_path):
+    identity = dict(config.load(["base.gin"]).identity)
+
+    def write(folder):
+        checkpoints.write_state(folder, {"identity": {**identity, **more}})
+        return manifest.Files()
+
+    saved = checkpoints.save(tmp_path, 3, "of a run", write, 1)
+    assert checkpoints.read_state(saved, identity)["identity"] == {**identity, **more}
+    with pytest.raises(
+        checkpoints.UnusableCheckpoint, match=r"train\.generate_ahead: not bound in the checkpoint, 1 now"
+    ):
+        checkpoints.read_state(saved, {**identity, "train.generate_ahead": "1"})

@@ -74,7 +74,7 @@ def test_files_metrics_and_options_that_a_page_names_exist(page: Path) -> None:
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
 )
 def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
-    links = re.findall(r"\]\(([\w/.]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
     for target, anchor in links:
         aim = page.parent / target if target else page
         assert aim.exists(), target

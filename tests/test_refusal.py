@@ -67,6 +67,7 @@ def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, 
     (tmp_path / "metrics.jsonl").touch()
     assert "holds a run already" in said(tmp_path)
     for out in (tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl" / "run"):
-        assert f"--out {out}: the run's folder cannot be made ({tmp_path / 'metrics.jsonl'} is not a folder)" in said(
-            out
+        assert (
+            f"--out {out}: the run's folder cannot be made or written ({tmp_path / 'metrics.jsonl'} is not a folder)"
+            in said(out)
         )

@@ -44,6 +44,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 
         go, seen, trainer = training.TrainingRun.go, self.job.run / "seen", self
         seen.mkdir(exist_ok=True)
+        self.killed, self.killing = threading.Event(), (self.job.run / "kill-an-engine").exists()
 
         def looked_at(run, stop):
             folder = seen / f"loaded-{run.step}"
@@ -65,6 +66,13 @@ class CheckedTrainer(trainer.MixedTrainer):
             training.TrainingRun._step = full
         super().fit()
 
+    def rollout(self, plan, group_size):
+        groups = super().rollout(plan, group_size)
+        if plan.step == 5 and self.killing:  # it is under way until the engine is killed
+            yield next(groups)
+            self.killed.wait(60)
+        yield from groups
+
     def record(self, what, line):
         with (self.job.run / "seen" / f"{what}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -77,11 +85,11 @@ class CheckedTrainer(trainer.MixedTrainer):
     def update(self, batch, loss):
         import numpy as np
 
-        marked = self.job.run / "kill-an-engine"
-        if self.step == 3 and marked.exists():
-            marked.unlink()
+        if self.step == 3 and (self.job.run / "kill-an-engine").exists():
+            (self.job.run / "kill-an-engine").unlink()
             self.record("killed", any(thread.name == "generate-ahead" for thread in threading.enumerate()))
             os.kill(self.engine_process, signal.SIGKILL)
+            self.killed.set()
         stats, flat = super().update(batch, loss), batch.flat_rows()
         stored = [
             row.replayed is None or row.replayed.behaviour_logprobs.tobytes() == logprobs.tobytes()

@@ -96,7 +96,7 @@ def too_little_memory(args: Any, parameters: int, total: float, *, adapter: bool
         args: OpenRLHF's
         parameters: of the model
         total: bytes of a GPU
-        adapter: whether that alone is trained
+        adapter: whether only a LoRA adapter is trained
     """
     if not args.train.colocate_all:
         return None

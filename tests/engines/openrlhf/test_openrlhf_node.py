@@ -134,7 +134,7 @@ def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout,
     assert named is None or named in said
 
 
-def test_an_adapter_has_no_optimiser_states_to_speak_of():
+def test_the_optimiser_states_of_an_adapter_are_not_counted():
     awake = arguments("8gpu", **{"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7})
     assert "the optimiser, awake" in node.too_little_memory(awake, QWEN_7B, H100)
     assert node.too_little_memory(awake, QWEN_7B, H100, adapter=True) is None
