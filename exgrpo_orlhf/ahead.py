@@ -11,6 +11,7 @@ them: a resumed run trains on them as they are, and draws no question twice and 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from .progress import Clock
 from .records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from .replay import Plan
 
+log = logging.getLogger(__name__)
 FOLDER = "ahead"
 T = TypeVar("T")
 _ROLLOUTS = pa.schema(
@@ -104,6 +106,12 @@ class Beside(Generic[T]):
         if self.error:
             raise self.error
         return self._found[0]
+
+
+def log_error(coming: Beside[Any] | None) -> None:
+    """Logs what the call beside a failed update has raised: one of the two is often the cause of the other."""
+    if coming and coming.error:
+        log.error("the batch that was generated beside this update failed too: %s", coming.error)
 
 
 def save(begun: Begun, folder: Path) -> None:

@@ -154,9 +154,8 @@ class TrainingRun:
             status = "KILLED" if stop.signal else "FINISHED"
             self._draw()
             self.page.refresh(self.buffer, self.step, last=True)
-            for path in (self.metrics.path, self.decisions.rollouts.path):
-                if path.exists():
-                    self.tracker.artifact(path)
+            for path in filter(Path.exists, (self.metrics.path, self.decisions.rollouts.path)):
+                self.tracker.artifact(path)
         finally:
             self.tracker.close(status)
         return Outcome(self.step, self.x.settings.steps, stop.signal if self.step < self.x.settings.steps else None)
@@ -207,8 +206,7 @@ class TrainingRun:
             path = self._dump(step, error)
             raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
         except Exception:
-            if coming and coming.error:  # one of the two is often the cause of the other
-                log.error("the batch that was generated beside this update failed too: %s", coming.error)
+            ahead.log_error(coming)
             raise
         clock.lap("update")
 
@@ -262,9 +260,7 @@ class TrainingRun:
         """One stored trajectory of each question, and what it was chosen from, by question id."""
         scores = self.engine.score(selector.to_score(candidates))
         chosen = selector.choose(candidates, scores, self.x.mixer.rng)
-        return chosen, {
-            question.id: Considered(all_, scores.get(question, ())) for question, all_ in candidates.items()
-        }
+        return chosen, {one.id: Considered(stored, scores.get(one, ())) for one, stored in candidates.items()}
 
     def _rollout(self, plan: Plan, before: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
         """Sample and grade a plan's questions. OpenRLHF's groups come as they are complete, and are graded while it is
