@@ -57,7 +57,7 @@ PARTS = {
     "study_ablations_weak": (GREEDY,),
     "study_rare": (GREEDY, SIGNAL, *LUCK),
     "study_rare_rates": (GREEDY, SIGNAL, LUCK[0]),
-    "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "time/score", "time/inject"),
+    "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_ahead_quickstart": (GREEDY,),
     "study_ahead_rare": (GREEDY,),
 }
