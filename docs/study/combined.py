@@ -27,13 +27,12 @@ class Combined(NamedTuple):
     of: Mapping[str, Mapping[str, str]]
 
 
-_SAME = {"paper": "paper", "su01": "su01", "late": "late", "ours": "ours"}
 PARTS = {
     "study_rare_same_rate": Combined(
         "on_policy",
         {
             "study_rare_rates": {"on_policy": "on_policy_4e-4", "su01_without_replay": "su01_without_replay"},
-            "study_rare": _SAME,
+            "study_rare": {name: name for name in ("paper", "su01", "late", "ours")},
         },
     ),
     "study_rare_one_part": Combined(
