@@ -56,9 +56,13 @@ COMPLETED = {"study_rare_rates", "study_rare_parts", "study_ahead_rare"}
 
 
 def make(folder: Path) -> None:
-    """Write <part>.csv, <part>_curves.csv and <part>.png into the folder. Raises OSError, and KeyError for a variant
-    that has no curve."""
+    """Write <part>.csv, <part>_curves.csv and <part>.png into the folder, for parts whose suites have all been run.
+
+    Raises OSError, and KeyError for a variant that has no curve.
+    """
     for part, combined in PARTS.items():
+        if not all(_file(folder, suite).exists() for suite in combined.of):
+            continue  # a place in the text that needs this part has no figure then, and the document says which
         curves = [curve for suite, names in combined.of.items() for curve in _curves(folder, suite, names)]
         common = set.intersection(*({c.run.seed for c in curves if c.run.variant == v} for v in _names(combined)))
         compared = compare(_metric(folder, combined), [c for c in curves if c.run.seed in common], combined.baseline)
@@ -76,8 +80,12 @@ def _metric(folder: Path, combined: Combined) -> str:
 
 
 def _rows(folder: Path, suite: str) -> list[dict[str, str]]:
-    with (folder / f"{suite}_curves.csv").open(encoding="utf-8", newline="") as file:
+    with _file(folder, suite).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def _file(folder: Path, suite: str) -> Path:
+    return folder / f"{suite}_curves.csv"
 
 
 def _curves(folder: Path, suite: str, names: Mapping[str, str]) -> Iterator[Curve]:

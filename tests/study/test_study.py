@@ -73,8 +73,11 @@ def test_runs_of_several_suites_are_compared_together_over_their_common_seeds(tm
     for name, curves in parts.items():
         (tmp_path / f"{name}_curves.csv").write_text(curves_csv([compare("eval/x", curves, None)]), encoding="utf-8")
     of = {"one": {"base": "plain"}, "two": {"new": "new"}}
-    monkeypatch.setattr(combined, "PARTS", {"both": combined.Combined("base", of)})
+    half = {**of, "three": {"more": "more"}}  # not run yet
+    both = {"both": combined.Combined("base", of), "half": combined.Combined("base", half)}
+    monkeypatch.setattr(combined, "PARTS", both)
     combined.make(tmp_path)
+    assert not list(tmp_path.glob("half*"))
     expected = [*parts["one"][1:], *parts["two"]]
     renamed = [replace(c, run=replace(c.run, variant={"plain": "base"}.get(c.run.variant, "new"))) for c in expected]
     whole = compare("eval/x", renamed, "base")
