@@ -52,40 +52,11 @@ class Adapter:
 
         Raises AdapterError for targets that the model does not have, or that cannot be merged.
         """
-        import peft  # seconds; only runs with LoRA need it
-
-        targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
-        assert settings.rank is not None  # else there is no adapter
-        config = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=settings.rank,
-            lora_alpha=settings.scale_numerator,
-            target_modules=targets,
-            lora_dropout=0.0,  # log-probs with dropout are those of another policy
-            base_model_name_or_path=str(base),
-        )
         dtype = str(model.dtype).removeprefix("torch.")
         self.model, self._base = model, {"model": str(base), "dtype": dtype, "sample": sample(model, model.dtype)}
-        try:
-            with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-                torch.manual_seed(seed)
-                # By default A and B would be float32 beside bfloat16, which DeepSpeed refuses.
-                self._wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-        except ValueError as error:
-            raise AdapterError(f"LoRA.targets = {settings.targets!r}: {str(error).splitlines()[0]}") from error
-        self._layers: dict[str, Any] = {
-            name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)
-        }
-        for target in [] if isinstance(targets, str) else targets:  # peft wants one of them to be there, not each
-            if not any(f".{name}".endswith(f".{target}") for name in self._layers):
-                raise AdapterError(f"LoRA.targets = {settings.targets!r}: the model has no module {target!r}")
-        ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
-        for name, layer in self._layers.items():
-            if id(layer.get_base_layer().weight) in ends or type(layer) is not peft.tuners.lora.Linear:
-                raise AdapterError(
-                    f"LoRA.targets = {settings.targets!r}: {name} is no linear layer between the embedding and the "
-                    "output layer; only those can be targets"
-                )
+        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            self._wrapped, self._layers = _insert(model, settings, base)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -178,6 +149,47 @@ class Adapter:
         if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
             raise AdapterError(f"{folder / WEIGHTS} is of another adapter: its tensors are not those of this run's")
         peft.set_peft_model_state_dict(self._wrapped, state)
+
+
+def refuse_targets(folder: str | Path, settings: LoRA) -> None:
+    """Raises AdapterError for targets that the model of the folder does not have, or that cannot be merged. It takes
+    no memory for weights."""
+    loading: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        _insert(loading.from_config(transformers.AutoConfig.from_pretrained(folder)), settings, folder)
+
+
+def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
+    """Put an adapter into the model: peft's model around it, and the layers that have A and B. Raises AdapterError."""
+    import peft  # seconds; only runs with LoRA need it
+
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    assert settings.rank is not None  # else there is no adapter
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.scale_numerator,
+        target_modules=targets,
+        lora_dropout=0.0,  # log-probs with dropout are those of another policy
+        base_model_name_or_path=str(base),
+    )
+    try:
+        # By default A and B would be float32 beside bfloat16, which DeepSpeed refuses.
+        wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise AdapterError(f"LoRA.targets = {settings.targets!r}: {str(error).splitlines()[0]}") from error
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+    for target in [] if isinstance(targets, str) else targets:  # peft wants one of them to be there, not each
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            raise AdapterError(f"LoRA.targets = {settings.targets!r}: the model has no module {target!r}")
+    ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for name, layer in layers.items():
+        if id(layer.get_base_layer().weight) in ends or type(layer) is not peft.tuners.lora.Linear:
+            raise AdapterError(
+                f"LoRA.targets = {settings.targets!r}: {name} is no linear layer between the embedding and the "
+                "output layer; only those can be targets"
+            )
+    return wrapped, layers
 
 
 def _base_name(name: str) -> str:

@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from ... import checkpoints, experience
+from ... import adapters, checkpoints, experience
 from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
@@ -299,6 +299,8 @@ def _check_work(
             f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
             "this engine needs whole batches"
         )
+    if x.lora.rank is not None:
+        adapters.refuse_targets(model_path, x.lora)
     prompts = PromptEncoder(x.prompts, tokenizer)
     prompts.check([*questions, *asked])
     if begins and x.experience:

@@ -260,6 +260,11 @@ REFUSALS = {
     "generating ahead, corrected again": (AHEAD, {f"{CORRECTION}level": "token"}, "max_fresh_weight truncates"),
     "generating ahead, engines asleep": (AHEAD, {"vllm.enable_sleep": True}, r"vllm\.enable_sleep cannot be used with"),
     "generating ahead, actors asleep": (AHEAD, {"ds.enable_sleep": True}, r"ds\.enable_sleep cannot be used with"),
+    "an adapter beside modules that are not there": (
+        ["LoRA.rank = 2", "LoRA.targets = ('q_prj',)"],
+        {},
+        r"LoRA\.targets = \('q_prj',\): .*not found",
+    ),
     "a divergence with a lower bound": ([], DIVERGENCE, "is_correction"),
 }
 
