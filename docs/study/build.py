@@ -58,11 +58,16 @@ PARTS = {
     "study_rare": (GREEDY, SIGNAL, *LUCK),
     "study_rare_rates": (GREEDY, SIGNAL, LUCK[0]),
     "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
+    "study_rare_ablations": (GREEDY, SIGNAL, *LUCK),
+    "study_rare_baselines": (GREEDY, SIGNAL, LUCK[0]),
+    "study_weak_tuned": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
+    "study_weak_controls": (GREEDY, SIGNAL, LUCK[0]),
     "study_ahead_quickstart": (GREEDY,),
     "study_ahead_rare": (GREEDY,),
 }
 QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts with replay metrics for each quarter of the run
-FORGETTING = ("study_rare", "study_rare_rates")  # parts with the shares of forgotten and recovered questions
+# Parts with the shares of forgotten and recovered questions.
+FORGETTING = ("study_rare", "study_rare_rates", "study_weak_tuned", "study_weak_controls")
 REGIMES = {  # regimes whose lucky guesses are measured
     "normal": ["base.gin"],
     "weak": ["base.gin", "models/chain_weak.gin"],
