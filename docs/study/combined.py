@@ -42,6 +42,28 @@ PARTS = {
             "study_rare_parts": {name: name for name in ("paper_random", "su01_all", "late_selected")},
         },
     ),
+    "study_weak_lower_rate": Combined(
+        "on_policy",
+        {
+            "study_weak_controls": {"on_policy": "on_policy_2e-4", "su01_without_replay": "su01_without_replay"},
+            "study_weak_tuned": {name: name for name in ("paper", "su01")},
+        },
+    ),
+    "study_rare_more_parts": Combined(
+        "paper",
+        {
+            "study_rare": {"paper": "paper"},
+            "study_rare_ablations": {name: name for name in ("in_place", "one_success", "fresh_sampler")},
+        },
+    ),
+    "study_rare_literature": Combined(
+        "on_policy",
+        {
+            "study_rare_rates": {"on_policy": "on_policy_4e-4"},
+            "study_rare_baselines": {name: name for name in ("on_policy_two_steps", "grpo", "gpg", "arpo")},
+            "study_rare": {"late": "late"},
+        },
+    ),
     "study_rare_ahead": Combined(
         "on_policy",
         {
@@ -52,7 +74,14 @@ PARTS = {
     ),
 }
 # Suites without the runs that theirs are to be compared with.
-COMPLETED = {"study_rare_rates", "study_rare_parts", "study_ahead_rare"}
+COMPLETED = {
+    "study_rare_rates",
+    "study_rare_parts",
+    "study_rare_ablations",
+    "study_rare_baselines",
+    "study_weak_controls",
+    "study_ahead_rare",
+}
 
 
 def make(folder: Path) -> None:
