@@ -60,7 +60,7 @@ PARTS = {
         "on_policy",
         {
             "study_rare_rates": {"on_policy": "on_policy_4e-4"},
-            "study_rare_baselines": {name: name for name in ("on_policy_two_steps", "grpo", "gpg", "arpo")},
+            "study_rare_baselines": {name: name for name in ("on_policy_two_steps", "arpo")},
             "study_rare": {"late": "late"},
         },
     ),
