@@ -62,6 +62,7 @@ PARTS = {
     "study_rare_baselines": (GREEDY, SIGNAL, LUCK[0]),
     "study_weak_tuned": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_controls": (GREEDY, SIGNAL, LUCK[0]),
+    "study_weak_sound": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_ahead_quickstart": (GREEDY,),
     "study_ahead_rare": (GREEDY,),
 }

@@ -49,6 +49,13 @@ PARTS = {
             "study_weak_tuned": {name: name for name in ("paper", "su01")},
         },
     ),
+    "study_weak_oracle": Combined(
+        "on_policy",
+        {
+            "study_weak_tuned": {name: name for name in ("on_policy", "late")},
+            "study_weak_sound": {"late_only_sound": "late_only_sound"},
+        },
+    ),
     "study_rare_more_parts": Combined(
         "paper",
         {
@@ -80,6 +87,7 @@ COMPLETED = {
     "study_rare_ablations",
     "study_rare_baselines",
     "study_weak_controls",
+    "study_weak_sound",
     "study_ahead_rare",
 }
 
