@@ -63,14 +63,6 @@ PARTS = {
             "study_rare_ablations": {name: name for name in ("in_place", "one_success", "fresh_sampler")},
         },
     ),
-    "study_rare_literature": Combined(
-        "on_policy",
-        {
-            "study_rare_rates": {"on_policy": "on_policy_4e-4"},
-            "study_rare_baselines": {name: name for name in ("on_policy_two_steps", "arpo")},
-            "study_rare": {"late": "late"},
-        },
-    ),
     "study_rare_ahead": Combined(
         "on_policy",
         {
@@ -85,7 +77,6 @@ COMPLETED = {
     "study_rare_rates",
     "study_rare_parts",
     "study_rare_ablations",
-    "study_rare_baselines",
     "study_weak_controls",
     "study_weak_sound",
     "study_ahead_rare",
