@@ -122,7 +122,7 @@ def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_on
     process = start_process(warm_model, MIXED_PHASE, run)
     wait_for(process, lambda: steps_done(run) >= 3)
     process.send_signal(number)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=600)[0]
     assert process.returncode == 128 + number, output
     assert "continue with --resume" in output
     stopped_at = steps_done(run)

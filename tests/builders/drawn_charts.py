@@ -22,7 +22,7 @@ def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]
         pytest.skip("no chromium, chromium-browser or google-chrome on the path")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
     where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{state}"]
-    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=120, check=True)
+    done = subprocess.run([CHROMIUM, *flags, *where], capture_output=True, timeout=300, check=True)
     console = [line for line in done.stderr.decode(errors="replace").split("\n") if "CONSOLE" in line]
     return done.stdout.decode("utf-8"), console
 

@@ -70,7 +70,7 @@ class CheckedTrainer(trainer.MixedTrainer):
         groups = super().rollout(plan, group_size)
         if plan.step == 5 and self.killing:  # it is under way until the engine is killed
             yield next(groups)
-            self.killed.wait(60)
+            self.killed.wait(600)
         yield from groups
 
     def record(self, what, line):

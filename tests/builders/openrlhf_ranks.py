@@ -280,7 +280,7 @@ def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=600)
         assert not any(thread.is_alive() for thread in threads), "the ranks wait for one another"
     if errors:
         raise errors[0]

@@ -29,7 +29,7 @@ def running_ray(tmp_path: Path, cpus: int, gpus: int, **more: str) -> Iterator[s
         with log.open("w") as output:
             head = subprocess.Popen(command, stdout=output, stderr=output, env=own | more, start_new_session=True)
         try:
-            written, end = folder / "ray_current_cluster", time.monotonic() + 120
+            written, end = folder / "ray_current_cluster", time.monotonic() + 600
             while not written.exists() and head.poll() is None and time.monotonic() < end:
                 time.sleep(0.2)
             if written.exists():

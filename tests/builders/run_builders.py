@@ -67,7 +67,7 @@ def ends_by_its_template(model: Path, folder: Path) -> Path:
     return folder
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

@@ -33,7 +33,7 @@ def doctor(folder: Path, *arguments: str, program: str = "scripts/doctor.py", **
     environment = {**os.environ, "EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
     command = [sys.executable, str(ROOT / program), *arguments, "--out", str(folder / "runs")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, **options)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, **options)
     print(done.stdout, done.stderr)  # pytest shows it where a test fails
     lines = re.findall(r"^ *\d+ s  ((?:ok|failed|skipped) +(\w+) .*(?:\n {20}.*)*)", done.stdout, re.MULTILINE)
     assert lines or done.returncode == 2, done.stdout + done.stderr + log_of(folder)

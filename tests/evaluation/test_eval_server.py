@@ -179,7 +179,7 @@ def test_what_has_ended_comes_out_while_the_rest_is_generated():
 
     def answer(path, body, before):
         if number(body) == 0:
-            assert seen.wait(30), "the others were held back"
+            assert seen.wait(300), "the others were held back"
         return completion(body)
 
     with serving(answer) as server, asking(server.url, concurrency=2) as engine:
@@ -276,14 +276,14 @@ def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
     def answer(path, body, before):
         begun.release()
         if number(body) > 0:
-            over.wait(30)
+            over.wait(300)
         return completion(body)
 
     with serving(answer) as server, asking(server.url, concurrency=3) as engine:
         portions = engine.generate(requests(50), ())
         assert [response.request.key[1] for response in next(portions)] == [0]
         for _ in range(4):  # row 0, and the three that are under way
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=300)
         portions.close()
         over.set()
         assert len(server.asked) == 4
@@ -345,7 +345,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
                     return True
                 return False
 
-            wait_until(ready, seconds=240)
+            wait_until(ready, seconds=600)
             greedy = [request(i, temperature=0.0) for i in range(10)]
             answers = everything(engine, greedy)
             expected = greedy_by_transformers(folder, greedy)

@@ -97,7 +97,7 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
     Path(OUTSIDE).write_text("3\n")
     begun = time.monotonic()
     assert verdict(BREACHES[name], {"inputs": [""], "outputs": ["3"]}) == "wrong"
-    assert time.monotonic() - begun < TIMEOUT + 8  # with the start of the workers, on a busy machine
+    assert time.monotonic() - begun < TIMEOUT + 30  # with the start of the workers, on a busy machine
     assert not sandboxes(), "nothing is left running"
     assert not Path("/usr/marked-by-the-test").exists()
     Path(OUTSIDE).unlink()
@@ -210,7 +210,7 @@ def test_without_a_sandbox_nothing_is_run():
         "Verifier('code', memory=257).grade(Question.make('t', '', 'assert True'), '```\\nprint(1)\\n```')"
     )
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec {sys.executable} -c "$0"']
-    done = subprocess.run([*command, code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     said = "GradingError: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox"
     assert said in done.stderr

@@ -156,7 +156,7 @@ def test_the_output_of_all_runs_is_limited():
     endless = "import os\nif os.fork() == 0:\n    while True: os.write(1, b'x' * 60000)"
     begun = time.monotonic()
     assert ran(endless)[0].how in ("output", "exit 0"), "a child that prints on does not delay the end"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_asyncio_and_multiprocessing_work_in_the_sandbox():
@@ -189,7 +189,7 @@ def test_without_a_system_call_filter_nothing_is_run():
     except sandbox.NoSandbox as error:
         print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert "it has no system call filter (seccomp)" in done.stdout, done.stderr
     assert "runs nothing without one" in done.stdout
 

@@ -299,7 +299,7 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
         port = free.getsockname()[1]
     before = time.monotonic()
     assert script("compare", "--uri", f"http://me:secret@127.0.0.1:{port}") == 2
-    assert time.monotonic() - before < 10  # seconds; MLflow's own retries would take minutes
+    assert time.monotonic() - before < 60  # seconds; MLflow's own retries would take minutes
     said = capsys.readouterr().err
     assert f"error: MLflow at http://127.0.0.1:{port}: " in said
     assert "secret" not in said

@@ -19,7 +19,7 @@ def test_rows_are_on_disk_when_append_returns(tmp_path):
     for step in (0, 1, 5):
         log.append(step, {"reward/mean": 0.5, "cost/generated_tokens": np.int64(7), "time/step": np.float32(0.25)})
         rows = [json.loads(line) for line in log.path.read_text().split("\n")[:-1]]
-        assert rows[-1].pop("time") == pytest.approx(time.time(), abs=5)
+        assert rows[-1].pop("time") == pytest.approx(time.time(), abs=300)
         assert rows[-1] == {"step": step, "reward/mean": 0.5, "cost/generated_tokens": 7, "time/step": 0.25}
     assert [row["step"] for row in log.rows()] == [0, 1, 5]
     assert [row["step"] for row in log.rows(after=0)] == [1, 5]

@@ -354,8 +354,7 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up(tmp_path, sqlite, caplog, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up(tmp_path, sqlite, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         sender = tracker(log, f"http://someone:secret@127.0.0.1:{silent.getsockname()[1]}")
@@ -364,12 +363,12 @@ def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up
             before = time.monotonic()
             fill(log, [step])
             longest = max(longest, time.monotonic() - before)
-        assert longest < 1.5  # seconds; one request takes 2
+        assert longest < 8  # seconds; one request takes 10
         before = time.monotonic()
         sender.close("FINISHED", timeout=0.5)
-        assert time.monotonic() - before < 1.5
+        assert time.monotonic() - before < 8
         sender.close("FINISHED")  # a second time does nothing
-        sender._thread.join(10)
+        sender._thread.join(120)
         assert not sender._thread.is_alive()
     assert "200 steps of" in warnings(caplog)[0]
     assert "resume this run" in warnings(caplog)[0]
@@ -379,11 +378,12 @@ def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up
     assert history(sqlite, later.run_id) == once_each(range(200))
 
 
-def test_the_thread_does_not_keep_a_process_alive(tmp_path):
+def test_the_thread_does_not_keep_a_process_alive(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = train(tmp_path / "run", f"http://127.0.0.1:{silent.getsockname()[1]}", 0, 200, "left")
         assert process.stdout.readline() == "trained\n"
         before = time.monotonic()
-        assert process.wait(20) == 0
-    assert time.monotonic() - before < 5.0  # seconds; the request under way would take 10
+        assert process.wait(60) == 0
+    assert time.monotonic() - before < 50  # seconds; the request under way would take 60
     assert len(list(MetricsLog(tmp_path / "run" / "metrics.jsonl").rows())) == 200

@@ -26,7 +26,7 @@ def in_new_process(monkeypatch):
     for name, value in cpu.environment().items():
         monkeypatch.setenv(name, value)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield lambda function, *args: pool.submit(function, *args).result(timeout=240)
+        yield lambda function, *args: pool.submit(function, *args).result(timeout=900)
 
 
 def test_packing_takes_real_tokens_only_and_values_return_to_their_places():

@@ -140,8 +140,8 @@ def in_the_workers(address: str) -> dict:
         with_adam = ray.remote(num_gpus=1, runtime_env={"env_vars": chosen})(Actor).options(num_cpus=0.2).remote()
         return {
             "chosen": chosen,
-            "plain": ray.get(plain.environment.remote(), timeout=120),
-            "with_adam": ray.get(with_adam.environment.remote(), timeout=120),
+            "plain": ray.get(plain.environment.remote(), timeout=600),
+            "with_adam": ray.get(with_adam.environment.remote(), timeout=600),
         }
 
 
@@ -149,7 +149,7 @@ def in_the_workers(address: str) -> dict:
 @pytest.mark.slow
 def test_a_variable_of_the_driver_arrives_in_the_workers_of_a_cluster_that_was_started_without_it(cluster):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(in_the_workers, cluster).result(timeout=300)
+        found = pool.submit(in_the_workers, cluster).result(timeout=900)
     assert found["plain"] == {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": "5"}
     assert found["chosen"] == {"OMP_NUM_THREADS": "3"}
     assert found["with_adam"] == {**found["plain"], "OMP_NUM_THREADS": "3"}
