@@ -302,7 +302,7 @@ def main() -> int:
         campaign = Campaign(Path(temporary), random.Random(seed))
         campaign.begin()
         local = [(variant, campaign.straight[variant][0]) for variant in ("replay", "one step ahead")]
-        originals = [*local]
+        originals = local[1:] if arguments.small else [*local]  # the second has the first's files and more
         if importlib.util.find_spec("openrlhf") and not (arguments.small or arguments.local):
             originals.append(("openrlhf", openrlhf_run(campaign.folder)))
         rounds = 0
@@ -312,7 +312,7 @@ def main() -> int:
                     # The way on is the same whatever the damage was: one in ten is enough.
                     go_on = variant != "openrlhf" and campaign.trials % 10 == 0
                     campaign.damage(variant, original, how, name, go_on=go_on)
-            for _ in range(2 if arguments.small else 10):
+            for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:
                     campaign.kill(kind)
             rounds += 1

@@ -5,13 +5,16 @@ Its gradients are compared with the local engine's in test_openrlhf_matrix.py.
 
 from __future__ import annotations
 
+import math
+
 import openrlhf_on_cpu  # noqa: F401
 import peft
 import pytest
 import torch
 from engine_builders import make_engine, mixed_batch, move_adapter
 from openrlhf_actor import make_actor, rows_of, update
-from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, start
+from test_config import stated
+from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, seen, start
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf import adapters
@@ -87,16 +90,27 @@ def test_the_reference_of_a_kl_term_is_the_actors_own_model_without_its_adapter(
 
 
 @pytest.mark.slow
-def test_vllm_has_the_merged_weights_after_every_step_with_zero_3_on_two_ranks(warm_model, tmp_path):
+def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_and_stored_successes_are_injected_late(
+    warm_model, tmp_path
+):
+    """The candidates are scored with the adapter, the reference of the KL term is measured without it."""
     run = tmp_path / "run"
-    more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "train.steps = 3")
+    late = [f"{name} = {value}" for name, value in stated("ablation_late_injection.gin").items()]
+    late += ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
+    more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}
-    finish(start(run, False, *bindings(warm_model, *more, "train.eval_every = None", **flags)), run)
+    finish(start(run, False, *bindings(warm_model, *late, *more, "train.eval_every = None", **flags)), run)
     done = rows(run)[1:]
-    assert sum(row["policy/grad_norm"] > 0 for row in done) > 1
+    assert len(done) == 6
+    assert sum(row["policy/grad_norm"] > 0 for row in done) > 3
     assert all(row["time/reference"] > 0.01 for row in done), "the rows are measured without the adapter"
-    assert_every_sync_arrived(run, 3)
-    assert_checkpoint_is_merged(run / "checkpoint-3", warm_model)
+    assert_every_sync_arrived(run, 6)
+    assert_checkpoint_is_merged(run / "checkpoint-6", warm_model)
+
+    assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
+    assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
+    assert all(row["replay/actual_share"] == 0 for row in done)
+    assert sum(row["replay/injected"] for row in done) > 0 < sum(row["replay/candidates_scored"] for row in done)
 
 
 @pytest.mark.parametrize("flag", ["train.enable_ema", "ds.load_in_4bit"])
