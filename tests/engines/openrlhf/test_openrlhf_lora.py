@@ -99,13 +99,16 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
     late += ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
     more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}
-    finish(start(run, False, *bindings(warm_model, *late, *more, "train.eval_every = None", **flags)), run)
+    finish(
+        start(run, False, *bindings(warm_model, *late, *more, "train.steps = 12", "train.eval_every = None", **flags)),
+        run,
+    )
     done = rows(run)[1:]
-    assert len(done) == 6
-    assert sum(row["policy/grad_norm"] > 0 for row in done) > 3
+    assert len(done) == 12
+    assert sum(row["policy/grad_norm"] > 0 for row in done) > 6
     assert all(row["time/reference"] > 0.01 for row in done), "the rows are measured without the adapter"
-    assert_every_sync_arrived(run, 6)
-    assert_checkpoint_is_merged(run / "checkpoint-6", warm_model)
+    assert_every_sync_arrived(run, 12)
+    assert_checkpoint_is_merged(run / "checkpoint-12", warm_model)
 
     assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
     assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
