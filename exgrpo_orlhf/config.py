@@ -17,6 +17,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,7 @@ def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str
     return made_at
 
 
+@cache  # asked of every class for every binding
 def _parameters(name: str) -> list[str]:
     parameters = inspect.signature(_TARGETS[name]).parameters
     return [parameter for parameter in parameters if parameter not in _SUPPLIED.get(name, ())]
