@@ -49,7 +49,7 @@ def main() -> int:
     resume = arguments.resume or arguments.resume_from is not None
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
-    if experiment.openrlhf is not None and not finding.remembered(experiment.openrlhf.all_flags()):
+    if experiment.openrlhf is not None and not finding.remembered(finding.layout_of(experiment)):
         given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in arguments.set]
         layout = " ".join(f"{option} {value}" for option, value in given)
         print(

@@ -59,6 +59,7 @@ PARTS = {
     "study_rare_rates": (GREEDY, SIGNAL, LUCK[0]),
     "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_rare_ablations": (GREEDY, SIGNAL, *LUCK),
+    "study_rare_others": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_tuned": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_controls": (GREEDY, SIGNAL, LUCK[0]),
     "study_weak_sound": (GREEDY, SIGNAL, *LUCK, "replay/injected"),

@@ -63,6 +63,21 @@ PARTS = {
             "study_rare_ablations": {name: name for name in ("in_place", "one_success", "fresh_sampler")},
         },
     ),
+    "study_rare_methods": Combined(
+        "on_policy",
+        {
+            "study_rare_rates": {"on_policy": "on_policy_4e-4"},
+            "study_rare": {"late": "late"},
+            "study_rare_others": {name: name for name in ("arpo", "gpg")},
+        },
+    ),
+    "study_rare_ratio": Combined(
+        "two_passes",
+        {
+            "study_rare": {"paper": "paper"},
+            "study_rare_others": {name: name for name in ("two_passes", "sequence_ratio")},
+        },
+    ),
     "study_rare_ahead": Combined(
         "on_policy",
         {
@@ -77,6 +92,7 @@ COMPLETED = {
     "study_rare_rates",
     "study_rare_parts",
     "study_rare_ablations",
+    "study_rare_others",
     "study_weak_controls",
     "study_weak_sound",
     "study_ahead_rare",

@@ -81,7 +81,7 @@ class Board:
 
 
 class DoctorTrainer(MixedTrainer):
-    """Makes the checks, one of which is a run of two steps; when resumed, the third step that continues it."""
+    """Makes the checks, one of which is a short run; when resumed, the step that continues it."""
 
     def fit(self) -> None:
         self.orders: Orders = self.args.exgrpo_doctor
@@ -194,6 +194,9 @@ class DoctorTrainer(MixedTrainer):
         model = Path(self.args.actor.model_name_or_path)
         questions = self.x.questions.load()[: self.x.settings.questions_per_step]
         batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
+        ahead = bool(self.x.settings.generate_ahead)
+        if ahead:
+            batch = parity.generated_ahead(self.x, model, batch)
         self._ranks("start_recording")
         self.update(batch, self.x.loss)
         self.step = 0  # a run counts its own
@@ -207,7 +210,7 @@ class DoctorTrainer(MixedTrainer):
             f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * own.error:.2f} %, at "
             f"most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
             f"{difference.worst[1]:.4f} in {difference.worst[0]}; "
-            f"{len(batch.flat_rows())} rows in {len(found)} optimiser steps",
+            f"{len(batch.flat_rows())} rows{', generated ahead,' if ahead else ''} in {len(found)} optimiser steps",
             "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
             "'ds.zero_stage': 3, then 'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
         )
@@ -215,7 +218,7 @@ class DoctorTrainer(MixedTrainer):
     def check_sync(self) -> Finding:
         """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Weights of engines
         with several GPUs are slices, which are not compared."""
-        self.broadcast_to_vllm()
+        self.sync()
         whole = self.args.vllm.tensor_parallel_size == 1
         actor, bad, compared = self._ranks("weights")[0], [], 0
         for i, engine in enumerate(self.vllm_engines if whole else ()):
@@ -269,7 +272,8 @@ class DoctorTrainer(MixedTrainer):
             return [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
 
     def check_step(self) -> Finding:
-        """Two steps of training succeed, the second with replay if the experiment has replay, and save a checkpoint."""
+        """Two steps of training succeed (three if each batch is generated one step ahead), the last one with replay if
+        the experiment has replay, and save a checkpoint."""
         run = self._run()
         run.go(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]

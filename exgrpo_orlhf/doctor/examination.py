@@ -21,7 +21,7 @@ from ..experiment import Experiment
 from ..settings import OpenRLHF
 from ..training import TrainingRun
 from . import machine, tiny
-from .finding import BOARD, CLUSTER, Finding, judged, remember
+from .finding import BOARD, CLUSTER, Finding, judged, layout_of, remember
 
 CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
@@ -85,7 +85,7 @@ def examine(
             else:
                 _on_the_layout(x, settings, paths, environ, wanted, found)
     if not failed() and not only:
-        remember(flags, findings)
+        remember(layout_of(as_bound), findings)
     return not failed()
 
 
@@ -149,7 +149,7 @@ def _on_the_layout(
     asked = wanted | {needed[name] for name in wanted & needed.keys()}
     runs = [(x, [name for name in CLUSTER[:-1] if name in asked])]
     if "resume" in wanted:
-        runs.append((replace(x, settings=replace(x.settings, steps=3)), ["resume"]))
+        runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
     for experiment, part in runs:
         try:
             with _board_read(found) as seen:

@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ..experiment import Experiment
 
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
 BOARD = "exgrpo-doctor"  # the Ray actor that passes the findings of these checks to the driver
@@ -48,8 +51,15 @@ def version(package: str) -> str | None:
         return None
 
 
+def layout_of(x: Experiment) -> dict[str, Any]:
+    """What an examination is valid for: OpenRLHF's flags as bound, and train.generate_ahead if it is 1."""
+    assert x.openrlhf is not None
+    ahead = {"train.generate_ahead": 1} if x.settings.generate_ahead else {}
+    return {**x.openrlhf.all_flags(), **ahead}
+
+
 def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> None:
-    """Stores a successful examination. flags: OpenRLHF's, as bound"""
+    """Stores a successful examination. flags: `layout_of` the bound experiment"""
     path = _path(flags)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = {**_key(flags), "when": datetime.now(UTC).isoformat(), "findings": [str(finding) for finding in findings]}
@@ -57,7 +67,7 @@ def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> None:
 
 
 def remembered(flags: Mapping[str, Any]) -> bool:
-    """Whether an examination on this host succeeded with these OpenRLHF flags and the installed versions."""
+    """Whether an examination on this host succeeded with these flags (`layout_of`) and the installed versions."""
     return _path(flags).exists()
 
 

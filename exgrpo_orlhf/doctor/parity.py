@@ -75,9 +75,33 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
     return MixedBatch(groups, rows, k)
 
 
+def generated_ahead(x: Experiment, model: Path, batch: MixedBatch) -> MixedBatch:
+    """The batch as if another policy had sampled its fresh rows: log-probs that differ from the model's by about 0.3,
+    so that some ratios are clipped."""
+    rng, now = np.random.default_rng(1), iter(_engine(x, model, "float32").behaviour(batch.groups))
+    groups, rows = [], []
+    for group, members in zip(batch.groups, batch.rows, strict=True):
+        fresh = []
+        for rollout in group.rollouts:
+            logprobs = next(now)
+            noise = rng.normal(0, 0.3, len(logprobs)).astype(np.float32)
+            fresh.append(replace(rollout, behaviour_logprobs=logprobs + noise, policy_step=0))
+        groups.append(replace(group, rollouts=tuple(fresh)))
+        responses = [*fresh, *(row.response for row in members[len(fresh) :])]
+        rows.append([replace(row, response=one) for row, one in zip(members, responses, strict=True)])
+    return MixedBatch(groups, rows, batch.width)
+
+
 def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
     """The gradient of each optimiser step, unclipped, by the local engine on the CPU."""
-    engine = TorchEngine(
+    engine = _engine(x, model, dtype)
+    gradients = recorded_gradients(engine)
+    engine.update(batch, x.loss)
+    return gradients
+
+
+def _engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
+    return TorchEngine(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
         replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
         x.sampling,
@@ -87,9 +111,6 @@ def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32
         seed=x.settings.seed,
         reference=x.loss.kl_coef > 0,
     )
-    gradients = recorded_gradients(engine)
-    engine.update(batch, x.loss)
-    return gradients
 
 
 def recorded_gradients(engine: TorchEngine) -> Gradients:

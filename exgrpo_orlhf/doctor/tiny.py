@@ -136,7 +136,6 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "train.eval_every = None",
         "train.best_metric = None",
         "train.save_every = 1",
-        "train.generate_ahead = 0",  # the plain computation has no engine whose log-probs it could weigh by
         "ReplayMixer.start_at_accuracy = None",
         "ReplayMixer.collects = True",
         "ReplayMixer.only_sound = False",
@@ -152,9 +151,12 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
     if 0 < x.mixer.rho < Fraction(1, 2):
         given.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
-    flags = x.openrlhf.all_flags()
-    # Without the correction by the engines' log-probs: the plain computation has no engine.
-    more = {**x.openrlhf.more_flags, "algo.advantage.is_correction_level": "off"}
+    flags, more = x.openrlhf.all_flags(), dict(x.openrlhf.more_flags)
+    if x.settings.generate_ahead:
+        given.append("train.steps = 3")  # the second step's batch is planned before anything is stored
+    else:
+        # Without the correction by the engines' log-probs: the plain computation has no engine.
+        more["algo.advantage.is_correction_level"] = "off"
     for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
         if flag in flags:
             more[flag] = MICRO_BATCH_TOKENS

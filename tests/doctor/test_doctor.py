@@ -62,6 +62,17 @@ def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "its working folder is removed"
 
 
+def test_a_layout_one_step_ahead_is_examined_with_rows_of_another_policy_and_trains_ahead(tmp_path):
+    checks = ("logprobs", "gradient", "sync", "step", "resume")
+    only = [part for name in checks for part in ("--only", name)]
+    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--set", "train.generate_ahead = 1", *only)
+    assert status == 0, (lines, log_of(tmp_path))
+    assert lines.keys() == {*checks}
+    assert "rows, generated ahead, in 1 optimiser steps" in lines["gradient"]
+    assert "3 steps" in lines["step"]
+    assert "step 4 done" in lines["resume"]
+
+
 def test_planted_faults_are_named(tmp_path):
     """Two ranks on a cluster that was started without one of the driver's variables."""
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
@@ -118,10 +129,12 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
         return done.stderr
 
     assert "has not been examined on this host" in said()
-    flags = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []).openrlhf.all_flags()
+    flags = finding.layout_of(config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []))
     finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
     assert not finding.remembered({**flags, "ds.zero_stage": 3})
+    ahead = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = 1"])
+    assert not finding.remembered(finding.layout_of(ahead))
 
 
 # -- of one machine ---------------------------------------------------------------------------------------------------
@@ -209,3 +222,6 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     assert parity.Difference.between(half, right).norm == pytest.approx(0.5)
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
+    ahead = parity.generated_ahead(x, model, batch)
+    assert all(row.replayed or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
+    assert parity.Difference.between(parity.plain(x, model, ahead, "float32"), right).error > 0.1, "a lost weight shows"
