@@ -123,7 +123,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     wait_for(lambda: 2 in checkpoints.find(run) and len(rows(run)) > 3, process, run)
     started = of_session(process)
     os.killpg(process.pid, signal.SIGKILL)
-    psutil.wait_procs(started, timeout=LONG)
+    psutil.wait_procs(started, timeout=120)
     saved = max(checkpoints.find(run))
     checkpoint = tmp_path / f"checkpoint-{saved}"
     shutil.copytree(run / checkpoint.name, checkpoint)  # the resumed run makes newer ones and removes it
