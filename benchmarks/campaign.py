@@ -302,7 +302,7 @@ def main() -> int:
         campaign = Campaign(Path(temporary), random.Random(seed))
         campaign.begin()
         local = [(variant, campaign.straight[variant][0]) for variant in ("replay", "one step ahead")]
-        originals = local[1:] if arguments.small else [*local]  # the second has the first's files and more
+        originals = [*local]
         if importlib.util.find_spec("openrlhf") and not (arguments.small or arguments.local):
             originals.append(("openrlhf", openrlhf_run(campaign.folder)))
         rounds = 0
