@@ -97,10 +97,12 @@ def verdicts(pairs=ANSWERS) -> list[str]:
 
 def test_only_the_guilty_answer_is_lost_and_the_order_stays(verifier):
     responses = ["42", "no", "spin", "42", "abort", "raise", "eat", "exit", "print 42", "nan", "no", "42"] * 2
+    begun = time.monotonic()
     grades = verifier.grade_all([(QUESTION, response) for response in responses])
     known = {"42": "correct", "print 42": "correct", "no": "wrong", "spin": "timeout"}
     assert [grade.verdict for grade in grades] == [known.get(response, "error") for response in responses]
     assert {grade.reward for grade in grades if grade.verdict == "correct"} == {0.5}, "the function's own reward"
+    assert time.monotonic() - begun < 120  # "spin" alone would run for ever
 
 
 def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
