@@ -196,7 +196,7 @@ class DoctorTrainer(MixedTrainer):
         batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
         ahead = bool(self.x.settings.generate_ahead)
         if ahead:
-            batch = parity.generated_ahead(self.x, model, batch)
+            batch = parity.generated_ahead(parity.plain_engine(self.x, model, "float32"), batch)
         self._ranks("start_recording")
         self.update(batch, self.x.loss)
         self.step = 0  # a run counts its own

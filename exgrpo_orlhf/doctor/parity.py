@@ -75,32 +75,33 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
     return MixedBatch(groups, rows, k)
 
 
-def generated_ahead(x: Experiment, model: Path, batch: MixedBatch) -> MixedBatch:
-    """The batch as if another policy had sampled its fresh rows: log-probs that differ from the model's by about 0.3,
-    so that some ratios are clipped."""
-    rng, now = np.random.default_rng(1), iter(_engine(x, model, "float32").behaviour(batch.groups))
+def generated_ahead(engine: TorchEngine, batch: MixedBatch, seed: int = 0) -> MixedBatch:
+    """The batch as if its fresh rows had been generated ahead: sampled by a policy whose log-probs differ from the
+    engine's by 0.3, so that some ratios are clipped."""
+    rng, fresh = np.random.default_rng(seed), iter(engine.behaviour(batch.groups))
     groups, rows = [], []
     for group, members in zip(batch.groups, batch.rows, strict=True):
-        fresh = []
-        for rollout in group.rollouts:
-            logprobs = next(now)
-            noise = rng.normal(0, 0.3, len(logprobs)).astype(np.float32)
-            fresh.append(replace(rollout, behaviour_logprobs=logprobs + noise, policy_step=0))
-        groups.append(replace(group, rollouts=tuple(fresh)))
-        responses = [*fresh, *(row.response for row in members[len(fresh) :])]
-        rows.append([replace(row, response=one) for row, one in zip(members, responses, strict=True)])
+        noise = ((one, next(fresh)) for one in group.rollouts)
+        known = [
+            replace(one, behaviour_logprobs=(now + rng.normal(0, 0.3, len(now))).astype(np.float32), policy_step=1)
+            for one, now in noise
+        ]
+        groups.append(replace(group, rollouts=tuple(known)))
+        kept = [*known, *(row.response for row in members[len(known) :])]
+        rows.append([replace(row, response=one) for row, one in zip(members, kept, strict=True)])
     return MixedBatch(groups, rows, batch.width)
 
 
 def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
     """The gradient of each optimiser step, unclipped, by the local engine on the CPU."""
-    engine = _engine(x, model, dtype)
+    engine = plain_engine(x, model, dtype)
     gradients = recorded_gradients(engine)
     engine.update(batch, x.loss)
     return gradients
 
 
-def _engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
+def plain_engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
+    """The local engine on the CPU, without clipping the gradient."""
     return TorchEngine(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
         replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,22 +83,6 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)
-
-
-def aged(engine: TorchEngine, batch: MixedBatch, seed: int = 0) -> MixedBatch:
-    """The batch as if its fresh rows had been generated ahead: sampled by a policy whose log-probs differ by 0.3."""
-    rng, fresh = np.random.default_rng(seed), iter(engine.behaviour(batch.groups))
-    groups, rows = [], []
-    for group, members in zip(batch.groups, batch.rows, strict=True):
-        noise = ((one, next(fresh)) for one in group.rollouts)
-        known = [
-            replace(one, behaviour_logprobs=(now + rng.normal(0, 0.3, len(now))).astype(np.float32), policy_step=1)
-            for one, now in noise
-        ]
-        groups.append(replace(group, rollouts=tuple(known)))
-        kept = [*known, *(row.response for row in members[len(known) :])]
-        rows.append([replace(row, response=one) for row, one in zip(members, kept, strict=True)])
-    return MixedBatch(groups, rows, batch.width)
 
 
 def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Tensor]:

@@ -21,9 +21,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine_builders import K, aged, make_engine, mixed_batch, move_adapter
+from engine_builders import K, make_engine, mixed_batch, move_adapter
 
-from exgrpo_orlhf.doctor.parity import recorded_gradients
+from exgrpo_orlhf.doctor.parity import generated_ahead, recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -42,7 +42,7 @@ def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
     """Half of the groups replay a trajectory, beside one fresh rollout (so these groups are short); some rows could not
     be graded, and of one group none. ahead: fresh rows have log-probs of another policy"""
     batch = mixed_batch(engine, n=GROUPS, beside=1)
-    batch = aged(engine, batch) if ahead else batch
+    batch = generated_ahead(engine, batch) if ahead else batch
     groups, rows = list(batch.groups), [list(members) for members in batch.rows]
     for g, k in [(1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (GROUPS - 1, 0)]:
         rollouts = list(groups[g].rollouts)

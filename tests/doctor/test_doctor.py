@@ -222,6 +222,6 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     assert parity.Difference.between(half, right).norm == pytest.approx(0.5)
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
-    ahead = parity.generated_ahead(x, model, batch)
+    ahead = parity.generated_ahead(parity.plain_engine(x, model, "float32"), batch)
     assert all(row.replayed or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
     assert parity.Difference.between(parity.plain(x, model, ahead, "float32"), right).error > 0.1, "a lost weight shows"

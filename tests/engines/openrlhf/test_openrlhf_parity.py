@@ -10,11 +10,12 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import aged, make_engine, mixed_batch, questions, stored_responses, weights
+from engine_builders import make_engine, mixed_batch, questions, stored_responses, weights
 from openrlhf.models import Actor, PolicyLoss
 from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from exgrpo_orlhf.doctor.parity import generated_ahead
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -255,7 +256,7 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
     trainer, batch = without_ray(warm_model, "train.generate_ahead = 1", *bindings)
-    batch = aged(make_engine(warm_model), batch)
+    batch = generated_ahead(make_engine(warm_model), batch)
     flat = batch.flat_rows()
     stats = trainer.update(batch, LOSS)
     assert len(trainer.measured) == (len(flat) if bindings else 2)
