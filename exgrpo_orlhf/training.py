@@ -198,7 +198,7 @@ class TrainingRun:
             buffer.observe(groups, step)
 
         # A = r − mean(r) over the whole group, the stored success included; one loss over fresh and replayed rows.
-        batch = mixer.assemble(sampled.groups, chosen, x.advantages)
+        batch = x.dynamic_sampling.masked(mixer.assemble(sampled.groups, chosen, x.advantages))
         clock.lap("assemble")
         try:
             stats = engine.update(batch, x.loss)

@@ -57,7 +57,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class MixedPolicyLoss:
-    """Equation 5 of the paper (arXiv 2510.02245), token by token. With A the advantage of the token's row:
+    """Equation 4 of the paper (arXiv 2510.02245), token by token. With A the advantage of the token's row:
 
         fresh      w  = π_θ/π_old     −min(w·A, clip(w, 1−ε_low, 1+ε_high)·A)
         replayed   w* = π_θ/π_past    −f(w*)·A,   f(w*) = w*/(w*+β)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 from ..records import RolloutGroup, Trajectory
 from ..settings import Count, check
-from .difficulty import LEVELS, DifficultyBuckets, Level
+from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 
@@ -67,7 +69,11 @@ class ReplayBuffer:
     max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory (Python's own overhead, some hundred bytes a
         trajectory, is not counted); the oldest of all goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
-        rollouts alone have no signal; a stored success gives it one. False, as in the paper: it is none.
+        rollouts alone have no signal; a stored success gives it one. The paper does not exclude it: Algorithm 1
+        records `s < K`, 0 included.
+    counts_stored: whether the stored success of a replayed group counts in its question's accuracy, (k+1)/(n+1) of n
+        fresh rollouts, as in Algorithm 1, line 24 (and the official code): a replayed question is then never below 1/K
+        and each replay raises its accuracy. False: fresh rollouts only, k/n
     """
 
     def __init__(
@@ -78,12 +84,13 @@ class ReplayBuffer:
         max_age: Count | None = None,
         max_bytes: Count | None = None,
         replays_unsolved: bool = False,
+        counts_stored: bool = False,
     ) -> None:
         """Raises ValueError for a limit below 1."""
         check(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
-        self.replays_unsolved = replays_unsolved
+        self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
         self._records: dict[str, QuestionRecord] = {}
         self._retired: dict[str, int] = {}  # question id → step at which it retired, in that order
         self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
@@ -167,6 +174,19 @@ class ReplayBuffer:
             while self._retired and next(iter(self._retired.values())) <= due:
                 self._return(next(iter(self._retired)))
 
+    def revisit(self, step: int, most: int, rng: np.random.Generator) -> list[str]:
+        """Take ⌊share·retired⌋ questions, at most `most`, out of the retired set for this step's batch, where
+        `RetirementPolicy.revisits_every` is due. Returns their ids: they are fresh questions again."""
+        every, share = self.retirement.revisits_every, self.retirement.revisited_share
+        if every is None or step % every:
+            return []
+        n = min(int(as_fraction(share) * len(self._retired)), most)
+        retired = list(self._retired)
+        chosen = [retired[i] for i in rng.choice(len(retired), n, replace=False).tolist()] if n else []
+        for question_id in chosen:
+            self._return(question_id)
+        return chosen
+
     def observe(self, groups: Iterable[RolloutGroup], step: int) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
 
@@ -176,6 +196,8 @@ class ReplayBuffer:
             accuracy, question_id = group.accuracy, group.question.id
             if accuracy is None:
                 continue
+            if self.counts_stored and group.replayed:
+                accuracy = Fraction(group.correct + 1, group.graded + 1)
             if question_id in self._retired:
                 if not self.retirement.is_back(accuracy):
                     continue

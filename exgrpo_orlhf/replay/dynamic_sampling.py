@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..records import RolloutGroup, Trajectory, mean
+from ..records import MixedBatch, RolloutGroup, Trajectory, mean
 from ..settings import at_least, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
@@ -53,7 +53,9 @@ class DynamicSampling:
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
     min_reward, max_reward: mean reward of a group's graded rows, inclusive; outside of them a group is replaced too:
-        training on questions of one difficulty alone, as in ExGRPO's first comparison (section 3.1)
+        training on questions of one difficulty alone
+    masks: a group outside of them is not replaced: it stays in the batch, and no token of it is in the loss. The
+        normaliser counts its rows. With the paper's levels as the range this is its Table 9. max_rounds is 0
 
     With max_rounds > 0 this differs from DAPO, which samples until the batch is full: when the rounds or the questions
     run out, the batch is filled up to its size with groups that were to be left out, those without a gradient before
@@ -63,14 +65,20 @@ class DynamicSampling:
     max_rounds: Annotated[int, at_least(0)] = 0
     min_reward: float | None = None
     max_reward: float | None = None
+    masks: bool = False
 
     def __post_init__(self) -> None:
         check(DynamicSampling, vars(self))
         low, high = self.min_reward, self.max_reward
         require(
-            self.max_rounds > 0 or (low is None and high is None),
+            self.max_rounds > 0 or self.masks or (low is None and high is None),
             "DynamicSampling.min_reward and max_reward leave no group out with DynamicSampling.max_rounds = 0; set it "
-            "to the rounds in which others may be sampled",
+            "to the rounds in which others may be sampled, or DynamicSampling.masks = True",
+        )
+        require(
+            not self.masks or (self.max_rounds == 0 and (low, high) != (None, None)),
+            "DynamicSampling.masks needs DynamicSampling.min_reward or max_reward, and DynamicSampling.max_rounds = 0; "
+            f"got {low!r}, {high!r} and {self.max_rounds!r}",
         )
         require(
             low is None or high is None or low <= high,
@@ -115,12 +123,28 @@ class DynamicSampling:
         )
         return Sampled(of_batch, batch, groups, rounds)
 
+    def masked(self, batch: MixedBatch) -> MixedBatch:
+        """The batch with the groups outside the range out of the loss, where `masks` is set."""
+        if not self.masks:
+            return batch
+        outside = [not self._in_range([row.response.reward for row in rows]) for rows in batch.rows]
+        rows = [
+            [replace(row, advantage=0.0, in_loss=False) for row in rows] if out else rows
+            for rows, out in zip(batch.rows, outside, strict=True)
+        ]
+        return replace(batch, rows=rows)
+
+    def _in_range(self, rewards: Sequence[float | None]) -> bool:
+        """Whether the mean of the graded rows' rewards, of which there is one, lies between the bounds."""
+        graded = [reward for reward in rewards if reward is not None]
+        low, high = self.min_reward, self.max_reward
+        value = sum(graded) / len(graded) if graded else 0.0
+        return (low is None or value >= low) and (high is None or value <= high)
+
     def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory], width: int) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
         rows = group.completed(stored.get(group.question.id), width)
-        rewards = [row.reward for row in rows if row.reward is not None]
-        if len(set(rewards)) < 2:
+        rewards = [row.reward for row in rows]
+        if len({reward for reward in rewards if reward is not None}) < 2:
             return 1
-        mean = sum(rewards) / len(rewards)
-        low, high = self.min_reward, self.max_reward
-        return 0 if (low is None or mean >= low) and (high is None or mean <= high) else 2
+        return 0 if self._in_range(rewards) else 2

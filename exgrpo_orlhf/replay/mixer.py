@@ -72,7 +72,7 @@ class ReplayMixer:
     """ρ, its schedule and the delayed start.
 
     rho: share of a batch's questions that come from the buffer, in [0, 1]; 0 is on-policy training. The number of
-        replayed questions is ρ·B rounded to the nearest (a half rounds up), or all candidates if there are fewer.
+        replayed questions is ⌊ρ·B⌋, or all candidates if there are fewer (Algorithm 1, line 7).
     rho_end, rho_steps: ρ moves linearly from `rho`, in the first step that may replay, to `rho_end`, `rho_steps` later,
         and stays there; both None: ρ is constant
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
@@ -190,7 +190,7 @@ class ReplayMixer:
         """
         replayed: list[Question] = []
         if (rho := self.rho_at(step)) > 0:
-            wanted = int(rho * self.questions_per_step + as_fraction(0.5))
+            wanted = int(rho * self.questions_per_step)  # n = min(⌊ρB⌋, |E|)
             allowed = int(self.max_pool_share * buffer.n_candidates)
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(
@@ -202,11 +202,13 @@ class ReplayMixer:
                 buffer.newest_step,
             )
             replayed = [fresh.question(question_id) for question_id in ids]
-        ids_replayed = {question.id for question in replayed}
+        left = self.questions_per_step - len(replayed)
+        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, left, self.rng)]
+        taken = {question.id for question in (*replayed, *revisited)}
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = fresh.draw(self.questions_per_step - len(replayed), ids_replayed, retired, step)
-        if whole and (missing := self.questions_per_step - len(replayed) - len(drawn)):
-            drawn += fresh.draw(missing, ids_replayed | {question.id for question in drawn}, (), step)
+        drawn = revisited + fresh.draw(left - len(revisited), taken, retired, step)
+        if whole and (missing := left - len(drawn)):
+            drawn += fresh.draw(missing, taken | {question.id for question in drawn}, (), step)
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
 

@@ -20,6 +20,9 @@ class RetirementPolicy:
         the buffer only (False); the official code also drops it from the training set.
     returns_after: a retired question returns after that many steps; None: never
     returns_below: a retired question returns when a fresh group of it has an accuracy below this; None: never
+    revisits_every: steps; in each such step a share of the retired questions returns and is in that step's batch, as
+        fresh questions (the paper's Table 7: 25); None: never
+    revisited_share: of the retired questions, drawn uniformly, rounded down (Table 7: 10 %)
     """
 
     at_accuracy: PositiveShare | None = 1.0
@@ -27,11 +30,13 @@ class RetirementPolicy:
     leaves_fresh: bool = False
     returns_after: Count | None = None
     returns_below: Positive | None = None
+    revisits_every: Count | None = None
+    revisited_share: PositiveShare = 0.1
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value out of range, or one that needs another setting to have a meaning."""
         check(RetirementPolicy, vars(self))
-        for name in ("leaves_fresh", "returns_after", "returns_below"):
+        for name in ("leaves_fresh", "returns_after", "returns_below", "revisits_every"):
             require(
                 self.at_accuracy is not None or not getattr(self, name),
                 f"RetirementPolicy.{name} = {getattr(self, name)!r} needs retirement, but "

@@ -23,10 +23,10 @@ def graded(n_correct: int, n: int) -> list[RolloutGroup]:
 
 @pytest.mark.parametrize(
     ("rho", "b", "replayed"),
-    [(0, 8, 0), (1, 8, 8), (0.5, 8, 4), (0.5, 7, 4), (0.5, 5, 3), (0.25, 7, 2), (0.3, 5, 2), (0.1, 4, 0), (0.7, 5, 4)],
+    [(0, 8, 0), (1, 8, 8), (0.5, 8, 4), (0.5, 7, 3), (0.5, 5, 2), (0.25, 7, 1), (0.3, 10, 3), (0.1, 4, 0), (0.7, 10, 7)],
 )
-def test_rho_is_rounded_to_whole_questions_a_half_upwards(rho, b, replayed):
-    """0.3 · 5 and 0.7 · 5 are a half exactly, and below or above it as binary floats."""
+def test_rho_times_b_is_rounded_down_to_whole_questions(rho, b, replayed):
+    """Algorithm 1, line 7. 0.3 · 10 and 0.7 · 10 are whole numbers, and below or above them as binary floats."""
     plan = mixer(b, rho=rho).plan(source(), filled(20), 1)
     assert len(plan.replayed) == replayed
     assert len(plan.fresh) == b - replayed
@@ -106,7 +106,7 @@ def test_adaptive_levels_decide_what_is_replayed():
         ({"rho": 0.0, "rho_end": 1.0, "rho_steps": 4}, [0, 2, 4, 6, 8, 8, 8]),
         ({"rho": 1.0, "rho_end": 0.25, "rho_steps": 3}, [8, 6, 4, 2, 2, 2, 2]),
         ({"rho": 0.25, "rho_end": 0.75, "rho_steps": 1}, [2, 6, 6, 6, 6, 6, 6]),
-        ({"rho": 0.3, "rho_end": 0.7, "rho_steps": 8}, [2, 3, 3, 4, 4, 4, 5]),  # 2.4 2.8 3.2 3.6 4 4.4 4.8
+        ({"rho": 0.3, "rho_end": 0.7, "rho_steps": 8}, [2, 2, 3, 3, 4, 4, 4]),  # 2.4 2.8 3.2 3.6 4 4.4 4.8
         ({"rho": 0.5}, [4] * 7),
     ],
 )
