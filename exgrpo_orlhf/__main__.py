@@ -17,6 +17,7 @@ SCRIPTS = {
     "doctor": "scripts/doctor.py",
     "grade": "scripts/grade.py",
     "prepare-data": "scripts/prepare_data.py",
+    "extend-positions": "scripts/extend_positions.py",
     "quickstart": "scripts/quickstart.py",
 }
 
@@ -26,7 +27,7 @@ def run(command: str) -> None:
     sys.exit(runpy.run_path(str(PROJECT / SCRIPTS[command]))["main"]())
 
 
-train, bench, ablate, compare, explore, doctor, grade, prepare_data, quickstart = (
+train, bench, ablate, compare, explore, doctor, grade, prepare_data, extend_positions, quickstart = (
     partial(run, name) for name in SCRIPTS
 )
 

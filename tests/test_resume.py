@@ -253,6 +253,9 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
     elif name == "unscored":
         assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+    elif name == "paper":
+        retired = [row["replay/retired"] for row in done]
+        assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some are revisited"
     elif name == "masked":
         assert all(row["reward/groups_with_signal"] < 1 and row["policy/grad_norm"] > 0 for row in done)
     elif name == "weighted":

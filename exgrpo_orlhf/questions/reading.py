@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..records import Question
 from ..settings import require
@@ -40,6 +40,8 @@ class QuestionRecords:
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
     source: field of the data set's name; None, or a JSONL row without that field: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
+    held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
+        'validation' these. 'all' with held_out = 0: nothing is kept apart
     meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'; they are
         kept in Question.meta under the last part of their path
 
@@ -51,10 +53,19 @@ class QuestionRecords:
     source: str | None = "data_source"
     limit: int | None = None
     meta: tuple[str, ...] = ()
+    held_out: int = 0
+    part: Literal["all", "train", "validation"] = "all"
 
     def __post_init__(self) -> None:
         sound = self.limit is None or self.limit >= 1
         require(sound, f"{self._owner}.limit must be at least 1, or None for all; got {self.limit!r}")
+        require(
+            self.part in ("all", "train", "validation")
+            and isinstance(self.held_out, int)
+            and (self.held_out == 0 if self.part == "all" else self.held_out >= 1),
+            f"{self._owner}.part is 'train' or 'validation' with {self._owner}.held_out of at least 1, or 'all' with "
+            f"0; got {self.part!r} with {self.held_out!r}",
+        )
 
     @property
     def _owner(self) -> str:
@@ -103,7 +114,14 @@ class QuestionRecords:
         if repeated:
             told = f" ({respelled} of them typeset differently)" if respelled else ""
             logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, told)
-        return questions
+        if self.held_out >= len(questions):
+            raise ValueError(
+                f"{place.name} holds {len(questions)} questions; {self._owner}.held_out = {self.held_out} leaves none "
+                "to train on"
+            )
+        # Ids are hashes, so that the smallest ones are a random part, the same in every process.
+        apart = {question.id for question in sorted(questions, key=lambda question: question.id)[: self.held_out]}
+        return [one for one in questions if self.part == "all" or (one.id in apart) == (self.part == "validation")]
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", self.prompt)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -111,6 +112,26 @@ def test_repetitions_with_different_answers_name_both_rows(tmp_path):
 def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
     rows = [("Reverse: Ab", "bA"), ("Reverse: aB", "Ba"), ("Compute 1-2", "-1"), ("Compute 1+2", "3")]
     assert [question.answer for question in jsonl(tmp_path / "q.jsonl", *rows).load()] == ["bA", "Ba", "-1", "3"]
+
+
+def test_held_out_questions_are_never_trained_on_and_are_the_same_in_whatever_order_they_come(tmp_path):
+    """T12: the validation set is disjoint by construction."""
+    rows = [(f"q{i}", "1") for i in range(20)]
+    parts = {}
+    for folder, order in ((tmp_path / "a", rows), (tmp_path / "b", rows[::-1])):
+        folder.mkdir()
+        for part in ("train", "validation"):
+            source = replace(jsonl(folder / "q.jsonl", *order), held_out=6, part=part)
+            parts[folder.name, part] = [question.prompt for question in source.load()]
+    assert len(parts["a", "validation"]) == 6
+    assert sorted(parts["a", "train"] + parts["a", "validation"]) == sorted(prompt for prompt, _ in rows)
+    assert parts["a", "validation"] != [f"q{i}" for i in range(6)]
+    assert sorted(parts["a", "validation"]) == sorted(parts["b", "validation"])
+    with pytest.raises(ValueError, match=r"20 questions; QuestionFile\.held_out = 20 leaves none to train on"):
+        replace(jsonl(tmp_path / "q.jsonl", *rows), held_out=20, part="train").load()
+    for settings in ({"held_out": 5}, {"part": "train"}, {"part": "test", "held_out": 5}):
+        with pytest.raises(ValueError, match=r"QuestionFile\.part is 'train' or 'validation' with"):
+            QuestionFile("q.jsonl", **settings)
 
 
 def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
