@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Run a study: variants × seeds, each run a process of scripts/train.py of its own.
 
-    python scripts/ablate.py --suite gin/suites/paper.gin --seeds 0-7 --jobs 2
+    python scripts/ablate.py --suite gin/paper/table6.gin --with gin/testbed/rare.gin --seeds 0-4
     python scripts/ablate.py --gin base.gin ablation_no_entropy.gin --with engines/local_gpu.gin --seeds 0,1 --group a
     python scripts/ablate.py --gin base.gin --grid 'ReplayMixer.rho=0.25,0.5,0.75' --seeds 0-2 --group rho --dry-run
 
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--suite", metavar="FILE", help="gin file that binds Suite.variants, such as gin/suites/paper.gin"
+        "--suite", metavar="FILE", help="gin file that binds Suite.variants, such as gin/paper/table6.gin"
     )
     what.add_argument(
         "--gin", nargs="+", metavar="FILE", help="one variant per FILE; FILE+FILE combines files, the later one wins"

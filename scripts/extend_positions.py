@@ -25,7 +25,9 @@ def main() -> int:
     parser.add_argument("model", help="folder or hub id")
     parser.add_argument("--out", type=Path, required=True, help="folder of the copy, which must not exist yet")
     parser.add_argument("--positions", type=int, default=16_384, help="max_position_embeddings (default 16384)")
-    parser.add_argument("--rope-theta", type=float, default=40_000.0, help="base of the rotary embedding (default 40000)")
+    parser.add_argument(
+        "--rope-theta", type=float, default=40_000.0, help="base of the rotary embedding (default 40000)"
+    )
     arguments = parser.parse_args()
     terminal.messages()
     try:
@@ -52,7 +54,9 @@ def extend(model: str, out: Path, positions: int, rope_theta: float) -> dict[str
     before, rope = config.get("max_position_embeddings"), config.get("rope_parameters") or config
     scaled = config.get("rope_scaling") or rope.get("rope_type", "default") != "default"
     if not isinstance(before, int) or "rope_theta" not in rope or scaled:
-        raise ValueError(f"{path}: no max_position_embeddings with a plain rope_theta; this model cannot be extended so")
+        raise ValueError(
+            f"{path}: no max_position_embeddings with a plain rope_theta; this model cannot be extended so"
+        )
     if before >= positions:
         raise ValueError(f"{path}: the model has {before} positions already; nothing to extend to {positions}")
     config["max_position_embeddings"], rope["rope_theta"] = positions, rope_theta

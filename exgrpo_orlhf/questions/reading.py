@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..records import Question
 from ..settings import require
@@ -54,7 +54,7 @@ class QuestionRecords:
     limit: int | None = None
     meta: tuple[str, ...] = ()
     held_out: int = 0
-    part: Literal["all", "train", "validation"] = "all"
+    part: str = "all"
 
     def __post_init__(self) -> None:
         sound = self.limit is None or self.limit >= 1

@@ -28,7 +28,7 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
         ("--gin base.gin --group ''", "give --group NAME"),
         ("--gin base.gin --group a/b", "--group must be letters"),
         ("--suite base.gin", "Suite.variants must be bound"),
-        ("--suite suites/papr.gin", "did you mean suites/paper.gin"),
+        ("--suite paper/tabel6.gin", "did you mean paper/table6.gin"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, tmp_path, capsys):
@@ -104,14 +104,3 @@ def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_ot
     )
     runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
     assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]
-
-
-def test_the_papers_suite_has_the_official_recipes_algorithm():
-    """All that the recipe states itself; the recipe's other file is the paper's work, and its two optimiser steps."""
-    official = config.load_suite("suites/paper.gin").variants["official"]
-    stated = gin_files.statements((ROOT / "gin" / "recipes" / "official.gin").read_text(), "official.gin", config._GIN)
-    expected = {f"{s.selector}.{s.arg_name}": repr(s.value) for s in stated if getattr(s, "arg_name", None)}
-    params = config.load(["suites/paper.gin"], official).params
-    assert {name: params[name] for name in expected} == expected
-    work = config.load(["recipes/paper.gin"], ["PretrainedModel.path = 'm'", "QuestionFile.path = 'q'"]).params
-    assert params["Optimizer.steps_per_batch"] == work["Optimizer.steps_per_batch"]
