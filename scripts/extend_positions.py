@@ -4,8 +4,8 @@
     python scripts/extend_positions.py Qwen/Qwen2.5-Math-1.5B --out models/Qwen2.5-Math-1.5B-16k
 
 Weights and tokenizer stay as they are; config.json gets another base of the rotary embedding and more positions, by
-default those of the ExGRPO paper's models (LUFFY, arXiv 2504.14945). The model reads long texts well only after training
-on them. Exit status: 0, or 2 for a model that cannot be copied.
+default those of the ExGRPO paper's models (LUFFY, arXiv 2504.14945). The model reads long texts well only after
+training on them. Exit status: 0, or 2 for a model that cannot be copied.
 """
 
 from __future__ import annotations

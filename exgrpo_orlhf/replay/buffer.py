@@ -69,11 +69,9 @@ class ReplayBuffer:
     max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory (Python's own overhead, some hundred bytes a
         trajectory, is not counted); the oldest of all goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
-        rollouts alone have no signal; a stored success gives it one. The paper does not exclude it: Algorithm 1
-        records `s < K`, 0 included.
+        rollouts alone have no signal; a stored success gives it one. True is Algorithm 1 (s < K, 0 included).
     counts_stored: whether the stored success of a replayed group counts in its question's accuracy, (k+1)/(n+1) of n
-        fresh rollouts, as in Algorithm 1, line 24 (and the official code): a replayed question is then never below 1/K
-        and each replay raises its accuracy. False: fresh rollouts only, k/n
+        fresh rollouts (Algorithm 1, line 24): it is then never below 1/K. False: fresh rollouts only, k/n
     """
 
     def __init__(
@@ -175,8 +173,8 @@ class ReplayBuffer:
                 self._return(next(iter(self._retired)))
 
     def revisit(self, step: int, most: int, rng: np.random.Generator) -> list[str]:
-        """Take ⌊share·retired⌋ questions, at most `most`, out of the retired set for this step's batch, where
-        `RetirementPolicy.revisits_every` is due. Returns their ids: they are fresh questions again."""
+        """Where `RetirementPolicy.revisits_every` is due: ids of ⌊share·retired⌋ questions, at most `most`, which are
+        retired no longer and belong into this step's batch."""
         every, share = self.retirement.revisits_every, self.retirement.revisited_share
         if every is None or step % every:
             return []

@@ -1,5 +1,5 @@
-"""Rules of the paper's Algorithms 1 and 2 and of its Tables 7 and 9: those that a binding switches on, and those that the
-code follows in another form, with the same result."""
+"""Rules of the paper's Algorithms 1 and 2 and of its Tables 7 and 9: those that a binding switches on, and those that
+the code follows in another form, with the same result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_replayed_question_retires_when_all_its_fresh_rollouts_are_correct_eit
 
 
 class RetiresAfterTheUpdate(ReplayBuffer):
-    """The paper's order: what is solved leaves the buffer when the update has been made and new experience is stored."""
+    """The paper's order: what is solved leaves the buffer after the update, when new experience is stored."""
 
     def retire(self, question_id: str, step: int) -> None:
         self.pending = [*getattr(self, "pending", []), (question_id, step)]

@@ -9,7 +9,7 @@ import pytest
 from run_builders import ROOT
 from study_builders import ablate
 
-from exgrpo_orlhf import config, gin_files
+from exgrpo_orlhf import config
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
 
