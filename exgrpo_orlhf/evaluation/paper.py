@@ -131,8 +131,8 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
         *aligned(lines, left=1),
         f"\nIn %. The paper: {paper.source}, one run a row. {NONE}: none. *: not as in the paper.",
         f"±: half of the 95 % interval of one run with the accuracies of the paper's {suite.baseline}. The unit is "
-        "the question, its variance p (1 − p): exact for one sample, the worst case for several, for which the paper gives "
-        "no figures per question.",
+        "the question, its variance p (1 − p): exact for one sample, the worst case for several, for which the paper "
+        "gives no figures per question.",
         f"~: within ± of {suite.baseline}, so one run cannot show it. Two runs have a difference with that interval if "
         "their results on a question correlate by 0.5; training seeds add to it.",
         *footnotes,
