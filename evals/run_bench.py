@@ -57,7 +57,6 @@ def main() -> int:
 
 
 def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
-    """arguments: of the words, unless another action has parsed them."""
     parser = _run_parser()
     arguments = arguments or parser.parse_args(words)
     import transformers
@@ -323,12 +322,13 @@ def _report(words: list[str]) -> int:
 def _table(words: list[str]) -> int:
     from exgrpo_orlhf import checkpoints, config
     from exgrpo_orlhf.evaluation import folder, paper
+    from exgrpo_orlhf.study.paper_table import suite_table
 
     published = paper.read_paper(PROJECT / "evals" / "paper.toml")
     parser = _run_parser()
     parser.add_argument("file", metavar="FILE", help="of the suite, such as gin/paper/table6.gin")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the runs (default: runs/<name of FILE>)")
-    backbones = dict.fromkeys(backbone for backbone, _ in published.rows)
+    backbones = dict.fromkeys(backbone for _, backbone, _ in published.rows)
     parser.add_argument("--backbone", choices=backbones, default="Qwen2.5-Math-7B", help="of the paper's rows")
     parser.add_argument("--dry-run", action="store_true", help="evaluate nothing, print what is evaluated already")
     arguments = parser.parse_args(words)
@@ -353,7 +353,7 @@ def _table(words: list[str]) -> int:
                 by_seed[run.name] = folder.read_results(out)
             else:
                 logging.warning("%s: %s", run, "not evaluated" if checkpoint else "no finished run")
-    print(paper.suite_table(published, name, suite, arguments.backbone, results))
+    print(suite_table(published, name, suite, arguments.backbone, results))
     return 0
 
 

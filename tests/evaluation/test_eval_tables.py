@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,16 @@ from results_builder import TITLES, make_results
 from run_builders import ROOT
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.evaluation.paper import markdown, read_paper, suite_table
+from exgrpo_orlhf.evaluation.paper import markdown, read_paper
 from exgrpo_orlhf.evaluation.tables import terminal
+from exgrpo_orlhf.study.paper_table import suite_table
 from exgrpo_orlhf.study.seeds import mean
 from exgrpo_orlhf.study.suite import Suite
 
 PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
 PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
 BACKBONE = "Qwen2.5-Math-7B"
+TABLES = {None: 26, "table3": 3, "table6": 8, "table6_repo": 1, "table7": 1, "table9": 3}  # rows
 WHOLE = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
 PARTLY = {"aime24": (12, 12, 12, 32), "aime25": (5, 12, 12, 32), "amc": (10, 10, 83, 4), "arc_c": (12, 12, 12, 1)}
 REASONS = {key: f"no {key} here" for key in TITLES if key not in PARTLY}
@@ -83,15 +86,15 @@ def test_what_the_engine_and_the_checker_say_is_said(tmp_path):
 
 def test_the_papers_averages_follow_from_its_columns_but_for_one():
     """GPG-Zero's OOD average is printed so in the paper; its columns have mean 53.7."""
-    assert (len(PAPER.rows), len(PAPER.ablations)) == (26, 16)
+    assert Counter(suite for suite, *_ in PAPER.rows) == TABLES
     uneven = []
-    for model, row in {**PAPER.rows, **PAPER.ablations}.items():
+    for model, row in PAPER.rows.items():
         for average, of in PAPER.averages.items():
             if not {average, *of} <= row.keys():
                 continue
             mean = sum(row[column] for column in of) / len(of)
             if abs(mean - row[average]) > 0.1 + 1e-9:  # both are rounded to 0.1
-                uneven.append((*model, average, row[average], round(mean, 1)))
+                uneven.append((*model[1:], average, row[average], round(mean, 1)))
     assert uneven == [("Qwen2.5-Math-7B", "GPG-Zero", "ood_avg", 41.6, 53.7)]
 
 
@@ -112,16 +115,16 @@ def test_a_row_with_a_value_too_few_is_refused(tmp_path):
 @pytest.mark.parametrize("file", sorted((ROOT / "gin" / "paper").glob("table*.gin")), ids=lambda file: file.stem)
 def test_every_variant_of_the_papers_suites_has_its_row(file):
     variants = config.load_suite(file).variants
-    own = {variant for backbone, suite, variant in PAPER.ablations if suite == file.stem}
+    own = {variant for suite, _, variant in PAPER.rows if suite == file.stem}
     assert own <= variants.keys(), "a row for which there is no variant"
-    assert {variant for variant in variants if (BACKBONE, variant) not in PAPER.rows} == own
+    assert {variant for variant in variants if (None, BACKBONE, variant) not in PAPER.rows} == own
 
 
 def test_the_papers_differences_that_one_run_cannot_show_are_marked():
     suite = config.load_suite(ROOT / "gin" / "paper" / "table6.gin")
     text = suite_table(PUBLISHED, "table6", suite, BACKBONE, {variant: {} for variant in suite.variants})
     widths = dict(zip(PAPER.titles, line_of(text, "± of one run").split()[4:], strict=True))
-    row, numbers = PAPER.rows[BACKBONE, "ExGRPO"], (30, 30, 83, 500, 272, 675, 1172, 198, 12032)
+    row, numbers = PAPER.rows[None, BACKBONE, "ExGRPO"], (30, 30, 83, 500, 272, 675, 1172, 198, 12032)
     sizes = dict(zip(TITLES, numbers, strict=True))
     said = [f"{n:,} · {samples}" for n, samples in zip(numbers, PAPER.samples.values(), strict=True)]
     assert re.findall(r"[\d,]+ · \d+", line_of(text, "questions · samples")) == said
@@ -139,6 +142,14 @@ def test_the_papers_differences_that_one_run_cannot_show_are_marked():
     assert math == shaping | {("rho_75", "math500")}
     assert ("on-policy", "mmlu_pro") in beyond
     assert "arXiv 2510.02245v2" in text
+
+
+def test_an_accuracy_of_0_still_has_an_interval():
+    suite = Suite({"on-policy": ()}, baseline="on-policy")
+    text = suite_table(PAPER, "table1", suite, "Llama-3.1-8B", {"on-policy": {}})
+    widths = line_of(text, "± of one run").split()[4:]
+    assert float(widths[8]) == pytest.approx(50 * (1 - 0.025 ** (1 / 198)), abs=0.1), "GPQA: 0 of 198"
+    assert float(widths[0]) > 196 * (0.004 * 0.996 / 30) ** 0.5, "AIME24: 0.4 % of 30, less than one question"
 
 
 def test_runs_of_a_suite_stand_below_the_papers_rows_and_several_seeds_become_a_mean(tmp_path):
