@@ -6,6 +6,7 @@
     python evals/run_bench.py regrade results/x
     python evals/run_bench.py compare results/a results/b
     python evals/run_bench.py report results/a results/b --html out.html
+    python evals/run_bench.py table gin/paper/table6.gin            # all finished runs of a suite, beside the paper's
 
 An evaluation is a folder: samples.jsonl of each benchmark, results.json, paper.md, report.html. Responses that exist
 are not generated again: the same command continues after Ctrl-C, a kill or a crash. See docs/evaluation.md.
@@ -31,7 +32,7 @@ from exgrpo_orlhf.places import PROJECT, WORKPLACE
 
 
 def main() -> int:
-    actions = {"run": _run, "regrade": _regrade, "compare": _compare, "report": _report}
+    actions = {"run": _run, "regrade": _regrade, "compare": _compare, "report": _report, "table": _table}
     words = sys.argv[1:]
     action = words.pop(0) if words and words[0] in actions else "run"
     terminal.messages()
@@ -55,9 +56,9 @@ def main() -> int:
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     parser = _run_parser()
-    arguments = parser.parse_args(words)
+    arguments = arguments or parser.parse_args(words)
     import transformers
 
     from exgrpo_orlhf.evaluation import sets, subject
@@ -315,6 +316,44 @@ def _report(words: list[str]) -> int:
 
     write_report(arguments.folders, arguments.html, arguments.samples)
     print(arguments.html)
+    return 0
+
+
+def _table(words: list[str]) -> int:
+    from exgrpo_orlhf import checkpoints, config
+    from exgrpo_orlhf.evaluation import folder, paper
+    from exgrpo_orlhf.study.paper_table import suite_table
+
+    published = paper.read_paper(PROJECT / "evals" / "paper.toml")
+    parser = _run_parser()
+    parser.add_argument("file", metavar="FILE", help="of the suite, such as gin/paper/table6.gin")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the runs (default: runs/<name of FILE>)")
+    backbones = dict.fromkeys(backbone for _, backbone, _ in published.rows)
+    parser.add_argument("--backbone", choices=backbones, default="Qwen2.5-Math-7B", help="of the paper's rows")
+    parser.add_argument("--dry-run", action="store_true", help="evaluate nothing, print what is evaluated already")
+    arguments = parser.parse_args(words)
+    if arguments.model or arguments.list:
+        raise ValueError("table evaluates the runs of a suite: leave out --model and --list")
+    arguments.suite = arguments.suite or (None if arguments.benchmarks else "paper")
+    suite, name = config.load_suite(arguments.file), Path(arguments.file).stem
+    runs = arguments.runs or WORKPLACE / "runs" / name
+    results: dict[str, dict[str, Any]] = {variant: {} for variant in suite.variants}
+    for variant, by_seed in results.items():
+        found = sorted((runs / variant).glob("seed*"), key=lambda run: (len(run.name), run.name))
+        for run in found or [runs / variant / "seed0"]:
+            out = (arguments.out or WORKPLACE / "results" / runs.name) / variant / run.name
+            steps, file = checkpoints.find(run), run / "config.gin"
+            planned = re.search(r"(?m)^train\.steps = (\d+)", file.read_text("utf-8") if file.exists() else "")
+            checkpoint = steps[max(steps)] if steps and planned and max(steps) >= int(planned[1]) else None
+            if checkpoint and not arguments.dry_run:
+                of_run = argparse.Namespace(**{**vars(arguments), "model": str(checkpoint), "out": out})
+                if status := _run(["table", *words], of_run):
+                    return status
+            if (out / folder.RESULTS).exists():
+                by_seed[run.name] = folder.read_results(out)
+            else:
+                logging.warning("%s: %s", run, "not evaluated" if checkpoint else "no finished run")
+    print(suite_table(published, name, suite, arguments.backbone, results))
     return 0
 
 

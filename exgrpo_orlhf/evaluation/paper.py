@@ -1,4 +1,4 @@
-"""The results beside the table of the ExGRPO paper."""
+"""The results beside the tables of the ExGRPO paper."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .tables import NONE, markdown_table, model_name, percent, shortfall
 
 @dataclass(frozen=True)
 class Paper:
-    """A table of a paper as printed, in %.
+    """The tables of a paper as printed, in %.
 
     samples: column -> samples per question; questions: column -> number of questions where it is not the official one
     averages: column -> the columns it is the mean of
-    rows: (backbone, method) -> column -> value
+    rows: (name of a suite, None for the main table; backbone; method or variant) -> column -> value
     """
 
     source: str
@@ -28,20 +28,21 @@ class Paper:
     questions: dict[str, int]
     titles: dict[str, str]
     averages: dict[str, list[str]]
-    rows: dict[tuple[str, str], dict[str, float]]
+    rows: dict[tuple[str | None, str, str], dict[str, float]]
 
 
 def read_paper(path: Path) -> Paper:
     """evals/paper.toml. Raises ValueError for a row with too few or too many values."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    columns = raw["table"]["columns"]
+    every = raw["table"]["columns"]
     rows = {}
-    for backbone in raw["backbones"]:
-        for method, values in backbone["rows"].items():
+    for block in raw["backbones"]:
+        columns = block.get("columns", every)
+        for method, values in block["rows"].items():
             if len(values) != len(columns):
-                raise ValueError(f"{path}: {backbone['name']}, {method}: {len(values)} values, {len(columns)} columns")
-            rows[backbone["name"], method] = dict(zip(columns, map(float, values), strict=True))
-    titles = dict(zip(columns, raw["table"]["titles"], strict=True))
+                raise ValueError(f"{path}: {block['name']}, {method}: {len(values)} values, {len(columns)} columns")
+            rows[block.get("suite"), block["name"], method] = dict(zip(columns, map(float, values), strict=True))
+    titles = dict(zip(every, raw["table"]["titles"], strict=True))
     table = {"titles": titles, "averages": raw["table"]["averages"], "rows": rows}
     return Paper(source=raw["source"], grader=raw["grader"], **raw["protocol"], **table)
 
@@ -54,15 +55,15 @@ def markdown(results: Results, paper: Paper) -> str:
     """
     cells, footnotes = [], []
     for column, name in paper.titles.items():
-        value, bounds, why = (_average if column in paper.averages else _column)(results, paper, column)
+        value, bounds, why = score(results, paper, column)
         other = results["benchmarks"].get(column, {}).get("plain")
-        cells.append((value, bounds, percent(other["value"]) if other else NONE))
+        cells.append((value_text(value, why), bounds_text(bounds), percent(other["value"]) if other else NONE))
         if why:
             footnotes.append(f"{name}: {why}.")
     names = (f"**{model_name(results)}**", "95 % interval", "by math-verify's plain recipe")
     rows = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
-    for (model, method), row in paper.rows.items():
-        rows.append([f"{model}, {method}", *(f"{value:.1f}" for value in row.values())])
+    for (suite, model, method), row in paper.rows.items():
+        rows += [] if suite else [[f"{model}, {method}", *(f"{value:.1f}" for value in row.values())]]
     text = [
         *markdown_table(["model", *paper.titles.values()], rows),
         "",
@@ -76,16 +77,24 @@ def markdown(results: Results, paper: Paper) -> str:
     return "\n".join(text) + "\n"
 
 
-def _column(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
-    """(value, interval, departure from the paper or None)."""
+def value_text(value: float | None, why: str | None) -> str:
+    return NONE if value is None else percent(value) + ("\\*" if why else "")
+
+
+def bounds_text(bounds: tuple[float, float] | None) -> str:
+    return " to ".join(map(percent, bounds)) if bounds else NONE
+
+
+def score(results: Results, paper: Paper, column: str) -> tuple[float | None, tuple[float, float] | None, str | None]:
+    """(share, its interval, the departure from the paper or why there is no score), each of them or None."""
+    if column in paper.averages:
+        return _average(results, paper, column)
     benchmark = results["benchmarks"].get(column)
     if benchmark is None:
         missing = results["not_run"].get(column)
-        return NONE, NONE, f"not run ({missing['reason']})" if missing else "not asked for"
-    why = _departures(benchmark, paper, column)
-    average = benchmark["avg"]
-    bounds = f"{percent(average['low'])} to {percent(average['high'])}"
-    return percent(average["value"]) + ("\\*" if why else ""), bounds, "; ".join(why) or None
+        return None, None, f"not run ({missing['reason']})" if missing else "not asked for"
+    of = benchmark["avg"]
+    return of["value"], (of["low"], of["high"]), "; ".join(_departures(benchmark, paper, column)) or None
 
 
 def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[str]:
@@ -101,18 +110,16 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
     return found
 
 
-def _average(results: Results, paper: Paper, column: str) -> tuple[str, str, str | None]:
-    """(mean of the columns, interval, why there is none or a remark, or None)."""
+def _average(
+    results: Results, paper: Paper, column: str
+) -> tuple[float | None, tuple[float, float] | None, str | None]:
+    """As `score`; without an interval if the results have no mean over just these columns."""
     of, run = paper.averages[column], results["benchmarks"]
     parts = {key: shortfall(run[key]) if key in run else "not run" for key in of}
     if lacking := [f"{paper.titles[key]}: {part}" for key, part in parts.items() if part]:
-        return NONE, NONE, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
-    mean = sum(run[key]["avg"]["value"] for key in of) / len(of)
-    bounds = NONE
-    for group in results["means"]["groups"].values():
-        if set(group["benchmarks"]) == set(of):
-            bounds = f"{percent(group['low'])} to {percent(group['high'])}"
+        return None, None, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
+    groups = [group for group in results["means"]["groups"].values() if set(group["benchmarks"]) == set(of)]
+    bounds = (groups[0]["low"], groups[0]["high"]) if groups else None
     other = [paper.titles[key] for key in of if _departures(run[key], paper, key)]
-    if other:
-        return percent(mean) + "\\*", bounds, f"holds {', '.join(other)}, not sampled as in the paper"
-    return percent(mean), bounds, None
+    why = f"holds {', '.join(other)}, not sampled as in the paper" if other else None
+    return sum(run[key]["avg"]["value"] for key in of) / len(of), bounds, why

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from results_builder import TITLES, make_results
 from run_builders import ROOT
 
+from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation.paper import markdown, read_paper
 from exgrpo_orlhf.evaluation.tables import terminal
+from exgrpo_orlhf.study.paper_table import suite_table
+from exgrpo_orlhf.study.seeds import mean
+from exgrpo_orlhf.study.suite import Suite
 
 PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
 PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
+BACKBONE = "Qwen2.5-Math-7B"
+TABLES = {None: 26, "table3": 3, "table6": 8, "table6_repo": 1, "table7": 1, "table9": 3}  # rows
 WHOLE = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
 PARTLY = {"aime24": (12, 12, 12, 32), "aime25": (5, 12, 12, 32), "amc": (10, 10, 83, 4), "arc_c": (12, 12, 12, 1)}
 REASONS = {key: f"no {key} here" for key in TITLES if key not in PARTLY}
@@ -79,13 +86,15 @@ def test_what_the_engine_and_the_checker_say_is_said(tmp_path):
 
 def test_the_papers_averages_follow_from_its_columns_but_for_one():
     """GPG-Zero's OOD average is printed so in the paper; its columns have mean 53.7."""
-    assert len(PAPER.rows) == 25
+    assert Counter(suite for suite, *_ in PAPER.rows) == TABLES
     uneven = []
     for model, row in PAPER.rows.items():
         for average, of in PAPER.averages.items():
+            if not {average, *of} <= row.keys():
+                continue
             mean = sum(row[column] for column in of) / len(of)
             if abs(mean - row[average]) > 0.1 + 1e-9:  # both are rounded to 0.1
-                uneven.append((*model, average, row[average], round(mean, 1)))
+                uneven.append((*model[1:], average, row[average], round(mean, 1)))
     assert uneven == [("Qwen2.5-Math-7B", "GPG-Zero", "ood_avg", 41.6, 53.7)]
 
 
@@ -103,6 +112,69 @@ def test_a_row_with_a_value_too_few_is_refused(tmp_path):
         read_paper(tmp_path / "paper.toml")
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "gin" / "paper").glob("table*.gin")), ids=lambda file: file.stem)
+def test_every_variant_of_the_papers_suites_has_its_row(file):
+    variants = config.load_suite(file).variants
+    own = {variant for suite, _, variant in PAPER.rows if suite == file.stem}
+    assert own <= variants.keys(), "a row for which there is no variant"
+    assert {variant for variant in variants if (None, BACKBONE, variant) not in PAPER.rows} == own
+
+
+def test_the_papers_differences_that_one_run_cannot_show_are_marked():
+    suite = config.load_suite(ROOT / "gin" / "paper" / "table6.gin")
+    text = suite_table(PUBLISHED, "table6", suite, BACKBONE, {variant: {} for variant in suite.variants})
+    widths = dict(zip(PAPER.titles, line_of(text, "± of one run").split()[4:], strict=True))
+    row, numbers = PAPER.rows[None, BACKBONE, "ExGRPO"], (30, 30, 83, 500, 272, 675, 1172, 198, 12032)
+    sizes = dict(zip(TITLES, numbers, strict=True))
+    said = [f"{n:,} · {samples}" for n, samples in zip(numbers, PAPER.samples.values(), strict=True)]
+    assert re.findall(r"[\d,]+ · \d+", line_of(text, "questions · samples")) == said
+    variances = {column: row[column] * (100 - row[column]) / n for column, n in sizes.items()}
+    for column, width in widths.items():
+        of = PAPER.averages.get(column, [column])
+        expected = 1.96 * sum(variances[each] for each in of) ** 0.5 / len(of)
+        assert float(width) == pytest.approx(expected, rel=0.08, abs=0.06)
+    beyond = set()
+    for variant in suite.variants:
+        marked = re.findall(r"\d\d\.\d(?: ~)?|–", line_of(text, f"{variant}, the paper"))[-len(PAPER.titles) :]
+        beyond |= {(variant, column) for column, cell in zip(PAPER.titles, marked, strict=True) if cell[-1].isdigit()}
+    math = {(variant, column) for variant, column in beyond if column in list(PAPER.titles)[:7] and variant != "ExGRPO"}
+    shaping = {("wo_shaping", column) for column in ("amc", "math500", "olympiad", "id_avg")}
+    assert math == shaping | {("rho_75", "math500")}
+    assert ("on-policy", "mmlu_pro") in beyond
+    assert "arXiv 2510.02245v2" in text
+
+
+def test_an_accuracy_of_0_still_has_an_interval():
+    suite = Suite({"on-policy": ()}, baseline="on-policy")
+    text = suite_table(PAPER, "table1", suite, "Llama-3.1-8B", {"on-policy": {}})
+    widths = line_of(text, "± of one run").split()[4:]
+    assert float(widths[8]) == pytest.approx(50 * (1 - 0.025 ** (1 / 198)), abs=0.1), "GPQA: 0 of 198"
+    assert float(widths[0]) > 196 * (0.004 * 0.996 / 30) ** 0.5, "AIME24: 0.4 % of 30, less than one question"
+
+
+def test_runs_of_a_suite_stand_below_the_papers_rows_and_several_seeds_become_a_mean(tmp_path):
+    few = {"aime24": (12, 12, 12, 32), "math500": (12, 12, 12, 2)}
+    suite = Suite({"ExGRPO": (), "wo_both": (), "mine": ()}, baseline="ExGRPO")
+    runs = {variant: {} for variant in suite.variants}
+    runs["mine"] = {"seed0": make_results(tmp_path / "mine", few)}
+    runs["wo_both"] = {f"seed{i}": make_results(tmp_path / f"seed{i}", few, seed=i) for i in range(3)}
+    text = suite_table(PAPER, "table6", suite, BACKBONE, runs).split("\n")
+    values = [results["benchmarks"]["aime24"]["avg"]["value"] for results in runs["wo_both"].values()]
+    begin = text.index(line_of("\n".join(text), "wo_both, the paper"))
+    assert [line.split()[1] for line in text[begin + 1 : begin + 4]] == [f"{100 * value:.1f}" for value in values]
+    over_seeds = mean(values)
+    assert text[begin + 4].split()[:5] == ["mean", "of", "the", "seeds", f"{100 * over_seeds.value:.1f}"]
+    low, high = (f"{100 * bound:.1f}" for bound in over_seeds.bounds)
+    assert text[begin + 5].split()[:5] == ["95", "%", low, "to", high]
+    begin = text.index(line_of("\n".join(text), "mine, the paper"))
+    average = runs["mine"]["seed0"]["benchmarks"]["math500"]["avg"]
+    assert set(text[begin].split()[3:]) == {"–"}, "the paper has no such row"
+    assert text[begin + 1].split()[4] == f"{100 * average['value']:.1f}*"
+    assert f"{100 * average['low']:.1f} to {100 * average['high']:.1f}" in text[begin + 2]
+    assert "MATH-500: avg@2, avg@1 in the paper." in text
+    assert "AMC: not asked for." in text
+
+
 def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
     results = make_results(tmp_path / "mine", WHOLE)
     text = markdown(results, PAPER)
@@ -113,7 +185,7 @@ def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
     assert float(ours[10].strip(" |")) == pytest.approx(100 * sum(values[6:]) / 3, abs=0.0501)
     assert "\\*" not in " ".join(ours)
     assert "\n- " not in text  # no footnote
-    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 2 + 3 + 25
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 2 + 3 + 26
     math = results["means"]["groups"]["math"]
     assert cells(text, "95 % interval")[6] == f"{100 * math['low']:.1f} to {100 * math['high']:.1f}"
 

@@ -135,6 +135,29 @@ def test_a_benchmark_of_ones_own_is_one_block(byte_model, tmp_path, bench):
     assert (known["questions"], known["samples"], known["official_rows"]) == (12, 2, 15)
 
 
+def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
+    warm_model, tmp_path, bench, script, monkeypatch, caplog
+):
+    small = small_bindings(warm_model, "train.steps = 1", "train.eval_every = None")
+    experiment = config.load(["paper/table7.gin", "testbed/rare.gin"], small)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    train(experiment, runs / "ExGRPO" / "seed0", resume=False, tracking_uri="unused", tags={})
+    half = shutil.copytree(runs / "ExGRPO" / "seed0", runs / "retired_back" / "seed3") / "config.gin"
+    half.write_text(half.read_text().replace("train.steps = 1", "train.steps = 10"))
+    words = ("table", ROOT / "gin" / "paper" / "table7.gin", "--runs", runs, "--out", out, *CHAINS, "--limit", 3)
+    assert "not evaluated" in bench(*words, "--dry-run") + caplog.text
+    assert not out.exists()
+    assert re.search(r"\n  seed0 +–.*\n", bench(*words)), "chains are in no column of the paper"
+    assert f"{runs / 'retired_back' / 'seed3'}: no finished run" in caplog.text
+    assert not (out / "retired_back").exists()
+    evaluated = samples(out / "ExGRPO" / "seed0")
+    assert results(out / "ExGRPO" / "seed0")["record"]["model"]["step"] == 1
+    monkeypatch.setattr(script, "_engine", lambda *_: pytest.fail)  # called where a response is missing
+    bench(*words)
+    assert samples(out / "ExGRPO" / "seed0") == evaluated
+    assert "leave out --model" in bench(*words, "--model", warm_model, status=2)
+
+
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,64 @@
+"""The runs of a suite beside a table of the ExGRPO paper, and which of the paper's differences one run could show."""
+
+from __future__ import annotations
+
+from scipy.special import ndtri
+
+from ..evaluation.benchmarks import Definitions
+from ..evaluation.folder import Results
+from ..evaluation.paper import Paper, bounds_text, score, value_text
+from ..evaluation.statistics import LEVEL
+from ..evaluation.tables import NONE, aligned, percent
+from .seeds import mean
+from .suite import Suite
+
+
+def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict[str, dict[str, Results]]) -> str:
+    """The variants of a suite, for each one the paper's row and ours, with intervals and notes.
+
+    name: of the suite's file, as in evals/paper.toml; backbone: of the paper's rows; runs: variant -> seed -> results
+    """
+    rows = {v: paper.rows.get((name, backbone, v)) or paper.rows.get((None, backbone, v), {}) for v in suite.variants}
+    base, benchmarks = rows.get(suite.baseline or "", {}), Definitions().benchmarks
+    sizes = {column: paper.questions.get(column) or benchmarks[column].rows or 0 for column in paper.samples}
+    z2 = float(ndtri((1 + LEVEL) / 2)) ** 2
+    shares = {column: (base[column] / 100, n) for column, n in sizes.items() if base}
+    squares = {
+        c: (z2 * p * (1 - p) / n + (z2 / n / 2) ** 2) / (1 + z2 / n) ** 2 for c, (p, n) in shares.items()
+    }  # Wilson
+    widths = {
+        c: 100 * sum(squares[k] for k in of) ** 0.5 / len(of) for c in base for of in [paper.averages.get(c, [c])]
+    }
+
+    def line(name: str, cells: dict[str, str]) -> tuple[str, ...]:
+        return (name, *(cells.get(column, NONE) for column in paper.titles))
+
+    lines = [line("", paper.titles)]
+    lines.append(line("questions · samples", {c: f"{sizes[c]:,} · {n}" for c, n in paper.samples.items()}))
+    lines.append(line("± of one run", {c: f"{width:.1f}" for c, width in widths.items()}))
+    footnotes: dict[str, None] = {}
+    for variant, row in rows.items():
+        near = {c for c in row.keys() & widths if variant != suite.baseline and abs(row[c] - base[c]) <= widths[c]}
+        lines.append(line(f"{variant}, the paper", {c: f"{value:.1f}{' ~' * (c in near)}" for c, value in row.items()}))
+        by_seed = []
+        for seed, results in runs[variant].items():
+            by_seed.append(scores := {c: score(results, paper, c) for c in paper.titles})
+            lines.append(line(f"  {seed}", {c: value_text(value, why) for c, (value, _, why) in scores.items()}))
+            footnotes |= {f"{paper.titles[c]}: {why}.": None for c, (*_, why) in scores.items() if why}
+        bounds = {c: interval for of in by_seed for c, (_, interval, _) in of.items()}
+        if len(by_seed) > 1:
+            values = {c: [value for of in by_seed if (value := of[c][0]) is not None] for c in paper.titles}
+            means = {c: mean(of) for c, of in values.items() if len(of) == len(by_seed)}
+            lines.append(line("  mean of the seeds", {c: percent(of.value) for c, of in means.items()}))
+            bounds = {c: of.bounds for c, of in means.items()}
+        lines += [line("    95 %", {c: bounds_text(of) for c, of in bounds.items()})] if by_seed else []
+    text = [
+        *aligned(lines, left=1),
+        f"\nIn %. The paper: {paper.source}, one run a row. {NONE}: none. *: not as in the paper.",
+        f"±: half of the 95 % interval (Wilson's) of one run with the accuracies of the paper's {suite.baseline}. By "
+        "question, variance p (1 − p): exact for one sample, the worst case for avg@32 (no figures by question exist).",
+        f"~: within ± of {suite.baseline}: one run may not show it. Two runs have a difference with that interval if "
+        "their results on a question correlate by 0.5; training seeds add to it.",
+        *footnotes,
+    ]
+    return "\n".join(text).replace("\\*", "*")
