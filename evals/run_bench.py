@@ -197,7 +197,7 @@ def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, 
 def _row_system(trained_with: dict[str, Any]) -> str | None:
     """The system message that all questions of training brought along, if the template can write another question's."""
     systems = trained_with.get("row_systems", [])
-    return systems[0] if len(systems) == 1 and trained_with["template"] != "plain" else None
+    return systems[0] if len(systems) == 1 and trained_with.get("template") != "plain" else None
 
 
 def _asked_otherwise(asker: Any, trained_with: dict[str, Any]) -> list[str]:
@@ -210,8 +210,8 @@ def _asked_otherwise(asker: Any, trained_with: dict[str, Any]) -> list[str]:
         return []
     if asked.chat_template_from:  # the tokenizer's own is gone
         return [f"chat_template_from {asked.chat_template_from!r}"]
-    system = _row_system(trained_with) if trained_with["system"] is None else trained_with["system"]
-    trained = Prompts(template=trained_with["template"], system=system)
+    system = trained_with.get("system")
+    trained = Prompts(template=trained_with["template"], system=_row_system(trained_with) if system is None else system)
     if PromptEncoder(trained, asker.subject.tokenizer).render(probe) == asker.encoder.render(probe):
         return []  # a chat template may bring the same system message
     names = ("template", "system")
