@@ -158,7 +158,7 @@ class Graded(Verifier):
 class MadeUp:
     """Stands in the engine's place: random tokens, log-probs, scores and grades."""
 
-    prompts = SimpleNamespace(check=lambda questions: None, fingerprint=lambda: "benchmark")
+    prompts = SimpleNamespace(introduce=lambda questions, asked: {}, fingerprint=lambda: "benchmark")
     whole_batches, generates_beside, decode, model_path = True, False, None, "in no folder"
 
     def __init__(self, as_experience: Any) -> None:

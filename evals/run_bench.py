@@ -113,11 +113,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             "template": asker.describe(),
             "seed": arguments.seed,
             "command": [Path(sys.argv[0]).name, *(re.sub(r"//[^/@\s]+@", "//", word) for word in words)],
-            "asked_otherwise": [
-                f"{name} {value!r}"
-                for name, value in (("template", asker.prompts.template), ("system", asker.prompts.system))
-                if trained_with and value != trained_with.get(name)
-            ],
+            "asked_otherwise": _asked_otherwise(asker, trained_with),
         },
         session=session(),
     )
@@ -170,17 +166,57 @@ def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, 
     """Prompts by the command line, else as the checkpoint was trained, else by its tokenizer."""
     from exgrpo_orlhf.questions.prompts import Prompts
 
+    row_system = _row_system(trained_with)
+    if arguments.row_system and (row_system is None or arguments.system is not None):
+        raise ValueError(
+            "--row-system cannot be used with --system"
+            if arguments.system is not None
+            else f"--row-system: {model.name} is no checkpoint of a run whose questions have one system message of "
+            "their own in common; give a message with --system"
+        )
+    source = arguments.chat_template_from
     if model.tokenizer is None:
-        if arguments.template:
-            raise ValueError("--template cannot be used with --api chat: the server renders the prompts")
+        if arguments.template or source:
+            given = "--template" if arguments.template else "--chat-template-from"
+            raise ValueError(f"{given} cannot be used with --api chat: the server renders the prompts")
         return Prompts(template="chat", system=arguments.system)
-    default = "chat" if model.tokenizer.chat_template else "plain"
-    template = arguments.template or trained_with.get("template", default)
+    default = "chat" if model.tokenizer.chat_template or source else "plain"
+    template = Prompts(template=arguments.template or trained_with.get("template", default)).template
     same = template == trained_with.get("template")
     system = arguments.system if arguments.system is not None else (trained_with.get("system") if same else None)
+    if system is None and (same if arguments.row_system is None else arguments.row_system):
+        system = row_system
+        if system is None and any(trained_with.get("row_systems", ())):
+            logging.warning("the questions of training had system messages, which are not sent; --system sends one")
     why = "" if arguments.template else " (as in training)" if trained_with else " (of the tokenizer)"
-    logging.info("prompts by --template %s%s%s", template, why, "" if system is None else f", system {system!r:.60}")
-    return Prompts(template=template, system=system)
+    of_rows = " of the questions of training" if system is not None and system == row_system else ""
+    said = "" if system is None else f", system message{of_rows} {system!r:.60}"
+    logging.info("prompts by --template %.60r%s%s", template, why, said)
+    return Prompts(template=template, system=system, chat_template_from=source)
+
+
+def _row_system(trained_with: dict[str, Any]) -> str | None:
+    """The system message that all questions of training brought along, if the template can write another question's."""
+    systems = trained_with.get("row_systems", [])
+    return systems[0] if len(systems) == 1 and trained_with.get("template") != "plain" else None
+
+
+def _asked_otherwise(asker: Any, trained_with: dict[str, Any]) -> list[str]:
+    """What makes the prompts others than those of training; [] for no difference, or no training that is known."""
+    from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
+    from exgrpo_orlhf.records import Question
+
+    asked, probe = asker.prompts, Question.make("", "?", "?")
+    if not trained_with:
+        return []
+    if asked.chat_template_from:  # the tokenizer's own is gone
+        return [f"chat_template_from {asked.chat_template_from!r}"]
+    system = trained_with.get("system")
+    trained = Prompts(template=trained_with["template"], system=_row_system(trained_with) if system is None else system)
+    if PromptEncoder(trained, asker.subject.tokenizer).render(probe) == asker.encoder.render(probe):
+        return []  # a chat template may bring the same system message
+    names = ("template", "system")
+    return [f"{name} {getattr(asked, name)!r}" for name in names if getattr(asked, name) != getattr(trained, name)]
 
 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
@@ -243,6 +279,15 @@ def _run_parser() -> argparse.ArgumentParser:
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--template", help="as Prompts.template (default: as the checkpoint was trained)")
     prompts.add_argument("--system", help="system message; '' for none")
+    prompts.add_argument(
+        "--row-system",
+        action=argparse.BooleanOptionalAction,
+        help="whether the system message that the questions of training brought along is sent (default: as in "
+        "training); without it the chat template's own stands, as in the official evaluation",
+    )
+    prompts.add_argument(
+        "--chat-template-from", metavar="FOLDER-OR-HUB-ID", help="a tokenizer, as Prompts.chat_template_from"
+    )
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--engine", choices=("auto", "vllm", "transformers", "openai"), default="auto")

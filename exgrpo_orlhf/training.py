@@ -76,7 +76,7 @@ class TrainingRun:
         about = {"template": template, "engine": {"name": x.settings.engine, "reproducible": None}, **session()}
         tokens = x.sampling.max_response_tokens
         self.validation = Validation(asked, x.evaluation, x.verifier, run, x.settings.seed, tokens, about)
-        self.engine.prompts.check([*questions, *asked])
+        self.prompt = self.engine.prompts.introduce(questions, asked)  # what a checkpoint records of it
         self.generated_tokens = 0
         self.begun: ahead.Begun | None = None  # the next step's batch, where it is generated ahead
         self.best: float | None = None  # of train.best_metric
@@ -326,6 +326,7 @@ class TrainingRun:
             "best_of": self._measure(),
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
+            **({"prompt": self.prompt} if self.prompt else {}),
         }
         self.decisions.sync()
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again

@@ -62,7 +62,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
     for name in arguments.only or PUBLIC_SETS:
         print(f"{name}: ", end="", flush=True)
         try:
-            line, _ = prepare(PUBLIC_SETS[name], arguments.out, arguments.copies, arguments.any_rows)
+            line, _ = prepare(
+                PUBLIC_SETS[name], arguments.out, arguments.copies, arguments.any_rows, arguments.drop_system
+            )
         except (ValueError, OSError) as error:
             failed.append(name)
             line = f"error: {error}"
@@ -114,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         help="read copies of the hub's sets, FOLDER/<owner>/<name>, on a machine without a network",
     )
     parser.add_argument("--any-rows", action="store_true", help="accept another number of rows than expected")
+    parser.add_argument(
+        "--drop-system", action="store_true", help="leave out the system messages that rows of a set bring along"
+    )
     parser.add_argument("--check-overlap", nargs="+", metavar="SET", help="TRAIN TEST…: find shared questions")
     parser.add_argument("--json", type=terminal.output_file, metavar="FILE", help="write the overlap with every hit")
     parser.add_argument(

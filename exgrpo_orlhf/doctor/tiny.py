@@ -124,6 +124,7 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "Verifier.format = None",
         "Prompts.template = 'plain'",
         "Prompts.system = None",
+        "Prompts.chat_template_from = None",
         f"Prompts.max_tokens = {PROMPT}",
         f"MAX_RESPONSE_TOKENS = {RESPONSE}",
         f"Sampling.max_response_tokens = {RESPONSE}",

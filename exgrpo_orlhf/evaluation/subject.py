@@ -65,7 +65,8 @@ class Subject:
 
 
 def load(model: str) -> tuple[Subject, dict[str, Any]]:
-    """The model and, if it is a checkpoint of a run or its adapter, the run's `Prompts` settings. Raises SubjectError.
+    """The model and, if it is a checkpoint of a run or its adapter, the run's `Prompts` settings, with what the run has
+    recorded of its prompts (`PromptEncoder.introduce`). Raises SubjectError.
 
     model: a folder, a hub id, a .gguf file, the name of an installed package that ships one, or the folder of a LoRA
         adapter, which is merged into its base model
@@ -88,9 +89,12 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
         raise SubjectError(_no_model(folder))
     if not folder.is_dir() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise SubjectError(f"--model {model}: there is no such folder")
+    checkpoint = checkpoint or folder.resolve()
+    state = checkpoint / "trainer" / "state.json"
     try:
         config = AutoConfig.from_pretrained(path)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        # The checkpoint of an adapter has the chat template of the run, which the base model may not have.
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint if state.is_file() else path)
     except _UNREADABLE as error:
         said = " ".join(str(error).split())[:400]
         raise SubjectError(
@@ -106,8 +110,6 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if not folder.is_dir():
         return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
     subject = Subject(path, tokenizer, context, hash=hash_of(folder))
-    checkpoint = checkpoint or folder.resolve()
-    state = checkpoint / "trainer" / "state.json"
     if not state.is_file():
         return subject, {}
     known, run = json.loads(state.read_text(encoding="utf-8")), checkpoint.parent
@@ -120,7 +122,8 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
     names = [name for name in ("template", "system") if f"Prompts.{name}" in bound]
-    return subject, {name: ast.literal_eval(bound[f"Prompts.{name}"]) for name in names}
+    prompts = {name: ast.literal_eval(bound[f"Prompts.{name}"]) for name in names}
+    return subject, {**prompts, **known.get("prompt", {})}
 
 
 def served(name: str, tokenizer: str | None) -> Subject:

@@ -87,9 +87,15 @@ def after_hashes(row: Row) -> tuple[str, str]:
     return row["question"], row["answer"].rpartition("####")[2].strip().replace(",", "")
 
 
+def own_system(row: Row) -> list[Any]:
+    """The system message of a row in verl's layout, in a list; [] if there is none."""
+    messages = row.get("prompt")
+    return [each for each in messages[:1] if each["role"] == "system"] if isinstance(messages, list) else []
+
+
 @_reads("prompt", "reward_model")
 def verl_messages(row: Row) -> tuple[str, str]:
-    """verl's layout: the last user message, without the system message."""
+    """verl's layout: the last user message (see `own_system` for the system message)."""
     asked = [message["content"] for message in row["prompt"] if message["role"] == "user"]
     return asked[-1] if asked else "", _text(row["reward_model"]["ground_truth"])
 

@@ -14,21 +14,26 @@ from typing import Any
 
 from ..files import replacing, sha256, write
 from .catalogue import PublicSet
+from .conversions import own_system, verl_messages
 from .files import QuestionFile
 from .hub import commit, load_table
 from .reading import fingerprint
 
 MANIFEST = "manifest.json"
 LAYOUT = 1  # raise it when the same rows would be written differently
+WITH_SYSTEM = 2  # of rows that have a system message of their own, which is kept
 _DROPPED_AT_MOST = 0.01  # of the rows; if more must be dropped, a column is probably wrong
 _CATALOGUE = "exgrpo_orlhf/questions/catalogue.py"
 
 
-def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: bool = False) -> tuple[str, bool]:
+def prepare(
+    public: PublicSet, out: Path, copies: Path | None = None, any_rows: bool = False, drop_system: bool = False
+) -> tuple[str, bool]:
     """Make <out>/<name>.parquet, unless it is there and matches the manifest.
 
     copies: a folder that holds the sets as <owner>/<name>, in place of the hub
     any_rows: accept a number of rows other than the catalogue's
+    drop_system: leave out the system messages of the set's own rows
     Returns a line for the user, and whether the file was made. Raises ValueError that says why, and how to mend it.
     """
     import pyarrow as pa
@@ -36,7 +41,8 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
 
     known = read_manifest(out).get(public.name)
     path = out / f"{public.name}.parquet"
-    if known and _is_as_said(known, path, public):
+    layout = WITH_SYSTEM if public.convert is verl_messages and not drop_system else LAYOUT
+    if known and _is_as_said(known, path, public, layout):
         return f"{known['rows']:,} rows, as in {MANIFEST}: nothing to do", False
 
     wanted = public.revision or (known or {}).get("revision")
@@ -64,7 +70,7 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
             f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
             f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
         )
-    rows, dropped = convert(public, table.select_columns(list(public.columns)))
+    rows, dropped = convert(public, table.select_columns(list(public.columns)), drop_system)
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows), partial)
         questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
@@ -80,7 +86,7 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
         "dropped": dict(dropped),
         "distinct_questions": len(questions),
         "licence": public.licence,
-        "layout": LAYOUT,
+        "layout": layout,
         "sha256": sha256(path),
         "fingerprint": fingerprint(questions),
     }
@@ -90,17 +96,20 @@ def prepare(public: PublicSet, out: Path, copies: Path | None = None, any_rows: 
     return f"{len(table):,} rows, {len(questions):,} distinct questions{lost} → {path} ({public.licence})", True
 
 
-def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def convert(
+    public: PublicSet, table: Iterable[Mapping[str, Any]], drop_system: bool = False
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Rows in verl's layout, and how many rows were left out by reason: no answer, or contradicting another row.
 
     Raises ValueError if a row does not have the form that the conversion expects, or if too many are left out.
     """
-    found: list[tuple[int, str, str]] = []
+    found: list[tuple[int, str, str, list[Any]]] = []
     answers: dict[str, set[str]] = {}
     dropped: Counter[str] = Counter()
     for index, row in enumerate(table):
         try:
             question, answer = public.convert(row)
+            system = [] if drop_system else own_system(row)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ValueError(
                 f"{public.id}, row {index}: not of the form expected of {', '.join(public.columns)} "
@@ -109,7 +118,7 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
         if not question.strip() or not answer.strip():
             dropped["without question or answer"] += 1
             continue
-        found.append((index, question, answer))
+        found.append((index, question, answer, system))
         answers.setdefault(question, set()).add(answer)
     kept = [item for item in found if len(answers[item[1]]) == 1]
     if len(kept) < len(found):
@@ -125,12 +134,12 @@ def convert(public: PublicSet, table: Iterable[Mapping[str, Any]]) -> tuple[list
     rows = [
         {
             "data_source": public.name,
-            "prompt": [{"role": "user", "content": question}],
+            "prompt": [*system, {"role": "user", "content": question}],
             "ability": public.ability,
             "reward_model": {"style": "rule", "ground_truth": answer},
             "extra_info": {"index": index, "split": public.split},
         }
-        for index, question, answer in kept
+        for index, question, answer, system in kept
     ]
     return rows, dropped
 
@@ -146,8 +155,8 @@ def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: not JSON ({error}); remove it, and the sets are prepared again") from error
 
 
-def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet) -> bool:
-    expected = (public.id, public.subset, public.split, LAYOUT)
+def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet, layout: int) -> bool:
+    expected = (public.id, public.subset, public.split, layout)
     same = (known["source"], known["subset"], known["split"], known["layout"]) == expected
     same_revision = public.revision is None or known["revision"] in (None, public.revision)
     return same and same_revision and path.is_file() and sha256(path) == known["sha256"]

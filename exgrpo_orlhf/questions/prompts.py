@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -16,6 +20,9 @@ from ..settings import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+_PROBE = Question.make("", "1", "1")  # a digit, which even the tokenizers of the tiny models have
 
 
 @dataclass(frozen=True)
@@ -75,19 +82,36 @@ class Prompts:
         'simplerl', Question: … Answer: … without special tokens, for base models
         'think_answer', asks for reasoning in <think></think>, then a boxed answer; by the tokenizer's chat template, or
         written as with 'simplerl' where it has none
+        Or a text of your own, or a file with one: {question} is replaced by the question, {system} by its system
+        message, and the response begins behind the text's last character (of a file, without its last line break)
         If a template writes turns, the token that closes a turn ends a response too
     max_tokens: the longest prompt allowed
     system: the system message of every question, which replaces its own; not for 'plain'. '': no system message, unless
         the tokenizer's chat template has a default. None: the question's own, else the template's
+    chat_template_from: a tokenizer (folder or hub id) whose chat template takes the place of the model's own, also in
+        the tokenizer of checkpoints; None: the model's own
     """
 
-    template: Literal["plain", "chat", "qwen_math", "simplerl", "think_answer"] = "plain"
+    template: str = "plain"
     max_tokens: int = 1024
     system: str | None = None
+    chat_template_from: str | None = None
 
     def __post_init__(self) -> None:
-        known = ", ".join(map(repr, TEMPLATES))
-        require(self.template in TEMPLATES, f"Prompts.template must be one of {known}, got {self.template!r}")
+        text, known = self.template, ", ".join(map(repr, TEMPLATES))
+        if text not in TEMPLATES and "{question}" not in text and os.path.isfile(text):
+            text = Path(text).read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n")
+        counts = [text.count(part) for part in ("{question}", "{system}", "\ufffd")]
+        require(
+            text in TEMPLATES or counts in ([1, 0, 0], [1, 1, 0]),
+            "Prompts.template must be a text, or a file with a text in UTF-8, that has {question} once and {system} at "
+            f"most once, or one of {known}, got {self.template!r}",
+        )
+        object.__setattr__(self, "template", text)  # so that a file is read once
+        require(
+            self.chat_template_from is None or (text in TEMPLATES and TEMPLATES[text].chat),
+            f"Prompts.chat_template_from needs Prompts.template = 'chat' or 'think_answer', got {text!r}",
+        )
         require(self.max_tokens >= 1, f"Prompts.max_tokens must be at least 1, got {self.max_tokens!r}")
         require(
             self.system is None or self.template != "plain",
@@ -99,8 +123,15 @@ class PromptEncoder:
     """Renders and encodes questions, once each."""
 
     def __init__(self, settings: Prompts, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs."""
-        template = TEMPLATES[settings.template]
+        """The tokenizer gets the chat template of `Prompts.chat_template_from`, if that is bound.
+
+        Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs, or
+        reads another text than the template writes.
+        """
+        if settings.chat_template_from is not None:
+            _take_chat_template(settings.chat_template_from, tokenizer)
+        own = settings.template not in TEMPLATES
+        template = Template({}) if own else TEMPLATES[settings.template]
         self._chat = tokenizer.chat_template if template.chat else None
         if not self._chat and template.turns is None:
             raise ValueError(
@@ -115,6 +146,23 @@ class PromptEncoder:
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
         self._ends: list[int] = []
+        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special and own]
+        # The parts of the user's own text between its special tokens, and these.
+        self._parts = re.split(f"({'|'.join(map(re.escape, special)) or '$^'})", settings.template)
+        # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
+        self._adds = not (self._chat or template.tokens or len(self._parts) > 1)
+        text, ids = self.render(_PROBE), self.token_ids(_PROBE)
+        # The <think> that ends the prompt, with the white space behind it; '' if there is none.
+        self._opened = "".join(re.findall(r"<think>\s*\Z", text))
+        if not own and settings.chat_template_from is None:
+            return
+        seen = str(tokenizer.decode(ids))
+        if "".join(text.split()) not in "".join(seen.split()):  # decoding may set other spaces
+            raise ValueError(f"a prompt is {text!r}, but the tokenizer of {tokenizer.name_or_path} reads {seen!r}")
+        if list(tokenizer(f"{text}The", add_special_tokens=self._adds)["input_ids"][: len(ids)]) != ids:
+            log.warning(
+                "the prompt ends in %r, whose tokens change with an answer behind it; end it earlier", text[-20:]
+            )
 
     def encode(self, question: Question) -> list[int]:
         """The prompt's token ids.
@@ -132,6 +180,24 @@ class PromptEncoder:
                 )
             self._encoded[question.id] = ids
         return self._encoded[question.id]
+
+    def introduce(self, questions: Sequence[Question], asked: Sequence[Question]) -> dict[str, Any]:
+        """`check` the questions of a run, those of training and those of validation, and log a prompt.
+
+        Returns what a checkpoint records, so that benchmarks are asked as in training: `template`, if it is a text of
+        the user's own, and `row_systems`, the system messages (None: no message) of training questions, two at most.
+        """
+        self.check([*questions, *asked])
+        shown = repr(self.tokenizer.decode(self.encode(questions[0])))
+        shown = shown if len(shown) <= 1000 else f"{shown[:500]} … {shown[-500:]}"
+        log.info("a prompt of training, template %.40r: %s", self.settings.template, shown)
+        turns = [self.turns(each) for each in (questions[0], *asked[:1])]
+        around = [self.render(Question.make("", (*some[:-1], (some[-1][0], "…")), "1")) for some in turns]
+        if around[0] != around[-1]:
+            log.warning("prompts of validation differ from those of training around the question: %.999r", around[-1])
+        systems = {each.prompt[0][1] if each.prompt[0][0] == "system" else None: None for each in questions}
+        own = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
+        return {**own, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else own
 
     def check(self, questions: Iterable[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
@@ -167,8 +233,11 @@ class PromptEncoder:
             except TemplateError:  # the template cannot write a turn of the assistant
                 return ()
             after = after.strip() if found else ""
-        else:
-            after = "<|im_end|>" if "<|im_end|>" in self._template.tokens else ""
+        elif "<|im_end|>" in self._template.tokens:
+            after = "<|im_end|>"
+        else:  # in a text of the user's own, the token behind the question, if another one opens the answer's turn
+            behind = next((i + 1 for i, part in enumerate(self._parts) if "{question}" in part), 0)
+            after = self._parts[behind] if len(self._parts) > behind + 2 else ""
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         added = self.tokenizer.get_added_vocab().values()
         return (ids[0],) if ids and ids[0] in added else ()
@@ -186,12 +255,15 @@ class PromptEncoder:
         return self._ends
 
     def encode_response(self, text: str, max_tokens: int) -> list[int]:
-        """The token ids of a response that somebody else wrote, as it stands, and the token that closes it.
+        """The token ids of a response that somebody else wrote, as it stands, and the token that closes it. Where the
+        prompt ends in an opened <think>, the response's own is left out.
 
         max_tokens: Sampling.max_response_tokens
         Raises ValueError if that is exceeded, if the response has no token or holds an end token already, and as
         `ends`.
         """
+        if self._opened and text.startswith("<think>"):
+            text = text.removeprefix("<think>").removeprefix(self._opened.removeprefix("<think>"))
         ends, ids = self.ends(), list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if not ids:
             raise ValueError(f"the response has no token of this tokenizer: {text!r:.200}")
@@ -216,6 +288,15 @@ class PromptEncoder:
         if self._chat or template.turns is None:
             messages = [{"role": role, "content": content} for role, content in turns]
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        if not template.turns:
+            text, roles = self.settings.template, [role for role, _ in turns]
+            if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):
+                raise ValueError(
+                    f"question {question.id} of {question.source} has messages of {', '.join(roles)}; Prompts.template "
+                    f"= {text!r} writes one of the user, and of the system at {{system}} (Prompts.system = '' drops it)"
+                )
+            contents = {"question": turns[-1][1], "system": turns[0][1] if turns[1:] else ""}
+            return re.sub(r"\{(question|system)\}", lambda match: contents[match[1]], text)
         if unknown := [role for role, _ in turns if role not in template.turns]:
             raise ValueError(
                 f"question {question.id} of {question.source} has a message of role {unknown[0]!r}; "
@@ -226,9 +307,7 @@ class PromptEncoder:
 
     def token_ids(self, question: Question) -> list[int]:
         """The prompt's token ids, however many."""
-        # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
-        complete = bool(self._chat or self._template.tokens)
-        return list(self.tokenizer(self.render(question), add_special_tokens=not complete)["input_ids"])
+        return list(self.tokenizer(self.render(question), add_special_tokens=self._adds)["input_ids"])
 
     def turns(self, question: Question) -> list[Message]:
         """The question's messages, with the system message that the settings ask for."""
@@ -238,3 +317,21 @@ class PromptEncoder:
             system, turns = self.settings.system, turns[own:]
             return [("system", system), *turns] if system else turns
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+
+
+def _take_chat_template(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    from transformers import AutoTokenizer  # takes seconds
+
+    binding, words = f"Prompts.chat_template_from = {source!r}", [{"role": "user", "content": "1"}]
+    try:
+        other = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        text = str(other.apply_chat_template(words, tokenize=False, add_generation_prompt=True))
+    except (OSError, ValueError, KeyError, TemplateError) as error:
+        raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
+    vocabulary = tokenizer.get_vocab()
+    if missing := [token for token in other.get_added_vocab() if token in text and token not in vocabulary]:
+        raise ValueError(
+            f"{binding}: its chat template writes {' and '.join(missing)}, which the tokenizer of "
+            f"{tokenizer.name_or_path} does not have; take one of the same family of models"
+        )
+    tokenizer.chat_template = other.chat_template

@@ -22,6 +22,12 @@ DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+# Brings a system message unless the question has one, writes words around the question, and opens the thought.
+THINKING = """\
+{%- set own = messages[0].role == 'system' -%}
+{{ messages[0].content if own else 'Sort it out in two parts, and put the result in \\\\boxed{}.' }}
+{% for m in messages[own:] %}{{ 'Somebody wonders: ' + m.content + '\\n' if m.role == 'user' else m.content + '|' }}\
+{%- endfor %}{{ 'Helper: <think>\\n' if add_generation_prompt }}"""
 STEPS = 12
 FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
 MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]

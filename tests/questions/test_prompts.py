@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import string
+from dataclasses import replace
 
 import pytest
+from run_builders import ROOT, THINKING, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from exgrpo_orlhf.questions import prompts
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
@@ -132,6 +134,12 @@ def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(te
         ({"template": "plain", "system": "x"}, r"Prompts\.system cannot be used with .* = 'plain'; got 'x'"),
         ({"template": "qwen"}, r"'plain', 'chat', 'qwen_math', 'simplerl', 'think_answer', got 'qwen'"),
         ({"template": "chat"}, r"Prompts\.template = 'chat'.* has no chat template"),
+        ({"template": "User: {}"}, r"has \{question\} once and \{system\} at most once, or one of .* got 'User: \{\}'"),
+        ({"template": "{question} {question}"}, r"has \{question\} once"),
+        ({"template": "{system} {system} {question}"}, r"\{system\} at most once"),
+        ({"template": "nowhere.txt"}, r"or a file with a text .* got 'nowhere\.txt'"),
+        ({"template": "Says: {question}"}, r"a prompt is 'Says: 1', but the tokenizer of .* reads '1'"),
+        ({"chat_template_from": "x"}, r"Prompts\.chat_template_from needs .*'chat' or 'think_answer', got 'plain'"),
         ({"template": "qwen_math"}, r"'qwen_math'.* does not have <\|im_start\|> and <\|im_end\|>; use"),
     ],
 )
@@ -205,3 +213,145 @@ def test_the_token_that_closes_the_assistants_turn_is_found_where_there_is_one(t
         tokenizer.convert_tokens_to_ids("<|im_end|>"),
     )
     assert PromptEncoder(Prompts(template="plain"), tokenizer).turn_ends() == ()
+
+
+# -- texts of the user's own ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_the_answer_begins_behind_the_last_character_of_a_text_of_ones_own(letters, tmp_path, in_file):
+    text = "{system}\nWrite \\boxed{} or {}.\nQ {question}\nA\n:"
+    file = tmp_path / "mine.txt"
+    file.write_bytes(text.replace("\n", "\r\n").encode() + b"\n")
+    settings = Prompts(str(file) if in_file else text)
+    file.unlink()
+    assert settings == Prompts(text), "a file is read once"
+    around = ("Write \\boxed{} or {}.\nQ What is {1} + 2?\nA\n:", OWN_SYSTEM.prompt[0][1])
+    assert written(settings, letters) == f"<s>\n{around[0]}"
+    assert written(settings, letters, OWN_SYSTEM) == f"<s>{around[1]}\n{around[0]}"
+    braces = Question.make("s", (("system", "{question}"), ("user", "{system}")), "3")
+    assert written(Prompts("{system}/{question}"), letters, braces) == "<s>{question}/{system}"
+    assert written(replace(settings, system="x"), letters, OWN_SYSTEM) == f"<s>x\n{around[0]}"
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_bytes(b"\xff {question}")
+    with pytest.raises(ValueError, match=r"a text in UTF-8, .* got '.*mine\.txt'"):
+        Prompts(str(tmp_path / "mine.txt"))
+
+
+def test_a_message_that_a_text_of_ones_own_has_no_place_for_is_named(letters):
+    encoder = PromptEncoder(Prompts("Q {question} A"), letters)
+    turns = (("user", "1"), ("assistant", "2"), ("user", "3"))
+    for question in (OWN_SYSTEM, Question.make("s", turns, "3"), Question.make("s", turns[:2], "3")):
+        with pytest.raises(ValueError, match=rf"question {question.id} of s has messages of .*\(Prompts\.system = ''"):
+            encoder.encode(question)
+    assert written(Prompts("Q {question} A", system=""), letters, OWN_SYSTEM) == "<s>Q What is {1} + 2? A"
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        ("<|im_start|>{system}<|im_end|>{question} please<|im_end|><|im_start|>", "<|im_end|>"),
+        ("<|im_start|>{question}<|im_end|>", None),  # it may be what opens the answer
+        ("Q {question} A", None),
+    ],
+)
+def test_special_tokens_of_a_text_of_ones_own_are_all_there_are_and_close_turns(letters, text, end):
+    encoder = PromptEncoder(Prompts(text), letters)
+    ids = encoder.encode(QUESTION)
+    assert ids.count(letters.bos_token_id) == (not text.startswith("<"))
+    for token in ("<|im_start|>", "<|im_end|>"):
+        assert ids.count(letters.convert_tokens_to_ids(token)) == text.count(token)
+    assert encoder.turn_ends() == (() if end is None else (letters.convert_tokens_to_ids(end),))
+
+
+def test_a_text_whose_last_tokens_an_answer_would_change_is_warned_of(caplog):
+    vocabulary = byte_tokenizer().get_vocab()
+    tokenizer = Qwen2Tokenizer(vocab={**vocabulary, "ĠT": len(vocabulary)}, merges=[("Ġ", "T")])
+    for text, warned in (("Q {question} A:", False), ("Q {question} A: ", True)):
+        PromptEncoder(Prompts(text), tokenizer)
+        assert ("whose tokens change with an answer behind it; end it earlier" in caplog.text) == warned
+
+
+# -- another tokenizer's chat template --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thinking(tmp_path):
+    """The folder of a tokenizer alone."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = THINKING
+    tokenizer.save_pretrained(tmp_path / "thinking")
+    return tmp_path / "thinking"
+
+
+def test_the_chat_template_of_another_tokenizer_is_used_and_saved(thinking, tmp_path):
+    settings = Prompts("chat", chat_template_from=str(thinking))
+    tokenizer = byte_tokenizer()
+    ending = "Somebody wonders: What is {1} + 2?\nHelper: <think>\n"
+    default = "Sort it out in two parts, and put the result in \\boxed{}.\n"
+    assert written(settings, tokenizer) == default + ending
+    assert written(settings, tokenizer, OWN_SYSTEM) == f"Be brief.\n{ending}"
+    assert written(replace(settings, system=""), tokenizer, OWN_SYSTEM) == default + ending
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert written(Prompts("chat"), again, OWN_SYSTEM) == f"Be brief.\n{ending}"
+    prints = [PromptEncoder(*each).fingerprint() for each in ((settings, byte_tokenizer()), (Prompts("chat"), again))]
+    assert prints[0] == prints[1] != PromptEncoder(Prompts("chat"), byte_tokenizer()).fingerprint()
+
+
+def test_a_chat_template_that_does_not_fit_is_refused(thinking, tmp_path, letters, raw_model):
+    def refused(source, tokenizer, message):
+        with pytest.raises(ValueError, match=message):
+            PromptEncoder(Prompts("chat", chat_template_from=str(source)), tokenizer)
+
+    refused(tmp_path / "nowhere", letters, r"chat_template_from = '.*nowhere': no chat template from there \(")
+    refused(raw_model, letters, r"no chat template from there \(.*chat_template is not set")
+    refused(
+        thinking, AutoTokenizer.from_pretrained(raw_model), r"a prompt is 'Sort it .*, but the tokenizer of .* reads"
+    )
+    letters.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    letters.save_pretrained(tmp_path / "marks")
+    refused(tmp_path / "marks", byte_tokenizer(), r"writes <\|im_start\|> and <\|im_end\|>, which the tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("opening", "response", "rest"),
+    [
+        ("<think>\n", "<think>\nso</think>3", "so</think>3"),
+        ("<think>\n", "<think> so</think>3", " so</think>3"),
+        ("<think>", "<think>\nso</think>3", "\nso</think>3"),
+        ("<think>\n", "so</think>3", "so</think>3"),
+        ("", "<think>so</think>3", "<think>so</think>3"),
+    ],
+)
+def test_an_opened_thought_is_not_opened_again_by_a_response_of_somebody_else(opening, response, rest):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = THINKING.replace("<think>\\n", opening.replace("\n", "\\n"))
+    encoder = PromptEncoder(Prompts("chat"), tokenizer)
+    assert encoder.render(QUESTION).endswith(f"\nHelper: {opening}")
+    assert tokenizer.decode(encoder.encode_response(response, 99)[:-1]) == rest
+
+
+def test_fingerprints_are_those_of_earlier_runs(letters):
+    """The buffers of earlier checkpoints bear them."""
+    seen = {name: PromptEncoder(Prompts(name), letters).fingerprint()[:8] for name in ("plain", *WRITTEN)}
+    letters.chat_template = LETTERS_CHAT
+    seen["chat"] = PromptEncoder(Prompts("chat"), letters).fingerprint()[:8]
+    seen["chat think_answer"] = PromptEncoder(Prompts("think_answer"), letters).fingerprint()[:8]
+    assert seen == {
+        **{"plain": "f2d8f064", "qwen_math": "6064a2c3", "simplerl": "bf37eb2d", "think_answer": "61fc4dcc"},
+        **{"chat": "43b5da02", "chat think_answer": "51809f0f"},
+    }
+
+
+def test_the_page_shows_every_built_in_template_as_it_is_written(letters):
+    page = (ROOT / "docs" / "prompts.md").read_text(encoding="utf-8")
+    question = Question.make("s", "What is 1 + 2?", "3")
+    for name in ("plain", *WRITTEN):
+        text = PromptEncoder(Prompts(name), letters).render(question)
+        assert f"## `{name}`" in page
+        assert f"```\n{text.rstrip(chr(10))}\n```" in page, name
+    assert "## `chat`" in page

@@ -48,7 +48,7 @@ def copy(copies: Path, name: str, rows, subset: str | None = None) -> None:
 
 def pairs(name: str, *rows) -> list[tuple[str, str]]:
     written, _ = convert(PUBLIC_SETS[name], rows)
-    return [(row["prompt"][0]["content"], row["reward_model"]["ground_truth"]) for row in written]
+    return [(row["prompt"][-1]["content"], row["reward_model"]["ground_truth"]) for row in written]
 
 
 def script(*arguments, **environment) -> subprocess.CompletedProcess:
@@ -181,6 +181,19 @@ def test_a_prepared_set_loads_without_any_binding_and_its_manifest_says_what_it_
     )
     assert len(entry["sha256"]) == 64
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"aime25.parquet", "manifest.json"}
+
+
+def test_a_rows_own_system_message_is_kept_unless_it_is_dropped(tmp_path, copies, run_script):
+    """And a file that was prepared the other way is made again."""
+    row = {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}
+    copy(copies, "openr1", [row] * 3)
+    words = ("prepare_data.py", "--only", "openr1", "--out", tmp_path, "--from", copies, "--any-rows")
+    kept = (("system", "Think in two sections."),)
+    for more, own in (((), kept), (("--drop-system",), ()), ((), kept)):
+        assert "1 distinct questions" in run_script(*words, *more).stdout
+        [question] = QuestionFile(str(tmp_path / "openr1.parquet")).load()
+        assert question.prompt == (*own, ("user", "1+1?"))
+        assert "nothing to do" in run_script(*words, *more).stdout
 
 
 def test_preparing_twice_does_nothing_and_a_damaged_file_is_made_again_the_same(tmp_path, copies):

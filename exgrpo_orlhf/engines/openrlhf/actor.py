@@ -26,6 +26,7 @@ from ... import adapters
 from ...experiment import Experiment
 from ...manifest import Files, record_files, writing
 from ...objective import MixedPolicyLoss
+from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured
 from ...settings import LoRA
 from ..model import response_stats
@@ -45,10 +46,12 @@ class ActorSettings:
     generate_ahead: int
     lora: LoRA
     seed: int  # of the adapter
+    prompts: Prompts
 
     @classmethod
     def of(cls, x: Experiment) -> ActorSettings:
-        return cls(x.loss, x.optimizer.skip_above_grad_norm, x.settings.generate_ahead, x.lora, x.settings.seed)
+        skip = x.optimizer.skip_above_grad_norm
+        return cls(x.loss, skip, x.settings.generate_ahead, x.lora, x.settings.seed, x.prompts)
 
 
 class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
@@ -224,6 +227,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         made = partial(MixedActor, lora=settings.lora, seed=settings.seed, resumed=resumed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        PromptEncoder(settings.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
             saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)

@@ -285,6 +285,10 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
     questions = ModularChains(count=24, operands=(2, 3)).load()
     experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
     more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
+    chat_template = AutoTokenizer.from_pretrained(model).chat_template
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "template")
+    (model / "chat_template.jinja").unlink()  # so that it comes from the other folder alone
+    more += [f"Prompts.chat_template_from = '{tmp_path}/template'"]
     more += ["Prompts.template = 'chat'", "train.steps = 3", "train.eval_every = None"]
     said = finish(start(run, False, *bindings(model, *more)), run).splitlines()
     assert len(said) < 12, "one line a step on the terminal"
@@ -298,6 +302,7 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
     assert all(row["replay/trajectories"] == len(questions) for row in done)
     assert all(row["replay/log_weight_max"] < 0 for row in done), "π_past is 1"
     assert all(row["rollout/truncated_share"] < 0.5 for row in done), "responses end with it"
+    assert AutoTokenizer.from_pretrained(run / "checkpoint-3").chat_template == chat_template
     assert GenerationConfig.from_pretrained(run / "checkpoint-3").eos_token_id == sorted(
         AutoTokenizer.from_pretrained(model).convert_tokens_to_ids([PAD, END])
     )

@@ -1,0 +1,185 @@
+"""A chat template as the paper's model has one, in other words: what is asked in training and in evaluation."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from eval_builders import HERE, definition
+from run_builders import THINKING, byte_tokenizer, small_bindings
+from transformers import AutoTokenizer
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
+from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.run import train
+
+ROWS = "Show your work, then \\boxed{} it."  # the system message of the rows
+DEFAULT = "Sort it out in two parts, and put the result in \\boxed{}."  # that of the chat template
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    """The folder of a tokenizer alone."""
+    folder = tmp_path_factory.mktemp("thinking")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = THINKING
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def asks(system: str, question: str) -> str:
+    return f"{system}\nSomebody wonders: {question}\nHelper: <think>\n"
+
+
+@pytest.fixture
+def asked(script, byte_model):
+    """What run_bench.py asks: (prompts of the training, its options …) → the prompt of a question, its departures."""
+
+    def run(trained_with, *words, model=None) -> tuple[str, list[str]]:
+        model = model or subject.load(str(byte_model))[0]
+        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, trained_with)
+        asker = subject.Asker(model, settings, 0)
+        return asker.encoder.render(Question.make("", "2+2?", "4")), script._asked_otherwise(asker, trained_with)
+
+    return run
+
+
+def questions(*systems: str | None) -> list[Question]:
+    own = [(("system", system),) if system else () for system in systems]
+    return [Question.make("mine", (*turns, ("user", f"{i}+1?")), "2") for i, turns in enumerate(own)]
+
+
+def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be_left_to_the_template(
+    byte_model, thinking, asked, bench, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    caplog.set_level(logging.INFO)
+    rows = [{"prompt": [{"role": role, "content": text} for role, text in question.prompt], "answer": "2"}
+            for question in questions(ROWS, ROWS)]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bindings = small_bindings(
+        byte_model,
+        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'exact'"),
+        *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
+        *("QuestionFile.source = None", "Prompts.max_tokens = 400", "MAX_RESPONSE_TOKENS = 2"),
+        *("train.steps = 1", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = None"),
+        *("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'", "LoRA.rank = 1"),
+    )
+    train(config.load(["base.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    shown = [record.getMessage() for record in caplog.records if "a prompt of training" in record.getMessage()]
+    assert shown == [f"a prompt of training, template 'chat': {asks(ROWS, '0+1?')!r}"]
+
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    for folder in (checkpoint, checkpoint / "adapter"):
+        model, prompts = subject.load(str(folder))
+        assert model.tokenizer.chat_template == THINKING
+        assert prompts == {"template": "chat", "system": None, "row_systems": [ROWS]}
+        assert asked(prompts, model=model) == asked(prompts, "--row-system", model=model) == (asks(ROWS, "2+2?"), [])
+        assert asked(prompts, "--no-row-system", model=model) == (asks(DEFAULT, "2+2?"), ["system None"])
+        assert asked(prompts, "--system", "Be brief.", model=model) == (
+            asks("Be brief.", "2+2?"),
+            ["system 'Be brief.'"],
+        )
+    block = definition(tmp_path, verifier='"exact"')
+    words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
+    bench("--model", checkpoint, *words, tmp_path / "out")
+    [line] = (tmp_path / "out" / "mine" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["prompt"].startswith(f"{ROWS}\nSomebody wonders: What is")
+
+
+def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, asked):
+    model = subject.Subject("here", AutoTokenizer.from_pretrained(thinking), None)
+    training = {"template": "chat", "system": None, "row_systems": [DEFAULT]}
+    assert (
+        asked(training, model=model)
+        == asked(training, "--no-row-system", model=model)
+        == (
+            asks(DEFAULT, "2+2?"),
+            [],
+        )
+    )
+    other = asked({**training, "row_systems": [ROWS]}, "--chat-template-from", thinking)
+    assert other == (asks(ROWS, "2+2?"), [f"chat_template_from '{thinking}'"])
+
+
+def test_what_a_run_records_of_its_prompts(asked, caplog):
+    def recorded(training: list[Question], validation: list[Question], **settings) -> dict:
+        caplog.clear()
+        return PromptEncoder(Prompts(**settings), byte_tokenizer()).introduce(training, validation)
+
+    with_rows, without = questions(ROWS, ROWS), questions(None, None)
+    assert recorded(without, without, template="chat") == {}
+    assert recorded(with_rows, with_rows, template="chat", system="x") == {}, "the rows' own is not asked"
+    assert not caplog.records
+    assert recorded(with_rows, without, template="chat") == {"row_systems": [ROWS]}
+    assert "prompts of validation differ from those of training around the question: '<|user|>…" in caplog.text
+    mixed = recorded(questions(ROWS, None), [], template="chat")
+    assert mixed == {"row_systems": [ROWS, None]}
+    assert asked({"template": "chat", "system": None, **mixed}) == ("<|user|>2+2?<|assistant|>", [])
+    assert "the questions of training had system messages, which are not sent; --system sends one" in caplog.text
+
+    text = "{system} Asked: {question} Answer:"
+    own = recorded(with_rows, [], template=text)
+    assert own == {"template": text, "row_systems": [ROWS]}
+    assert asked({"system": None, **own}) == (f"{ROWS} Asked: 2+2? Answer:", [])
+    plain = recorded(with_rows, [], template="plain")
+    assert asked({"template": "plain", "system": None, **plain}) == ("2+2?", []), "it has no place for it"
+
+
+def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
+    caplog.set_level(logging.INFO)
+    long = [Question.make("mine", f"a{'b' * 5000}c", "1")]
+    PromptEncoder(Prompts("chat", 9999), byte_tokenizer()).introduce(long, [])
+    [shown] = caplog.messages
+    assert len(shown) < 1100
+    assert "'<|user|>abb" in shown
+    assert shown.endswith("bbc<|assistant|>'")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--row-system"], "--row-system: model is no checkpoint of a run"),
+        (["--row-system", "--system", "x"], "--row-system cannot be used with --system"),
+        (["--template", "nowhere"], "Prompts.template must be a text"),
+    ],
+)
+def test_options_that_cannot_be_followed_are_refused(words, message, byte_model, bench, tmp_path):
+    benchmark = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE)
+    assert message in bench("--model", byte_model, *benchmark, *words, status=2)
+
+
+def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template_says(
+    byte_model, thinking, shared_data, tmp_path
+):
+    if not (shared_data / "exgrpo_valid.parquet").is_file():
+        pytest.skip("no exgrpo_valid.parquet in the shared data")
+    rows = QuestionFile(str(shared_data / "exgrpo_valid.parquet"), limit=20).load()
+    [system] = {question.prompt[0][1] for question in rows}
+    settings = Prompts("chat", 100_000, chat_template_from=str(thinking))
+    tokenizer = byte_tokenizer()
+    encoder = PromptEncoder(settings, tokenizer)
+    in_training = [encoder.encode(question) for question in rows]
+    for question, ids in zip(rows, in_training, strict=True):
+        text = tokenizer.decode(ids)
+        assert text == asks(system, question.prompt[1][1])
+        assert text.count("<think>") == system.count("<think>") + 1, "not doubled, and the response begins behind it"
+    files = '[{ name = "exgrpo_valid.parquet", convert = "verl" }]'
+    block = Definitions((DEFINITIONS, definition(tmp_path, files=files))).benchmark("mine")
+    benchmark = sets.load(override(block, max_tokens=8), (shared_data,), None, hub=False)
+    model, _ = subject.load(str(byte_model))
+
+    def texts(system: str | None) -> list[str]:
+        asker = subject.Asker(model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0)
+        requests = asker.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
+        return [request.prompt for request in requests]
+
+    asked = [question.prompt[1][1].strip() for question in rows]
+    assert texts(None) == [asks(DEFAULT, question) for question in asked], "as in the official evaluation"
+    assert texts(system) == [asks(system, question) for question in asked], "as in training"
