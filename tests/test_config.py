@@ -20,7 +20,7 @@ from exgrpo_orlhf.settings import Optimizer
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
 ABLATIONS = [name for name in ALL if name.startswith("ablation_")]
-LAYOUTS = [name for name in ALL if name.startswith(("engines/", "models/", "testbed/", "evaluation/", "lora.gin"))]
+LAYOUTS = [name for name in ALL if name.startswith(("engines/", "models/", "evaluation/", "lora.gin"))]
 # What a file leaves to the user, who has to say it.
 LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
