@@ -23,17 +23,7 @@ def graded(n_correct: int, n: int) -> list[RolloutGroup]:
 
 @pytest.mark.parametrize(
     ("rho", "b", "replayed"),
-    [
-        (0, 8, 0),
-        (1, 8, 8),
-        (0.5, 8, 4),
-        (0.5, 7, 3),
-        (0.5, 5, 2),
-        (0.25, 7, 1),
-        (0.3, 10, 3),
-        (0.1, 4, 0),
-        (0.7, 10, 7),
-    ],
+    [(0, 8, 0), (1, 8, 8), (0.5, 8, 4), (0.5, 7, 3), (0.5, 5, 2), (0.25, 7, 1), (0.3, 10, 3), (0.1, 4, 0), (0.7, 10, 7)],
 )
 def test_rho_times_b_is_rounded_down_to_whole_questions(rho, b, replayed):
     """Algorithm 1, line 7. 0.3 · 10 and 0.7 · 10 are whole numbers, and below or above them as binary floats."""

@@ -47,7 +47,7 @@ class Memory:
 
     def text(self) -> str:
         """The sums of a GPU, in GB."""
-        parts = {"model": self.model, "update": self.update, "reference model's pass": self.reference}
+        parts = {"model": self.model, "update": self.update, "reference pass": self.reference}
         return ", ".join(f"{name} {part / GB:.1f}" for name, part in {**parts, "rollout": self.rollout}.items() if part)
 
 
@@ -148,11 +148,10 @@ def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None
     if memory.stays and share > fits:
         most = f"at most {int(100 * fits) / 100} fits" if fits > 0 else "no share fits"
         return f"{vllm}, {held / GB:.1f} GB of {', '.join(memory.stays)} and {reserve}: {most}"
-    if max(memory.update, memory.reference) + RESERVE > total:
-        part = "rollout" if memory.reference > memory.update else "train"
-        size = max(memory.update, memory.reference) / GB
-        remedy = f"lower {part}.max_tokens_per_gpu, train an adapter (--gin gin/lora.gin) or take more GPUs"
-        return f"{size:.1f} GB of an update on {total / GB:.1f} GB and {reserve}: {remedy}"
+    for part, size, flag in (("an update", memory.update, "train"), ("a reference pass", memory.reference, "rollout")):
+        if size + RESERVE > total:
+            remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/lora.gin) or take more GPUs"
+            return f"{size / GB:.1f} GB of {part} on {total / GB:.1f} GB and {reserve}: {remedy}"
     if memory.cache < longest_sequence(x):
         return f"{vllm} leaves a cache of {memory.cache:,} tokens, less than the longest sequence: raise the share"
     return None

@@ -133,21 +133,27 @@ def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
     all_weights = experiment("1gpu_24gb", *bindings)
     assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
     assert short_of(experiment("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
+    assert short_of(experiment("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
+    said = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
+    assert re.match(r"21\.0 GB of a reference pass on 24\.0 GB .*rollout\.max_tokens_per_gpu", said)
+    assert short_of(experiment("4gpu_24gb", KL, bindings[0], "MAX_RESPONSE_TOKENS = 5120"), QWEN_1B, 24e9) is None
     small = experiment("1gpu_24gb", "LoRA.rank = 16", *bindings, **{"vllm.gpu_memory_utilization": 0.34})
     assert "a cache of 2,5" in short_of(small, QWEN_1B, 24e9)
 
 
-def test_parameters_are_counted_without_loading_any(raw_model):
+def test_parameters_are_counted_without_loading_any():
     assert memory.parameters_of(QWEN_7B, LoRA()) == (7_615_616_512,) * 2
     assert memory.parameters_of(QWEN_1B, LoRA()) == (1_543_714_304,) * 2
     assert memory.parameters_of(CLIPConfig(), LoRA()) is None
-    loaded = AutoModelForCausalLM.from_pretrained(raw_model)
-    count = sum(weight.numel() for weight in loaded.parameters())
-    assert memory.parameters_of(loaded.config, LoRA()) == (count, count)
-    for lora in (LoRA(rank=4), LoRA(rank=2, targets=("q_proj", "down_proj"))):
-        adapter = adapters.Adapter(AutoModelForCausalLM.from_pretrained(raw_model), lora, raw_model, seed=0)
-        trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
-        assert memory.parameters_of(loaded.config, lora) == (count, trained)
+    for tied in (True, False):
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        small = Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=50, tie_word_embeddings=tied)
+        count = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
+        assert memory.parameters_of(small, LoRA()) == (count, count)
+        for lora in (LoRA(rank=4), LoRA(rank=2, targets=("q_proj", "down_proj"))):
+            adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, "model", seed=0)
+            trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
+            assert memory.parameters_of(small, lora) == (count, trained)
 
 
 def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
