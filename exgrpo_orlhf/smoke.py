@@ -180,8 +180,7 @@ def buffer_bytes(x: Experiment, correct: float, tokens: float) -> float:
     return min(stored * (64 + 8 * tokens), x.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 
 
-def disk_text(x: Experiment, kept: float, free: int) -> str:
-    """kept: bytes of a checkpoint; free: bytes of the disk"""
+def disk_text(x: Experiment, kept: float, free: int) -> str:  # bytes of a checkpoint, and free ones
     disk = (x.settings.keep + 1 + (x.settings.best_metric is not None)) * kept
     enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
     return f"{size(kept)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"

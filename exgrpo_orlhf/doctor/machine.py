@@ -13,18 +13,15 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
+from transformers import AutoConfig, PretrainedConfig
 
 from ..engines.openrlhf.memory import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
 from ..engines.openrlhf.node import wrong_python
 from ..experiment import Experiment
-from ..lazy import transformers
 from .finding import PACKAGES, Finding, judged, version
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 # The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
 OLDEST_DRIVER = {12: 525, 13: 580}
@@ -51,9 +48,8 @@ def examine(
         model: the bound one; None if it cannot be read, or is made by the run
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
-    assert x.openrlhf is not None
-    offload = bool(x.openrlhf.all_flags().get("ds.adam_offload"))
-    config = transformers.AutoConfig.from_pretrained(model) if model else None
+    offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
+    config = AutoConfig.from_pretrained(model) if model else None
     count = parameters_of(config, x.lora) if config else None
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
     checks: dict[str, Callable[[], Finding]] = {
@@ -154,8 +150,7 @@ def memory(x: Experiment, config: PretrainedConfig | None, count: tuple[int, int
     """The estimated sum of the layout, against the smallest GPU and the memory of this machine."""
     total, host = gpu_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if total is None or config is None or count is None:
-        why = "this machine has no GPU" if total is None else "the number of the model's parameters is not known"
-        return Finding("memory", "skipped", why)
+        return Finding("memory", "skipped", "no GPU here" if total is None else "the model's size is not known")
     sums = memory_of(x, config, count, total)
     text = f"estimated: {sums.text()} of {total / GB:.1f} GB; {sums.host / GB:.0f} of this machine's {host / GB:.0f} GB"
     short = too_little_memory(x, sums, total)
@@ -163,10 +158,8 @@ def memory(x: Experiment, config: PretrainedConfig | None, count: tuple[int, int
 
 
 def disk(folder: Path, checkpoint: int | None, keep: int) -> Finding:
-    """The run folder is writable, and there is room for a run's checkpoints: those it keeps, and one being written.
-
-    checkpoint: bytes of one; None where unknown
-    """
+    """The run folder is writable, and there is room for a run's checkpoints, those it keeps and one being written, of
+    so many bytes each; None where unknown."""
     free = shutil.disk_usage(folder).free
     needed = PROBE if checkpoint is None else (keep + 1) * checkpoint
     whole = f"{free / 1e9:,.1f} GB free at {folder}"

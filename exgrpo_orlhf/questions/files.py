@@ -58,9 +58,8 @@ def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str
     """
     binding = f" ({named})" if named else ""
     if not path.is_file():
-        name = path.stem
-        remedy = f"; python scripts/prepare_data.py --only {name} makes datasets/{name}.parquet"
-        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}{remedy if name in PUBLIC_SETS else ''}")
+        remedy = f"; python scripts/prepare_data.py --only {path.stem} makes datasets/{path.stem}.parquet"
+        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}{remedy if path.stem in PUBLIC_SETS else ''}")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":

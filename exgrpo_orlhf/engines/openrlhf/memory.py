@@ -34,7 +34,7 @@ class Memory:
     reference: the model, a reference model and its logits, before the update; 0 without a KL term
     rollout: what stays on the GPU while vLLM generates (`stays`, by name), and vLLM's share
     cache: tokens for which vLLM's share has room beside its weights
-    host: of a node, for what is asleep or offloaded; without the replay buffer
+    host: of a node, for what is asleep or offloaded (with gradients in float32); without the replay buffer
     """
 
     model: float
@@ -77,28 +77,29 @@ def checkpoint_bytes(parameters: int, trained: int) -> int:
 def memory_of(x: Experiment, config: PretrainedConfig, count: tuple[int, int], total: float) -> Memory:
     """The sums for a model (count: `parameters_of`) with the experiment's layout on GPUs of `total` bytes."""
     flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
+    parameters, trained = count
     stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
     ranks = flags.get("actor.num_nodes", 1) * per_node
     colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")
-    weights = 2 * count[0] / (ranks if stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
-    gradients = 2 * count[1] / (ranks if stage > 1 else 1)
-    states = 12 * count[1] / ranks  # master weights and Adam, float32
+    weights = 2 * parameters / (ranks if stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
+    gradients = 2 * trained / (ranks if stage > 1 else 1)
+    states = 12 * trained / ranks  # master weights and Adam, float32
     model = weights + gradients + (0 if offloaded else states) + _BUCKET
     beside: dict[str, float] = {}
     if x.loss.kl_coef > 0 and x.lora.rank is None and (colocated or flags.get("train.colocate_actor_ref")):
         # ref.offload: of parameters that are partitioned; with stage 2 the reference model has no ZeRO stage
         beside["the reference model"] = 0.0 if flags.get("ref.offload") and stage == 3 else weights
     if flags.get("train.enable_ema"):
-        beside["the average (train.enable_ema)"] = 2 * count[0]
+        beside["the average (train.enable_ema)"] = 2 * parameters
     engine = total * flags.get("vllm.gpu_memory_utilization", 0.95)
     engine_gpus = flags.get("vllm.tensor_parallel_size", 1)
-    engine_weights = 2 * count[0] / engine_gpus
+    engine_weights = 2 * parameters / engine_gpus
     held = model + sum(beside.values()) + (engine if colocated and not flags.get("vllm.enable_sleep") else 0)
 
-    longest, dynamic = longest_sequence(x), flags.get("train.dynamic_batch_enable")
+    longest = longest_sequence(x)
     update_tokens = max(flags.get("train.max_tokens_per_gpu", 16192), longest)
     scored_tokens = max(flags.get("rollout.max_tokens_per_gpu") or update_tokens, longest)
-    if not dynamic:
+    if not flags.get("train.dynamic_batch_enable"):
         update_tokens, scored_tokens = (flags.get(f"{p}.micro_batch_size", 1) * longest for p in ("train", "rollout"))
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     inner = max(inner) if isinstance(inner, list) else inner  # some models have one a layer
@@ -108,10 +109,8 @@ def memory_of(x: Experiment, config: PretrainedConfig, count: tuple[int, int], t
     kept = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
     # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
     # layer, and of an embedding that is the same weight.
-    tied = getattr(config, "tie_word_embeddings", False)
-    log_probs = update_tokens * text.hidden_size * 20
-    if x.lora.rank is None:
-        log_probs += 2 * text.vocab_size * text.hidden_size * (2 if tied else 1)
+    learnt = 0 if x.lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * learnt
 
     stays = {"the policy": weights, **beside} if colocated else {}
     if colocated and not flags.get("ds.enable_sleep") and not offloaded:
@@ -119,9 +118,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, count: tuple[int, int], t
     heads = getattr(text, "num_attention_heads", 1)
     width = 2 * (getattr(text, "num_key_value_heads", None) or heads)  # heads of keys and of values
     width *= getattr(text, "head_dim", None) or text.hidden_size // heads
-    asleep = gradients + states if flags.get("ds.enable_sleep") else 0
-    if offloaded:
-        asleep = 16 * count[1] / ranks  # with gradients in float32
+    asleep = 16 * trained / ranks if offloaded else gradients + states if flags.get("ds.enable_sleep") else 0
     return Memory(
         model=model,
         update=held + log_probs + kept,
@@ -143,8 +140,7 @@ def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None
     share = x.openrlhf.all_flags().get("vllm.gpu_memory_utilization", 0.95) if x.openrlhf else 0.0
     vllm = f"vllm.gpu_memory_utilization = {share} of {total / GB:.1f} GB"
     reserve = f"about {RESERVE / GB:.0f} GB of CUDA, NCCL and fragments are more than the GPU has"
-    held = sum(memory.stays.values())
-    fits = (total - held - RESERVE) / total
+    fits = (total - (held := sum(memory.stays.values())) - RESERVE) / total
     if memory.stays and share > fits:
         most = f"at most {int(100 * fits) / 100} fits" if fits > 0 else "no share fits"
         return f"{vllm}, {held / GB:.1f} GB of {', '.join(memory.stays)} and {reserve}: {most}"
