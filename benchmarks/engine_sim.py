@@ -1,7 +1,8 @@
 """A step of training estimated by simulation: engines that generate by continuous batching, and a trainer.
 
-Nothing here was measured on GPUs. Every assumption is a constant below, with its unit and where it comes from. Left
-out: failures, stragglers among GPUs, CPU work between decode steps beyond DECODE_OVERHEAD, dynamic sampling.
+Nothing here was measured on GPUs. Every assumption is a constant below, or in the package's hours.py, with its unit and
+where it comes from. Left out: failures, stragglers among GPUs, CPU work between decode steps beyond DECODE_OVERHEAD,
+dynamic sampling.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from statistics import NormalDist
 
 import numpy as np
 
+from exgrpo_orlhf.engines.openrlhf import hours
+
 QUESTIONS, GROUP = 128, 8  # B and K of the paper's recipe
-CANDIDATES = 4  # stored trajectories that are scored for a replayed question (docs/cluster.md)
-PROMPT, MAX_PROMPT = 300, 1024  # tokens: of each prompt (docs/cluster.md), and of the longest
+CANDIDATES, PROMPT = hours.CANDIDATES, hours.PROMPT
+MAX_PROMPT = 1024  # tokens of the longest prompt
 OPTIMIZER_ROWS = 512  # rows of an optimiser step in the paper's recipe: the trainer's ranks must divide them
 
 # Qwen2.5-Math-7B: parameters, layers, hidden size, bytes in bf16, bytes of cache for a token (docs/cluster.md).
-PARAMETERS, LAYERS, HIDDEN, WEIGHTS, KV = 7.62e9, 28, 3584, 15.2e9, 57_344
-TRAIN_SHARE = 0.3  # of the peak, forward and backward passes, recomputed layers included (docs/cluster.md)
+PARAMETERS, LAYERS, HIDDEN, WEIGHTS, KV = hours.RATED, 28, 3584, 15.2e9, 57_344
+TRAIN_SHARE = hours.TRAIN_SHARE
 GENERATE_SHARE = 0.5  # of the peak, at most, in vLLM's matrix products (assumed)
 BANDWIDTH_SHARE = 0.8  # of the peak of memory, while weights and cache are read (assumed)
 DECODE_OVERHEAD = 1.5e-3  # seconds a decode step besides: kernel launches, sampling, scheduling (assumed)
@@ -50,7 +53,10 @@ class Gpu:
     layout_rate: float
 
 
-GPUS = {"A100": Gpu(312e12, 2.04e12, 80e9, 2000), "H100": Gpu(989e12, 3.35e12, 80e9, 4000)}
+GPUS = {
+    name: Gpu(hours.CARDS[name].flops, bandwidth, hours.CARDS[name].memory, hours.CARDS[name].tokens)
+    for name, bandwidth in (("A100", 2.04e12), ("H100", 3.35e12))
+}
 
 
 @dataclass(frozen=True)
@@ -297,7 +303,7 @@ def mean(steps: Sequence[Step]) -> Step:
     return Step(*(sum(getattr(step, field) for step in steps) / len(steps) for field in fields))
 
 
-def layout_parts(gpu: Gpu, gpus: int, rho: float, tokens: float = 2000.0) -> dict[str, float]:
+def layout_parts(gpu: Gpu, gpus: int, rho: float, tokens: float = hours.RESPONSE) -> dict[str, float]:
     """The sum of docs/cluster.md for one step, in seconds. tokens: the mean of a response"""
     speed = gpus * gpu.flops * TRAIN_SHARE
     replayed = rho * QUESTIONS
@@ -308,5 +314,5 @@ def layout_parts(gpu: Gpu, gpus: int, rho: float, tokens: float = 2000.0) -> dic
         "measure": rows * 2 * PARAMETERS / speed,
         "update": rows * 6 * PARAMETERS / speed,
     }
-    parts["overhead"] = 0.1 * sum(parts.values())
+    parts["overhead"] = hours.OTHER * sum(parts.values())
     return {**parts, "seconds": sum(parts.values())}

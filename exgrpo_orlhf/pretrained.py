@@ -68,7 +68,7 @@ class PretrainedModel:
                 kind.from_pretrained(path)
             except Exception as error:  # OSError without a network, ValueError, KeyError, …
                 said = str(error).strip().split("\n")[0]
-                where = "in this folder" if folder.is_dir() else "of this hub id, from the hub or its cache here"
+                where = "in this folder" if folder.is_dir() else f"of this hub id, from the cache (hf download {path})"
                 raise ValueError(
                     f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
                 ) from error
@@ -89,7 +89,9 @@ class PretrainedModel:
         except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
             why = f"no folder of that name, and on the hub no such model or no access to it (hf auth login): {error}"
         except (httpx.HTTPError, OSError) as error:
-            why = f"no folder of that name, and the hub does not answer: {error}"
+            why = (
+                f"no folder of that name, not in the cache (hf download {hub_id}), and no answer from the hub: {error}"
+            )
         else:
             return
         raise ValueError(f"PretrainedModel.path = {self.path!r}: {' '.join(why.split())[:400]}")

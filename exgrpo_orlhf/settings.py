@@ -279,9 +279,10 @@ class OpenRLHF:
     score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
         ds.packing_samples is given
     timeout: seconds, the longest wait for an answer of an actor or an engine, and for the GPUs at the start
+    gpu: the card for which --dry-run estimates memory and hours; a run takes those that there are
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("ray_address", "timeout", "flags", "more_flags", "score_tokens")
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("ray_address", "timeout", "flags", "more_flags", "score_tokens", "gpu")
 
     flags: Mapping[str, Any] = field(default_factory=dict)
     more_flags: Mapping[str, Any] = field(default_factory=dict)
@@ -289,6 +290,7 @@ class OpenRLHF:
     cpu_bench: bool = False
     score_tokens: Count = 32768
     timeout: Positive = 1800.0
+    gpu: Literal["A100", "H100", "RTX 4090"] = "A100"
 
     def __post_init__(self) -> None:
         for name in ("flags", "more_flags"):

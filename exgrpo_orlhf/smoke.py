@@ -157,30 +157,33 @@ def estimate(x: Experiment, report: dict[str, Any], asked: int, free: int) -> It
     if evaluations:
         parts += f", {evaluations} evaluations of {evaluation:.1f} s"
     about = "about" if last["questions"] == wanted else "at most"  # small batches are slower per question
-    yield f"time        {about} {_duration(total)}: {parts}, {saves} checkpoints of at most {report['save']:.1f} s"
+    yield f"time        {about} {duration(total)}: {parts}, {saves} checkpoints of at most {report['save']:.1f} s"
 
-    tokens = last["rollout/response_tokens"]
-    stored = (
-        planned * wanted * x.settings.group_size * last["reward/pass_at_1"]
-        if x.mixer.collects and x.mixer.replays
-        else 0
-    )
-    buffer = stored * (64 + 8 * tokens)  # bytes; ReplayBuffer.max_bytes
-    if x.buffer.max_bytes is not None:
-        buffer = min(buffer, x.buffer.max_bytes)
+    buffer = buffer_bytes(x, last["reward/pass_at_1"], last["rollout/response_tokens"])
     machine = torch.cuda.get_device_properties(0).total_memory if report["cuda"] else None
     if report["parameters"] is None:
-        yield f"memory      the buffer at most {_size(buffer)}; scripts/doctor.py examines the layout's GPUs"
+        yield f"memory      the buffer at most {size(buffer)}; scripts/doctor.py examines the layout's GPUs"
     else:
-        where = f"{_size(report['cuda'])} of {_size(machine)} on the GPU" if machine else _size(report["resident"])
+        where = f"{size(report['cuda'])} of {size(machine)} on the GPU" if machine else size(report["resident"])
         yield (
             f"memory      {where} at the peak of this trial, with {report['parameters'] / 1e6:.1f} million parameters; "
-            f"the buffer adds at most {_size(buffer)}"
+            f"the buffer adds at most {size(buffer)}"
         )
-    kept = report["checkpoint"] + buffer
+    yield f"disk        {disk_text(x, report['checkpoint'] + buffer, free)}"
+
+
+def buffer_bytes(x: Experiment, correct: float, tokens: float) -> float:
+    """Of the replay buffer at the end, at most. correct: share of the rollouts; tokens: of a response"""
+    if not (x.mixer.collects and x.mixer.replays):
+        return 0.0
+    stored = x.settings.steps * x.settings.questions_per_step * x.settings.group_size * correct
+    return min(stored * (64 + 8 * tokens), x.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
+
+
+def disk_text(x: Experiment, kept: float, free: int) -> str:  # bytes of a checkpoint, and free ones
     disk = (x.settings.keep + 1 + (x.settings.best_metric is not None)) * kept
     enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
-    yield f"disk        {_size(kept)} a checkpoint, at most {_size(disk)} at a time; {_size(free)} are free{enough}"
+    return f"{size(kept)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
 
 
 def seconds_of(questions: int, measured: Sequence[tuple[int, float]]) -> float:
@@ -191,10 +194,10 @@ def seconds_of(questions: int, measured: Sequence[tuple[int, float]]) -> float:
     return last + slope * (questions - n)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{seconds / 3600:.1f} h"
 
 
-def _size(bytes_: float) -> str:
+def size(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.1f} GB" if bytes_ >= 1e9 else f"{bytes_ / 1e6:.1f} MB"

@@ -4,6 +4,7 @@
     python scripts/train.py --gin gin/quickstart.gin
     python scripts/train.py --gin gin/ablation_no_entropy.gin --set 'ReplayMixer.rho=0.25' --seed 3
     python scripts/train.py --gin gin/quickstart.gin --smoke     # try everything, estimate time, memory and disk, end
+    python scripts/train.py --gin gin/quickstart.gin --dry-run   # the plan and what is missing; trains nothing
     python scripts/train.py --gin gin/quickstart.gin --resume
     python scripts/train.py --gin gin/quickstart.gin --resume-from checkpoint-50     # an older checkpoint
 
@@ -17,14 +18,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import CHECKOUT, WORKPLACE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from exgrpo_orlhf.experiment import Experiment
+    from exgrpo_orlhf.records import Question
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def main() -> int:
@@ -56,6 +69,8 @@ def main() -> int:
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,
         )
+    if arguments.dry_run:
+        return _dry_run(experiment, run)
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
@@ -97,6 +112,106 @@ def main() -> int:
     return 0
 
 
+def _dry_run(x: Experiment, run: Path) -> int:
+    """Prints the plan of the run, and a line for each thing that is wrong or missing. Returns the exit status.
+
+    No step is made and no weights are loaded, except of a GGUF file that must be converted first.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import AutoConfig, AutoTokenizer
+
+    from exgrpo_orlhf.engines.model import too_few_positions
+    from exgrpo_orlhf.engines.openrlhf import flags, memory
+    from exgrpo_orlhf.questions.prompts import PromptEncoder
+    from exgrpo_orlhf.supervised.start import SupervisedModel
+    from exgrpo_orlhf.supervised.tiny_models import WarmedUpModel
+    from exgrpo_orlhf.work import load_questions
+
+    s, mixer, longest = x.settings, x.mixer, memory.longest_sequence(x)
+    problems: list[str] = []
+    questions: list[Question] = []
+    asked: list[Question] = []
+    config = count = None
+    with _noted(problems):
+        questions, asked = load_questions(x)
+        print(f"questions   {len(questions):,} to train on, {len(asked):,} for validation", flush=True)
+    model = x.model
+    while isinstance(model, SupervisedModel):  # its sizes and its tokenizer are those of what it is made of
+        model = model.model
+    name = getattr(model, "path", type(model).__name__)
+    if isinstance(model, WarmedUpModel) and not model.directory.is_dir():
+        print(f"model       {name}: trained when the run begins; --smoke trains it now")
+    else:
+        with _noted(problems):
+            path = str(model.prepare())
+            config = AutoConfig.from_pretrained(path)
+            count = memory.parameters_of(config, x.lora)
+            sizes = [f"{each / 1e6:,.1f} million" for each in count] if count else ["an unknown number of"]
+            trained = f" ({sizes[1]} of them trained, LoRA)" if count and x.lora.rank else ""
+            positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
+            print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
+            problems += filter(None, [too_few_positions(config, longest, name)])
+            weights = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
+            if not Path(path).is_dir() and not any(isinstance(try_to_load_from_cache(path, w), str) for w in weights):
+                problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
+            prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(path))
+            for question in questions[:1]:
+                tokens = len(prompts.token_ids(question))
+                print(f"prompt      {tokens} tokens, with a question of {question.source}:")
+                print(textwrap.indent(prompts.render(question), " " * 12, lambda _: True), flush=True)
+            prompts.check([*questions, *asked])
+    updates = x.optimizer.steps_per_batch * x.optimizer.passes_per_batch
+    print(f"batch       {s.questions_per_step} questions × {s.group_size} rows of at most {longest:,} tokens", end="; ")
+    print(f"{updates} optimiser step{'s' if updates > 1 else ''}")
+    validation = f"validation every {s.eval_every}" if s.eval_every and x.validation else "no validation"
+    print(f"steps       {s.steps:,}; {validation}; a checkpoint every {s.save_every}, {s.keep} of them kept")
+    at, share = mixer.start_at_accuracy, f"ρ = {float(mixer.rho):g}, {int(mixer.rho * s.questions_per_step)} questions"
+    start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
+    kind = f"{'late injection' if mixer.late_injection else f'{share} of a batch'}, from {start}"
+    print(f"replay      {kind if mixer.replays else 'none'}")
+    if x.openrlhf is not None:
+        with _noted(problems):
+            flags.command_line(x, x.openrlhf.all_flags(), name, run, resume=False)
+    if config is not None and count is not None:
+        _print_needs(x, config, count, run)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return 2 if problems else 0
+
+
+def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
+    from exgrpo_orlhf.engines.openrlhf import hours, memory
+    from exgrpo_orlhf.smoke import buffer_bytes, disk_text, duration, size
+
+    buffer = buffer_bytes(x, 0.5, min(hours.RESPONSE, x.sampling.max_response_tokens))
+    beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
+    checkpoint = 4 * count[0] + 8 * count[1]  # the local engine's weights and Adam, float32
+    if x.openrlhf is None or x.openrlhf.cpu_bench:
+        weights = size(4 * count[0] + 12 * count[1])
+        print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
+    else:
+        card, checkpoint = hours.CARDS[x.openrlhf.gpu], memory.checkpoint_bytes(*count)
+        sums = memory.memory_of(x, config, count, card.memory)
+        cache = f"{sums.cache:,} tokens, {sums.cache / memory.longest_sequence(x):.0f} of the longest rows"
+        print(f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({x.openrlhf.gpu}); vLLM's cache {cache}")
+        if short := memory.too_little_memory(x, sums, card.memory):
+            print(f"            TOO LITTLE: {short}")
+        print(f"host memory estimated: {size(sums.host)} a node, and {beside}")
+        step, gpus = hours.step_of(x, count[0], card)
+        total = x.settings.steps * step / 3600
+        print(f"time        estimated: {duration(step)} a step, {total:.0f} h a run, {total * gpus:,.0f} GPU-hours")
+    free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
+    print(f"disk        estimated: {disk_text(x, checkpoint + buffer, free)}")
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        problems.append(" ".join(str(error).split()))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -116,6 +231,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="load and check everything, make a few small steps in a folder that is removed, estimate the run's time, "
         "memory and disk, and end",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan of the run (model, a prompt, batch, steps, replay, memory, disk, hours) and what is "
+        "missing or wrong, and end; nothing is trained and no weights are loaded",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue the run from its newest checkpoint, or begin it if it has none"

@@ -12,10 +12,10 @@ from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from transformers import AutoConfig
 
+from .. import config
 from ..engines.engine import EngineLost
-from ..engines.openrlhf import launch, node
+from ..engines.openrlhf import launch
 from ..engines.openrlhf.environment import ray_address
 from ..experiment import Experiment
 from ..settings import OpenRLHF
@@ -68,9 +68,10 @@ def examine(
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
-        parameters = node.parameters_of(AutoConfig.from_pretrained(bound)) if bound else None
+        more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
+        whole = config.load(["base.gin", *files], more) if bound else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(wanted, work, flags, parameters, as_bound.settings.keep, elsewhere=elsewhere):
+        for finding in machine.examine(wanted, work, whole, bound, elsewhere=elsewhere):
             found(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]

@@ -16,28 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from transformers import AutoConfig, PretrainedConfig
 
+from ..engines.openrlhf.memory import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
 from ..engines.openrlhf.node import wrong_python
+from ..experiment import Experiment
 from .finding import PACKAGES, Finding, judged, version
 
 # The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
 OLDEST_DRIVER = {12: 525, 13: 580}
 SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCCL and Ray take hundreds
 PROBE = 64 * 2**20  # bytes written as a test
-# Bytes per parameter: bfloat16 weights in the Hugging Face files and in DeepSpeed's, and DeepSpeed's float32 master
-# weights and two moments of Adam.
-CHECKPOINT_BYTES = 2 + 2 + 12
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
-NAMES = ("versions", "driver", "disk", "shm", "compiler", "kernels")
+NAMES = ("versions", "driver", "disk", "memory", "shm", "compiler", "kernels")
 
 
 def examine(
     names: Collection[str],
     folder: Path,
-    flags: Mapping[str, Any],
-    parameters: int | None,
-    keep: int,
+    x: Experiment,
+    model: str | None,
     *,
     elsewhere: bool,
 ) -> Iterator[Finding]:
@@ -45,17 +44,19 @@ def examine(
 
     Args:
         folder: where the run would go
-        flags: OpenRLHF's
-        parameters: of the bound model; None where unknown
-        keep: checkpoints that a run keeps
+        x: the experiment
+        model: the bound one; None if it cannot be read, or is made by the run
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
-    offload = bool(flags.get("ds.adam_offload"))
+    offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
+    config = AutoConfig.from_pretrained(model) if model else None
+    count = parameters_of(config, x.lora) if config else None
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
     checks: dict[str, Callable[[], Finding]] = {
         "versions": versions,
         "driver": driver,
-        "disk": lambda: disk(folder, parameters, keep),
+        "disk": lambda: disk(folder, checkpoint_bytes(*count) if count else None, x.settings.keep),
+        "memory": lambda: memory(x, config, count),
         "shm": shared_memory,
         "compiler": lambda: compiler(offload),
         "kernels": lambda: kernels(offload),
@@ -145,14 +146,26 @@ def driver(compute: bool = True) -> Finding:
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
 
-def disk(folder: Path, parameters: int | None, keep: int) -> Finding:
-    """The run folder is writable, and there is room for a run's checkpoints: those it keeps, and one being written."""
+def memory(x: Experiment, config: PretrainedConfig | None, count: tuple[int, int] | None) -> Finding:
+    """The estimated sum of the layout, against the smallest GPU and the memory of this machine."""
+    total, host = gpu_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total is None or config is None or count is None:
+        return Finding("memory", "skipped", "no GPU here" if total is None else "the model's size is not known")
+    sums = memory_of(x, config, count, total)
+    text = f"estimated: {sums.text()} of {total / GB:.1f} GB; {sums.host / GB:.0f} of this machine's {host / GB:.0f} GB"
+    short = too_little_memory(x, sums, total)
+    return judged("memory", short is None and sums.host < host, short or text, "docs/cluster.md, What a layout needs")
+
+
+def disk(folder: Path, checkpoint: int | None, keep: int) -> Finding:
+    """The run folder is writable, and there is room for a run's checkpoints, those it keeps and one being written, of
+    so many bytes each; None where unknown."""
     free = shutil.disk_usage(folder).free
-    needed = PROBE if parameters is None else (keep + 1) * CHECKPOINT_BYTES * parameters
+    needed = PROBE if checkpoint is None else (keep + 1) * checkpoint
     whole = f"{free / 1e9:,.1f} GB free at {folder}"
     about = ""
-    if parameters:
-        about = f", {needed / 1e9:,.1f} GB for {keep} + 1 checkpoints of {parameters / 1e9:.2f}·10⁹ parameters"
+    if checkpoint:
+        about = f", {needed / 1e9:,.1f} GB for {keep} + 1 checkpoints of {checkpoint / 1e9:,.1f} GB"
     remedy = "make room, name another folder with --out, or keep fewer checkpoints (train.keep)"
     if free < needed:
         return Finding("disk", "failed", whole + (about or f", {needed / 1e9:.1f} GB to write for a test"), remedy)

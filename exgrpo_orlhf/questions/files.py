@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import Question
+from .catalogue import PUBLIC_SETS
 from .reading import Place, QuestionRecords
 
 Rows = Iterator[Mapping[str, Any]]
@@ -57,7 +58,8 @@ def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str
     """
     binding = f" ({named})" if named else ""
     if not path.is_file():
-        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}")
+        remedy = f"; python scripts/prepare_data.py --only {path.stem} makes datasets/{path.stem}.parquet"
+        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}{remedy if path.stem in PUBLIC_SETS else ''}")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor import finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
+from exgrpo_orlhf.engines.openrlhf import memory
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
@@ -143,7 +144,29 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
 def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
     found = machine.disk(tmp_path, 10**15, 2)
     assert found.outcome == "failed"
-    assert "2 + 1 checkpoints of 1000000.00·10⁹ parameters" in found.measured
+    assert "3,000,000.0 GB for 2 + 1 checkpoints of 1,000,000.0 GB" in found.measured
+
+
+def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
+    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
+    model = Qwen2Config(**shape, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
+    x = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], [])
+    host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
+    monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def examined(mebibytes: int) -> Finding:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        return machine.memory(x, model, memory.parameters_of(model, x.lora))
+
+    assert machine.memory(x, model, None).outcome == "skipped"
+    fits, small = examined(81559), examined(24564)
+    assert (fits.outcome, small.outcome) == ("ok", "failed")
+    assert "update 38.3, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured
+    assert "vllm.gpu_memory_utilization = 0.6 of 25.8 GB" in small.measured
+    host["SC_PHYS_PAGES"] = 10**8
+    assert examined(81559).outcome == "failed"
 
 
 def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ..engine import Job, Loop
 from ..model import changed_logits, too_few_positions
-from . import cpu, node
+from . import cpu, memory, node
 from . import flags as openrlhf_flags
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def launch(
         gpus = needed_gpus(args)
         _check_shapes(x, args)
         _check_work(x, model_path, loaded, begins=checkpoint is None)
-        _check_node(args, model_path, adapter=x.lora.rank is not None)
+        _check_node(x, args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
         if logs is not None:
@@ -262,15 +262,16 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
 
 
-def _check_node(args: Any, model_path: str, *, adapter: bool = False) -> None:
+def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
     if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
         raise LaunchError(wrong)
-    if total := node.gpu_bytes():
-        parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
-        if parameters is None:
+    if total := memory.gpu_bytes():
+        config = AutoConfig.from_pretrained(model_path)
+        count = memory.parameters_of(config, x.lora)
+        if count is None:
             log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
-        elif short := node.too_little_memory(args, parameters, total, adapter=adapter):
+        elif short := memory.too_little_memory(x, memory.memory_of(x, config, count, total), total):
             log.warning("%s", short)
 
 

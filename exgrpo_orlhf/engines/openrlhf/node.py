@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-_GB = 1e9
-# Bytes of a GPU beside weights and vLLM's share: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments.
-_RESERVE = 5 * _GB
+from typing import Any
 
 
 def wrong_python(version: tuple[int, ...]) -> str | None:
@@ -87,62 +79,3 @@ def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
         "torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
         "expandable_segments out"
     )
-
-
-def too_little_memory(args: Any, parameters: int, total: float, *, adapter: bool = False) -> str | None:
-    """Estimates what is on a GPU while vLLM generates, where vLLM shares the GPU with the trainer.
-
-    Args:
-        args: OpenRLHF's
-        parameters: of the model
-        total: bytes of a GPU
-        adapter: whether only a LoRA adapter is trained
-    """
-    if not args.train.colocate_all:
-        return None
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    weights = 2 * parameters / (ranks if args.ds.zero_stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
-    stay = {"the policy": weights}
-    if args.algo.kl.init_coef > 0:
-        # ref.offload: of parameters that are partitioned; with stage 2 the reference model has no ZeRO stage
-        stay["the reference model"] = 0.0 if args.ref.offload and args.ds.zero_stage == 3 else weights
-    if args.train.enable_ema:
-        stay["the average (train.enable_ema)"] = 2 * parameters
-    if not args.ds.enable_sleep and not args.ds.adam_offload and not adapter:
-        stay["the optimiser, awake"] = 12 * parameters / ranks
-    held = sum(stay.values())
-    share, fits = args.vllm.gpu_memory_utilization, (total - held - _RESERVE) / total
-    if share <= fits:
-        return None
-    return (
-        f"vllm.gpu_memory_utilization = {share} of {total / _GB:.1f} GB, {held / _GB:.1f} GB of {', '.join(stay)} and "
-        f"about {_RESERVE / _GB:.0f} GB of CUDA, NCCL and fragments are more than the GPU has: "
-        + (f"at most {int(100 * fits) / 100} fits" if fits > 0 else "no share fits")
-    )
-
-
-def parameters_of(config: PretrainedConfig) -> int | None:
-    """Number of parameters of the causal language model with this configuration; tied weights count once.
-
-    None where transformers has no causal language model for it, such as for a model with images.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        try:
-            model = AutoModelForCausalLM.from_config(config)
-        except ValueError:
-            return None
-    count: int = sum(weight.numel() for weight in model.parameters())
-    return count
-
-
-def gpu_bytes() -> float | None:
-    """Memory of the smallest GPU here, or None. By nvidia-smi: torch would create a CUDA context and keep it."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return min(float(line) for line in found.stdout.split("\n") if line) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None

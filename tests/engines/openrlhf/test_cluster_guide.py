@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from run_builders import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import layouts
 
 from exgrpo_orlhf.engines.openrlhf import environment
 
@@ -17,6 +21,14 @@ def test_every_gin_file_and_metric_it_names_exists():
     metrics = (ROOT / "docs" / "metrics.md").read_text()
     for name in re.findall(r"\| `((?:rollout|reward|replay|policy)/\w+)`", GUIDE):
         assert name in metrics, name
+
+
+def test_its_table_of_layouts_is_what_the_sums_give_and_has_every_layout_of_gpus():
+    rows = {name: layouts.needs(name) for name in layouts.LAYOUTS}
+    assert f"<!-- table: layouts -->\n{layouts.table(rows)}\n<!-- end -->" in GUIDE
+    files = {path.stem for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin")} - {"openrlhf_cpu"}
+    assert {f"openrlhf_{name}" for name in rows} == files
+    assert {name: row["short"] for name, row in rows.items() if row["short"]} == {}
 
 
 def test_every_group_of_variables_is_in_the_right_half_of_its_table():

@@ -8,25 +8,36 @@ import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be im
 import pytest
 import torch
 import torch.utils.cpp_extension
-from run_builders import small_bindings
-from transformers import AutoModelForCausalLM, CLIPConfig, Qwen2Config
+from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.openrlhf import launch, node
+from exgrpo_orlhf.engines.openrlhf import hours, launch, memory, node
 
 pytestmark = pytest.mark.openrlhf
 
-H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
-QWEN_7B, QWEN_1B = 7_615_616_512, 1_543_714_304  # parameters
-KL = "MixedPolicyLoss.kl_coef = 0.001"
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
+
+
+def experiment(layout: str, *bindings: str, **flags):
+    more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
+    return config.load(["base.gin", f"engines/openrlhf_{layout}.gin"], more)
 
 
 def arguments(layout: str, *bindings: str, **flags):
     """OpenRLHF's arguments for a GPU layout, through its own parser."""
-    more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
-    x = config.load(["base.gin", f"engines/openrlhf_{layout}.gin"], more)
-    return launch.parse(x, "model", Path("state"), resume=False)
+    return launch.parse(experiment(layout, *bindings, **flags), "model", Path("state"), resume=False)
+
+
+LAYOUTS = sorted(path.stem.removeprefix("openrlhf_") for path in (ROOT / "gin" / "engines").glob("openrlhf_*gpu*.gin"))
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "multinode", "multinode_ahead"])
+def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_papers_batch(layout):
+    files = ["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *(["lora.gin"] if layout == "1gpu_24gb" else [])]
+    x = config.load(files, ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"])
+    args = launch.parse(x, "model", Path("state"), resume=False)
+    launch._check_shapes(x, args)
+    assert launch.needed_gpus(args) == hours.step_of(x, 10**9, hours.CARDS["A100"])[1]
 
 
 @pytest.fixture
@@ -93,7 +104,7 @@ def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monk
     assert "train.colocate_all" in said
     monkeypatch.setenv(name, "expandable_segments:True")
     with pytest.raises(launch.LaunchError, match="expandable_segments"):
-        launch._check_node(colocated, str(raw_model))
+        launch._check_node(experiment("8gpu"), colocated, str(raw_model))
 
 
 @pytest.mark.parametrize(
@@ -109,56 +120,7 @@ def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared(flags,
     assert node.wrong_allocator(arguments("8gpu", **flags), {"PYTORCH_CUDA_ALLOC_CONF": allocator}) is None
 
 
-@pytest.mark.parametrize(
-    ("layout", "bindings", "flags", "parameters", "named"),
-    [
-        ("8gpu", [], {}, QWEN_7B, None),
-        ("8gpu", [KL], {}, QWEN_7B, "the reference model"),
-        ("8gpu", [KL], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
-        ("8gpu", [], {"train.enable_ema": True}, QWEN_7B, "train.enable_ema"),
-        ("8gpu", [], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
-        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "train.enable_ema"),
-        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.35}, QWEN_7B, None),
-        ("8gpu", [KL], {"ds.zero_stage": 3}, QWEN_7B, None),  # an eighth of the weights on each GPU
-        ("8gpu", [], {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}, QWEN_7B, "the optimiser, awake"),
-        ("multinode", [], {}, QWEN_7B, None),
-        ("multinode", [KL], {}, QWEN_7B, "the reference model"),
-        ("1gpu", [KL], {"train.enable_ema": True}, QWEN_1B, None),
-        ("1gpu", [], {"vllm.gpu_memory_utilization": 0.95}, QWEN_1B, "at most 0.9"),
-        ("8gpu", [KL], APART, QWEN_7B, None),  # nothing is shared
-    ],
-)
-def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, parameters, named):
-    said = node.too_little_memory(arguments(layout, *bindings, **flags), parameters, H100)
-    assert (said is None) == (named is None), said
-    assert named is None or named in said
-
-
-def test_the_optimiser_states_of_an_adapter_are_not_counted():
-    awake = arguments("8gpu", **{"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7})
-    assert "the optimiser, awake" in node.too_little_memory(awake, QWEN_7B, H100)
-    assert node.too_little_memory(awake, QWEN_7B, H100, adapter=True) is None
-
-
-def test_parameters_are_counted_without_loading_any(raw_model):
-    sizes = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
-    heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    assert node.parameters_of(Qwen2Config(**sizes, **heads)) == QWEN_7B
-    assert node.parameters_of(CLIPConfig()) is None
-    loaded = AutoModelForCausalLM.from_pretrained(raw_model)
-    assert node.parameters_of(loaded.config) == sum(weight.numel() for weight in loaded.parameters())
-
-
-def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert node.gpu_bytes() is None
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 81559\necho 40960\n")
-    program.chmod(0o755)
-    assert node.gpu_bytes() == 40960 * 2**20
-
-
 def test_too_little_memory_is_a_warning_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
-    monkeypatch.setattr(node, "gpu_bytes", lambda: 4e9)
-    launch._check_node(arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
+    monkeypatch.setattr(memory, "gpu_bytes", lambda: 4e9)
+    launch._check_node(experiment("8gpu"), arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
     assert "vllm.gpu_memory_utilization = 0.6 of 4.0 GB" in caplog.text

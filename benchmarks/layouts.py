@@ -1,0 +1,111 @@
+#!/usr/bin/env python
+"""What each layout of GPUs needs with the paper's recipe: memory, download, disk and hours. All of it is estimated.
+
+    python benchmarks/layouts.py            # print the table
+    python benchmarks/layouts.py --page     # also write it into docs/cluster.md
+
+For a run of your own, `python scripts/train.py --gin … --dry-run` prints the same sums.
+
+Goal: every layout fits on the GPUs that it is made for.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ahead import filled
+from command_line import finish, make_parser
+from transformers import Qwen2Config
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.openrlhf import hours, memory
+from exgrpo_orlhf.evaluation.tables import markdown_table
+from exgrpo_orlhf.files import write
+from exgrpo_orlhf.smoke import buffer_bytes, duration
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
+# The sizes in the models' config.json: of Qwen2.5-Math-7B and Qwen2.5-Math-1.5B.
+MODELS = {
+    "7B": Qwen2Config(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, vocab_size=152064,
+        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False,
+    ),
+    "1.5B": Qwen2Config(
+        hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, vocab_size=151936,
+        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+STEPS = {"7B": 700, "1.5B": 500}  # of the paper's runs
+LAYOUTS = {  # model, and files beside the layout
+    "1gpu_24gb": ("1.5B", ["lora.gin"]),
+    "4gpu_24gb": ("1.5B", []),
+    "1gpu": ("1.5B", []),
+    "8gpu": ("7B", []),
+    "8gpu_ahead": ("7B", []),
+    "multinode": ("7B", []),
+    "multinode_ahead": ("7B", []),
+}
+HEAD = (
+    "`gin/engines/openrlhf_…`", "GPUs", "model", "a GPU: model, update, rollout", "cache, tokens", "a host", "download",
+    "disk", "a step", "a run",
+)  # fmt: skip
+
+
+def needs(layout: str) -> dict[str, Any]:
+    """The sums of a layout, in bytes, tokens and seconds; seconds of a step by card."""
+    name, files = LAYOUTS[layout]
+    bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions'", f"train.steps = {STEPS[name]}"]
+    x = config.load(["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *files], bound)
+    count = memory.parameters_of(MODELS[name], x.lora)
+    assert count is not None
+    assert x.openrlhf is not None
+    card = hours.CARDS[x.openrlhf.gpu]
+    sums = memory.memory_of(x, MODELS[name], count, card.memory)
+    buffer = buffer_bytes(x, 0.5, hours.RESPONSE)
+    same = {gpu: hours.step_of(x, count[0], one) for gpu, one in hours.CARDS.items() if one.memory == card.memory}
+    return {
+        "gpus": next(iter(same.values()))[1],
+        "model_name": f"{name}{', LoRA' if files else ''}",
+        "total": card.memory,
+        "short": memory.too_little_memory(x, sums, card.memory),
+        "model": sums.model, "update": sums.update, "rollout": sums.rollout, "cache": sums.cache,
+        "host": sums.host + buffer,
+        "download": 2 * count[0],
+        "disk": (x.settings.keep + 1) * (memory.checkpoint_bytes(*count) + buffer),
+        "steps": STEPS[name],
+        "seconds": {gpu: seconds for gpu, (seconds, _) in same.items()},
+    }  # fmt: skip
+
+
+def line(layout: str, row: dict[str, Any]) -> tuple[str, ...]:
+    gb = {name: row[name] / 1e9 for name in ("total", "model", "update", "rollout", "host", "download", "disk")}
+    steps = [f"{gpu} {duration(seconds)}" for gpu, seconds in row["seconds"].items()]
+    runs = [f"{gpu} {seconds * row['steps'] / 3600:.0f} h" for gpu, seconds in row["seconds"].items()]
+    return (
+        f"`{layout}`", f"{row['gpus']} × {gb['total']:.0f} GB", row["model_name"],
+        f"{gb['model']:.1f}, {gb['update']:.1f}, {gb['rollout']:.1f}", f"{row['cache']:,}",
+        *(f"{gb[name]:.0f} GB" for name in ("host", "download", "disk")), ", ".join(steps), ", ".join(runs),
+    )  # fmt: skip
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    return "\n".join(markdown_table(HEAD, [line(layout, row) for layout, row in rows.items()], 3))
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--page", action="store_true", help="write the table into docs/cluster.md")
+    given = parser.parse_args()
+    rows = {layout: needs(layout) for layout in LAYOUTS}
+    print(table(rows))
+    if given.page:
+        write(PAGE, filled(PAGE.read_text(encoding="utf-8"), {"layouts": table(rows)}).encode())
+    short = [f"{layout}: {row['short']}" for layout, row in rows.items() if row["short"]]
+    summary = "; ".join(short) or f"{len(rows)} layouts fit on their GPUs"
+    return finish(given, {"met": not short, "layouts": rows}, summary)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

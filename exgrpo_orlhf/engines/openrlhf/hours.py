@@ -1,0 +1,50 @@
+"""Seconds of a step by the operations that it takes. Estimated, not measured: every assumption is a constant here.
+
+Left out: validation, and that a step waits for its longest response (docs/ahead.md has a simulation of that).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...experiment import Experiment
+
+RESPONSE, PROMPT = 2000, 300  # tokens of a mean response and a mean prompt (assumed)
+CANDIDATES = 4  # stored trajectories of a replayed question, which are scored (assumed)
+TRAIN_SHARE = 0.3  # of the peak in forward and backward passes, recomputed layers included (assumed)
+OTHER = 0.1  # of all the rest: weight sync, sleep and wake-up, grading, checkpoints (assumed)
+RATED = 7.62e9  # parameters at which a card's tokens are; fewer are read from memory that much faster (assumed)
+
+
+class Card(NamedTuple):
+    """memory: bytes; flops: dense bf16 peak, a second; tokens: generated a second by a model of `RATED` parameters"""
+
+    memory: float
+    flops: float
+    tokens: float
+
+
+# By NVIDIA's data sheets; tokens are assumed (the RTX 4090 has half of the A100's memory bandwidth).
+CARDS = {"A100": Card(80e9, 312e12, 2000), "H100": Card(80e9, 989e12, 4000), "RTX 4090": Card(24e9, 165e12, 1000)}
+
+
+def step_of(x: Experiment, parameters: int, card: Card) -> tuple[float, int]:
+    """Seconds of a step with replay, and the GPUs of the layout.
+
+    A forward pass is 2 operations a parameter and token, a backward pass 4, or 2 where the weights are frozen.
+    """
+    flags, k = x.openrlhf.all_flags() if x.openrlhf else {}, x.settings.group_size
+    rows, replayed = x.settings.questions_per_step * k, int(x.mixer.rho * x.settings.questions_per_step)
+    response = min(RESPONSE, x.sampling.max_response_tokens)
+    forward = 2 * parameters * (response + min(PROMPT, x.prompts.max_tokens)) / (card.flops * TRAIN_SHARE)  # of a row
+    passes = x.optimizer.passes_per_batch * (3 if x.lora.rank is None else 2) + (x.loss.kl_coef > 0)
+    if x.optimizer.steps_per_batch * x.optimizer.passes_per_batch > 1 and not x.settings.generate_ahead:
+        passes += 1  # log-probs before the update
+    generate = (rows - replayed * (k - x.mixer.fresh_beside)) * response / (card.tokens * RATED / parameters)
+    train = (rows * passes + replayed * CANDIDATES) * forward
+    trainers = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
+    if flags.get("train.colocate_all"):
+        return (1 + OTHER) * (generate + train) / trainers, trainers
+    engines = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)
+    times = generate / engines, train / trainers
+    return (1 + OTHER) * (max(times) if x.settings.generate_ahead else sum(times)), trainers + engines

@@ -1,0 +1,163 @@
+"""What a layout needs of a GPU, of a node's memory and of the disk, as a sum over the model's sizes and the flags.
+
+Estimated, not measured: nothing of this was tried on a GPU. Left out are weights that ZeRO-3 gathers for a layer, and
+what processes hold beside the models. A GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...experiment import Experiment
+from ...lazy import torch, transformers
+from ...settings import LoRA
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+GB = 1e9
+RESERVE = (
+    5 * GB
+)  # of a GPU beside the sums: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments (assumed)
+_BUCKET = 1 * GB  # DeepSpeed's reduce bucket, 5·10^8 gradients in bf16
+_ENGINE = 5 * GB  # vLLM's working memory beside weights and cache (assumed)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes; those of a GPU without `RESERVE`.
+
+    model: weights, gradients, master weights and Adam
+    update: the model and a micro-batch with log-probs, but without logits
+    reference: the model, a reference model and its logits, before the update; 0 without a KL term
+    rollout: what stays on the GPU while vLLM generates (`stays`, by name), and vLLM's share
+    cache: tokens for which vLLM's share has room beside its weights
+    host: of a node, for what is asleep or offloaded (with gradients in float32); without the replay buffer
+    """
+
+    model: float
+    update: float
+    reference: float
+    rollout: float
+    stays: dict[str, float]
+    cache: int
+    host: float
+
+    def text(self) -> str:
+        """The sums of a GPU, in GB."""
+        parts = {"model": self.model, "update": self.update, "reference pass": self.reference}
+        return ", ".join(f"{name} {part / GB:.1f}" for name, part in {**parts, "rollout": self.rollout}.items() if part)
+
+
+def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int] | None:
+    """Parameters of the causal language model with this configuration, tied ones once, and how many of the model or its
+    adapter are trained. None where transformers has no such model, as for one with images."""
+    with torch.device("meta"):
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_config(config)
+        except ValueError:
+            return None
+    count: int = sum(weight.numel() for weight in model.parameters())
+    layers = [
+        layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+        if lora.targets == "all-linear" or name.rpartition(".")[2] in lora.targets
+    ]
+    return count, count if lora.rank is None else lora.rank * sum(x.in_features + x.out_features for x in layers)
+
+
+def checkpoint_bytes(parameters: int, trained: int) -> int:
+    """Weights in the Hugging Face files and in DeepSpeed's (bf16), its float32 master weights, two moments of Adam."""
+    return 4 * parameters + 12 * trained
+
+
+def memory_of(x: Experiment, config: PretrainedConfig, count: tuple[int, int], total: float) -> Memory:
+    """The sums for a model (count: `parameters_of`) with the experiment's layout on GPUs of `total` bytes."""
+    flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
+    parameters, trained = count
+    stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
+    ranks = flags.get("actor.num_nodes", 1) * per_node
+    colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")
+    weights = 2 * parameters / (ranks if stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
+    gradients = 2 * trained / (ranks if stage > 1 else 1)
+    states = 12 * trained / ranks  # master weights and Adam, float32
+    model = weights + gradients + (0 if offloaded else states) + _BUCKET
+    beside: dict[str, float] = {}
+    if x.loss.kl_coef > 0 and x.lora.rank is None and (colocated or flags.get("train.colocate_actor_ref")):
+        # ref.offload: of parameters that are partitioned; with stage 2 the reference model has no ZeRO stage
+        beside["the reference model"] = 0.0 if flags.get("ref.offload") and stage == 3 else weights
+    if flags.get("train.enable_ema"):
+        beside["the average (train.enable_ema)"] = 2 * parameters
+    engine = total * flags.get("vllm.gpu_memory_utilization", 0.95)
+    engine_gpus = flags.get("vllm.tensor_parallel_size", 1)
+    engine_weights = 2 * parameters / engine_gpus
+    held = model + sum(beside.values()) + (engine if colocated and not flags.get("vllm.enable_sleep") else 0)
+
+    longest = longest_sequence(x)
+    update_tokens = max(flags.get("train.max_tokens_per_gpu", 16192), longest)
+    scored_tokens = max(flags.get("rollout.max_tokens_per_gpu") or update_tokens, longest)
+    if not flags.get("train.dynamic_batch_enable"):
+        update_tokens, scored_tokens = (flags.get(f"{p}.micro_batch_size", 1) * longest for p in ("train", "rollout"))
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    inner = max(inner) if isinstance(inner, list) else inner  # some models have one a layer
+    layer = update_tokens * 2 * (6 * text.hidden_size + 4 * inner)  # its activations
+    # With gradient checkpointing the inputs of all layers, and one layer computed again.
+    checkpointed = text.num_hidden_layers * update_tokens * text.hidden_size * 2 + layer
+    kept = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
+    # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
+    # layer, and of an embedding that is the same weight.
+    learnt = 0 if x.lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * learnt
+
+    stays = {"the policy": weights, **beside} if colocated else {}
+    if colocated and not flags.get("ds.enable_sleep") and not offloaded:
+        stays["the optimiser, awake"] = states
+    heads = getattr(text, "num_attention_heads", 1)
+    width = 2 * (getattr(text, "num_key_value_heads", None) or heads)  # heads of keys and of values
+    width *= getattr(text, "head_dim", None) or text.hidden_size // heads
+    asleep = 16 * trained / ranks if offloaded else gradients + states if flags.get("ds.enable_sleep") else 0
+    return Memory(
+        model=model,
+        update=held + log_probs + kept,
+        reference=held + scored_tokens * text.vocab_size * 6 if "the reference model" in beside else 0,  # bf16, float32
+        rollout=sum(stays.values()) + engine,
+        stays=stays,
+        cache=max(0, int((engine - engine_weights - _ENGINE) / (text.num_hidden_layers * width * 2) * engine_gpus)),
+        host=per_node * (asleep + (engine_weights if flags.get("vllm.enable_sleep") else 0)),
+    )
+
+
+def longest_sequence(x: Experiment) -> int:
+    """Tokens of the longest prompt and response together."""
+    return x.prompts.max_tokens + x.sampling.max_response_tokens
+
+
+def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None:
+    """What does not fit on a GPU of `total` bytes, and what to do, or None."""
+    share = x.openrlhf.all_flags().get("vllm.gpu_memory_utilization", 0.95) if x.openrlhf else 0.0
+    vllm = f"vllm.gpu_memory_utilization = {share} of {total / GB:.1f} GB"
+    reserve = f"about {RESERVE / GB:.0f} GB of CUDA, NCCL and fragments are more than the GPU has"
+    fits = (total - (held := sum(memory.stays.values())) - RESERVE) / total
+    if memory.stays and share > fits:
+        most = f"at most {int(100 * fits) / 100} fits" if fits > 0 else "no share fits"
+        return f"{vllm}, {held / GB:.1f} GB of {', '.join(memory.stays)} and {reserve}: {most}"
+    for part, size, flag in (("an update", memory.update, "train"), ("a reference pass", memory.reference, "rollout")):
+        if size + RESERVE > total:
+            remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/lora.gin) or take more GPUs"
+            return f"{size / GB:.1f} GB of {part} on {total / GB:.1f} GB and {reserve}: {remedy}"
+    if memory.cache < longest_sequence(x):
+        return f"{vllm} leaves a cache of {memory.cache:,} tokens, less than the longest sequence: raise the share"
+    return None
+
+
+def gpu_bytes() -> float | None:
+    """Memory of the smallest GPU here, or None. By nvidia-smi: torch would create a CUDA context and keep it."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(float(line) for line in answer.stdout.split("\n") if line) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

@@ -1,0 +1,165 @@
+"""The estimates of what a layout needs, against the sums that were made by hand for GPUs of 80 GB. No GPU was there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from transformers import AutoModelForCausalLM, CLIPConfig, Qwen2Config
+
+from exgrpo_orlhf import adapters, config
+from exgrpo_orlhf.engines.openrlhf import hours, memory
+from exgrpo_orlhf.settings import LoRA
+
+H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
+QWEN_7B = Qwen2Config(
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    vocab_size=152064,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+)
+QWEN_1B = Qwen2Config(
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    vocab_size=151936,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+KL = "MixedPolicyLoss.kl_coef = 0.001"
+APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
+
+
+def experiment(layout: str, *bindings: str, recipe: str = "base.gin", **flags):
+    more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
+    return config.load([recipe, f"engines/openrlhf_{layout}.gin"], more)
+
+
+def papers(layout: str, *bindings: str):
+    named = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'", "train.steps = 700"]
+    return experiment(layout, *named, *bindings, recipe="recipes/paper.gin")
+
+
+def sums(x, model, total=80e9):
+    return memory.memory_of(x, model, memory.parameters_of(model, x.lora), total)
+
+
+def short_of(x, model, total=H100):
+    return memory.too_little_memory(x, sums(x, model, total), total)
+
+
+# Made by hand, in GB: model, update, before the update with a KL term (0: not made), rollout, host, cache in tokens.
+BY_HAND = {
+    "8gpu": (QWEN_7B, 29.6, 38.4, 29.6 + 30.1, 63.2, 228, 484_000),
+    "1gpu": (QWEN_1B, 25.7, 30.1, 25.7 + 18.0, 51.1, 0, 1_392_000),
+    "8gpu_ahead": (QWEN_7B, 42.9, 51.7, 73.0, 68.0, 0, 833_000),
+    "multinode": (QWEN_7B, 19.6, 28.4, 0, 63.2, 149, 484_000),
+    "multinode_ahead": (QWEN_7B, 22.9, 31.7, 0, 68.0, 0, 833_000),
+}
+
+
+@pytest.mark.parametrize("layout", BY_HAND)
+def test_the_sums_are_those_that_were_made_by_hand(layout):
+    """To their rounding: 0.05 GB, and for the update 0.15, where two of its terms were rounded to half a GB."""
+    model, states, update, reference, rollout, host, cache = BY_HAND[layout]
+    found = sums(papers(layout), model)
+    assert found.model / 1e9 == pytest.approx(states, abs=0.05)
+    assert found.update / 1e9 == pytest.approx(update, abs=0.15)
+    assert found.reference == 0
+    assert found.rollout / 1e9 == pytest.approx(rollout, abs=0.05)
+    assert found.cache == pytest.approx(cache, abs=500)
+    if host:
+        assert found.host / 1e9 == pytest.approx(host, abs=0.6)
+    if reference:
+        assert sums(papers(layout, KL), model).reference / 1e9 == pytest.approx(reference, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rollout", "cache"),
+    [({}, 78.4, 484_000), ({"vllm.gpu_memory_utilization": 0.45}, 66.4, 275_000)],
+)
+def test_a_reference_model_stays_beside_vllm(flags, rollout, cache):
+    found = sums(experiment("8gpu", KL, **flags), QWEN_7B)
+    assert found.rollout / 1e9 == pytest.approx(rollout, abs=0.1)
+    assert found.cache == pytest.approx(cache, abs=500)
+
+
+@pytest.mark.parametrize(("gpu", "total", "days"), [("A100", 550, 69), ("H100", 210, 27)])
+def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
+    """The sum of docs/cluster.md, whose totals are rounded to tens."""
+    seconds, gpus = hours.step_of(papers("8gpu"), 7_615_616_512, hours.CARDS[gpu])
+    assert gpus == 8
+    assert seconds * 700 / 3600 == pytest.approx(days, abs=0.5)
+    assert seconds * 700 * 8 / 3600 == pytest.approx(total, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "bindings", "flags", "model", "named"),
+    [
+        ("8gpu", [], {}, QWEN_7B, None),
+        ("8gpu", [KL], {}, QWEN_7B, "the reference model"),
+        ("8gpu", [KL], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
+        ("8gpu", [], {"train.enable_ema": True}, QWEN_7B, "train.enable_ema"),
+        ("8gpu", [], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
+        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "train.enable_ema"),
+        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.35}, QWEN_7B, None),
+        ("8gpu", [KL], {"ds.zero_stage": 3}, QWEN_7B, None),  # an eighth of the weights on each GPU
+        ("8gpu", [], {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}, QWEN_7B, "the optimiser, awake"),
+        ("multinode", [], {}, QWEN_7B, None),
+        ("multinode", [KL], {}, QWEN_7B, "the reference model"),
+        ("1gpu", [KL], {"train.enable_ema": True}, QWEN_1B, None),
+        ("1gpu", [], {"vllm.gpu_memory_utilization": 0.95}, QWEN_1B, "at most 0.9"),
+        ("8gpu", [KL], APART, QWEN_7B, None),  # nothing is shared
+    ],
+)
+def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, model, named):
+    said = short_of(experiment(layout, *bindings, **flags), model)
+    assert (said is None) == (named is None), said
+    assert named is None or named in said
+
+
+def test_the_optimiser_states_of_an_adapter_are_small():
+    flags = {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}
+    assert "the optimiser, awake" in short_of(experiment("8gpu", **flags), QWEN_7B)
+    assert short_of(experiment("8gpu", "LoRA.rank = 16", **flags), QWEN_7B) is None
+
+
+def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
+    bindings = ["Prompts.max_tokens = 1024", "MAX_RESPONSE_TOKENS = 8192"]
+    all_weights = experiment("1gpu_24gb", *bindings)
+    assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
+    assert short_of(experiment("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
+    assert short_of(experiment("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
+    said = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
+    assert re.match(r"21\.0 GB of a reference pass on 24\.0 GB .*rollout\.max_tokens_per_gpu", said)
+    assert short_of(experiment("4gpu_24gb", KL, bindings[0], "MAX_RESPONSE_TOKENS = 5120"), QWEN_1B, 24e9) is None
+    small = experiment("1gpu_24gb", "LoRA.rank = 16", *bindings, **{"vllm.gpu_memory_utilization": 0.34})
+    assert "a cache of 2,5" in short_of(small, QWEN_1B, 24e9)
+
+
+def test_parameters_are_counted_without_loading_any():
+    assert memory.parameters_of(QWEN_7B, LoRA()) == (7_615_616_512,) * 2
+    assert memory.parameters_of(QWEN_1B, LoRA()) == (1_543_714_304,) * 2
+    assert memory.parameters_of(CLIPConfig(), LoRA()) is None
+    for tied in (True, False):
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        small = Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=50, tie_word_embeddings=tied)
+        count = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
+        assert memory.parameters_of(small, LoRA()) == (count, count)
+        for lora in (LoRA(rank=4), LoRA(rank=2, targets=("q_proj", "down_proj"))):
+            adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, "model", seed=0)
+            trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
+            assert memory.parameters_of(small, lora) == (count, trained)
+
+
+def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert memory.gpu_bytes() is None
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    program.chmod(0o755)
+    assert memory.gpu_bytes() == 40960 * 2**20

@@ -1,0 +1,147 @@
+"""--dry-run of train.py: the plan of a run, what is missing or wrong, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from run_builders import byte_tokenizer, small_bindings
+from transformers import Qwen2Config
+
+from exgrpo_orlhf.supervised.tiny_models import ChainModel
+
+SHAPE = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
+HEADS = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def big_model(tmp_path: Path) -> Path:
+    """Configuration and tokenizer of a model of Qwen2.5-7B's sizes, without weights."""
+    folder = tmp_path / "model"
+    Qwen2Config(**SHAPE, **HEADS, max_position_embeddings=16384, architectures=["Qwen2ForCausalLM"]).save_pretrained(
+        folder
+    )
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def questions_file(folder: Path) -> Path:
+    rows = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "data_source": "sums"} for i in range(200)]
+    file = folder / "sums.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def dry_run(run_script, tmp_path):
+    """train.py --dry-run with gin files and bindings → status, its lines by their first word, and the errors."""
+
+    def go(files: list[str], bindings: list[str]):
+        words = [word for file in files for word in ("--gin", file)]
+        words += [word for binding in bindings for word in ("--set", binding)]
+        done = run_script("train.py", *words, "--dry-run", "--out", tmp_path / "runs" / "run")
+        assert not (tmp_path / "runs").exists()
+        lines = {line[:12].strip(): line[12:] for line in done.stdout.splitlines() if line[:12].strip()}
+        return done, lines, [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+
+    return go
+
+
+def paper_run(model: Path, questions: Path) -> list[str]:
+    return [
+        f"PretrainedModel.path = {str(model)!r}",
+        f"QuestionFile.path = {str(questions)!r}",
+        "QuestionFile.answer = 'answer'",
+        "train.steps = 700",
+    ]
+
+
+def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run, big_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "openrlhf", None)
+    bindings = paper_run(big_model, questions_file(tmp_path))
+    done, lines, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    assert (done.returncode, errors) == (0, [])
+    assert lines["questions"] == "200 to train on, 0 for validation"
+    assert lines["model"] == f"{big_model}: 7,615.6 million parameters, 16384 positions"
+    assert lines["prompt"].startswith(f"{len('<|user|>What is 0 + 0?<|assistant|>')} tokens, with a question of sums")
+    assert "\n            <|user|>What is 0 + 0?<|assistant|>\n" in done.stdout
+    assert lines["batch"] == "128 questions × 8 rows of at most 9,216 tokens; 2 optimiser steps"
+    assert lines["steps"].startswith("700; no validation; a checkpoint every 20, 2 of them kept")
+    assert "ρ = 0.5, 64 questions of a batch, from the step after a batch whose Pass@1 exceeds 0.35" in lines["replay"]
+    assert "model 29.6, update 38.3, rollout 63.2 of 80.0 GB (A100); vLLM's cache 484,248 tokens" in lines["GPU memory"]
+    assert lines["host memory"].startswith("estimated: 228.5 GB a node")
+    assert "6 min a step, 69 h a run, 554 GPU-hours" in lines["time"]
+    assert "a checkpoint, at most " in lines["disk"]
+    assert all(lines[name].startswith("estimated") for name in ("GPU memory", "host memory", "time", "disk"))
+
+
+def test_a_model_that_does_not_fit_is_said(dry_run, big_model, tmp_path):
+    bindings = [*paper_run(big_model, questions_file(tmp_path)), "MixedPolicyLoss.kl_coef = 0.1"]
+    done, _, _ = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    assert done.returncode == 0
+    assert (
+        "TOO LITTLE: vllm.gpu_memory_utilization = 0.6 of 80.0 GB, 30.5 GB of the policy, the reference" in done.stdout
+    )
+
+
+def test_what_is_missing_is_a_line_each_with_the_command_that_gets_it(dry_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no network"))
+    )
+    files = ["recipes/paper.gin", "models/qwen2_5_math_7b.gin", "engines/openrlhf_8gpu.gin"]
+    done, lines, errors = dry_run(files, [f"QuestionFile.path = {str(tmp_path / 'openr1.parquet')!r}"])
+    assert done.returncode == 2
+    assert len(errors) == 2
+    assert "openr1.parquet: no such file" in errors[0]
+    assert "python scripts/prepare_data.py --only openr1 " in errors[0]
+    assert "hf download Qwen/Qwen2.5-Math-7B" in errors[1]
+    assert lines.keys() == {"batch", "steps", "replay"}  # what needs neither
+
+
+def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, tmp_path, monkeypatch):
+    """As after a run of the tokenizer alone, or of another dry run where the hub answers."""
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "1"
+    shutil.copytree(big_model, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    bindings = [*paper_run(big_model, questions_file(tmp_path)), "PretrainedModel.path = 'some/model'"]
+    done, lines, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    assert errors == ["error: the weights of some/model are not in the hub's cache here: hf download some/model"]
+    assert lines["model"].startswith("some/model: 7,615.6 million")
+    (snapshot / "model.safetensors.index.json").write_text("{}")
+    done, _, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    assert (done.returncode, errors) == (0, [])
+
+
+def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path):
+    bindings = [
+        *paper_run(big_model, questions_file(tmp_path)),
+        "MAX_RESPONSE_TOKENS = 20000",
+        "Prompts.max_tokens = 30",
+        "OpenRLHF.more_flags = {'train.seed': 1}",
+    ]
+    done, _, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    assert done.returncode == 2
+    for error, part in zip(
+        errors, ("16384 positions", "Prompts.max_tokens = 30", "train.seed is decided by"), strict=True
+    ):
+        assert part in error
+
+
+def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_trained(
+    dry_run, raw_model, tmp_path, monkeypatch
+):
+    done, lines, errors = dry_run(["base.gin"], small_bindings(raw_model))
+    assert (done.returncode, errors) == (0, [])
+    assert lines["questions"] == "24 to train on, 10 for validation"
+    assert lines["memory"].startswith("estimated: ")
+    monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
+    done, lines, errors = dry_run(["base.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
+    assert (done.returncode, errors) == (0, [])
+    assert "trained when the run begins" in lines["model"]
