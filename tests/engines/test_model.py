@@ -42,6 +42,7 @@ LINEAR = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 MAMBA = {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
 
 
@@ -89,7 +90,10 @@ def test_rows_of_a_model_with_attention_alone_are_not_mixed(config, dtype):
         (Qwen3NextConfig(**HEADS, **LINEAR), {}),
         (BambaConfig(**SMALL, **MAMBA), {}),
         # Attention that ignores positions, so that a row sees those before it.
-        (GptOssConfig(**HEADS, **SLIDING, num_local_experts=2, num_experts_per_tok=1), {"attn_implementation": "eager"}),
+        (
+            GptOssConfig(**HEADS, **SLIDING, num_local_experts=2, num_experts_per_tok=1),
+            {"attn_implementation": "eager"},
+        ),
     ],
     ids=["qwen3_next", "bamba", "gpt_oss, eager"],
 )
