@@ -60,6 +60,7 @@ CASES = [
     case("generate_ahead", "step|rollout|update", "step|rollout|update|wait|ratio|overlap"),
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
+    case("hybrid", "met", "packed|padded|wrong"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case(
         "lora",
