@@ -84,7 +84,10 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
 
 def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
     """The bound configuration with narrower layers, and no more of them than it takes to have one of each kind."""
-    shape, lists = copy.deepcopy(bound), _per_layer(bound)
+    shape = copy.deepcopy(bound)
+    # Settings with a value for each layer, such as `layer_types`; lists without a repetition are of layers' numbers.
+    lists = {name: value for name, value in vars(bound).items() if isinstance(value, list | tuple)}
+    lists = {k: v for k, v in lists.items() if len({*map(str, v)}) < len(v) == bound.num_hidden_layers}
     layers = _layers(bound, lists.values())
     heads = max(4, tensor_parallel)
     grouped = getattr(bound, "num_key_value_heads", None) not in (None, bound.num_attention_heads)
@@ -113,19 +116,8 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
     return shape
 
 
-def _per_layer(bound: PretrainedConfig) -> dict[str, Sequence[Any]]:
-    """The settings that have a value for each layer, such as `layer_types`; not the lists of layers' numbers."""
-    lists = {name: value for name, value in vars(bound).items() if isinstance(value, list | tuple)}
-    return {
-        name: values
-        for name, values in lists.items()
-        if len({*map(str, values)}) < len(values) == bound.num_hidden_layers
-    }
-
-
 def _layers(bound: PretrainedConfig, settings: Collection[Sequence[Any]]) -> int:
-    """How many of the first layers there must be for one of each kind. Two layers are of one kind if they have the same
-    modules and the same `settings`."""
+    """How many layers there must be for one of each kind: of the same modules and `settings`."""
     with torch.device("meta"):
         modules = [*AutoModelForCausalLM.from_config(bound).modules()]
     lists = [part for part in modules if isinstance(part, ModuleList) and len(part) == bound.num_hidden_layers]

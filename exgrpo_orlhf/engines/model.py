@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -19,10 +18,8 @@ from .rows import ForwardRow, probe_rows
 class _Backbone(tuple[Tensor, ...]):
     """A backbone's output of hidden states alone; what else a model asks for is None."""
 
-    last_hidden_state: Tensor
-
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
 
 
 @torch.no_grad()
@@ -36,7 +33,6 @@ def changes_logits(model: PreTrainedModel) -> bool:
     ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
     hidden = torch.zeros(1, 4, model.config.get_text_config().hidden_size, device=model.device, dtype=model.dtype)
     output = _Backbone((hidden,))
-    output.last_hidden_state = hidden
     values = 64 * torch.arange(-128.0, 128.0).view(1, 4, 64)  # bfloat16 has all of them
     with patch.object(head, "forward", lambda _: values), patch.object(backbone, "forward", lambda *_, **__: output):
         logits = model(input_ids=ids, use_cache=False)["logits"]
@@ -47,9 +43,8 @@ def mixing_of_rows(measure: Callable[[Sequence[ForwardRow]], Sequence[Measured]]
     """By how much the log-probs of a row change if it stands behind another row, nats, or None if only by rounding.
 
     Rows are mixed by layers that carry a state from token to token, such as Mamba's, and by attention that ignores
-    positions. Without that a row has the same log-probs whatever the row before it contains, which also finds mixing
-    that is weaker than the rounding of bfloat16. Positions that do not restart only show in comparison with the row
-    alone.
+    positions: then the row before changes the log-probs, which shows below bfloat16's rounding too. Positions that do
+    not restart only show in comparison with the row alone.
 
     measure: of rows in one pass, in order; vocabulary: its size
     """
@@ -58,12 +53,10 @@ def mixing_of_rows(measure: Callable[[Sequence[ForwardRow]], Sequence[Measured]]
     ahead = [measure([row, *other])[0].logprobs for other in others]
     alone = measure([row])[0].logprobs
     # Both orders compute the same tokens. The first row of a pass is right, so its differences are rounding.
-    (leak, noise), (off, rounding) = (
-        (np.abs(pair[0] - pair[1]) for pair in pairs)
-        for pairs in ((behind, ahead), ((behind[0], alone), (ahead[0], alone)))
-    )
-    mixed = leak.max() > 4 * noise.max() + 1e-3 or off.mean() > max(4 * rounding.mean(), 0.05)
-    return float(max(leak.max(), off.max())) if mixed else None
+    leak, noise = (abs(one - two).max() for one, two in (behind, ahead))
+    off, rounding = (abs(one - alone).mean() for one, _ in (behind, ahead))
+    mixed = leak > 4 * noise + 1e-3 or off > max(4 * rounding, 0.05)
+    return float(max(leak, abs(behind[0] - alone).max())) if mixed else None
 
 
 def too_few_positions(config: PretrainedConfig, tokens: int, path: object) -> str | None:

@@ -57,10 +57,7 @@ def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def probe_rows(vocabulary: int, lengths: Sequence[tuple[int, int]], step: int = 7) -> list[ForwardRow]:
-    """Rows of arbitrary tokens, with which an engine tests its model. Each begins with the first tokens of the longest.
-
-    vocabulary: its size; lengths: of prompt and response of each row; step: another one makes other tokens
-    """
+    """Rows of arbitrary tokens, to test a model with. lengths: of prompts and responses; step: makes other tokens"""
     tokens = (np.arange(1, 1 + max(map(sum, lengths))) * step % vocabulary).astype(np.int32)
     return [ForwardRow(tokens[:p].tolist(), tokens[p : p + t]) for p, t in lengths]
 

@@ -93,7 +93,7 @@ class PolicyForward:
         if changes_logits(self.model) or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
             raise ValueError(
                 f"{type(self.model).__name__} does more to its logits than the output layer does, such as scaling or "
-                "capping them: such a model cannot be trained by the local engine"
+                "capping them: the local engine cannot train it"
             )
 
     @torch.no_grad()

@@ -105,28 +105,26 @@ def generate(
 
 @torch.no_grad()
 def check_rows(model: PreTrainedModel, pad: int) -> None:
-    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone: the rows
-    of its cache cannot be selected, or the padding before a prompt changes what follows."""
+    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone."""
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[*row.prompt, *row.response.tolist()] for row in probe_rows(vocabulary, ((2, 2), (4, 2), (3, 2)))]
     owner = [0, 1, 1, 2]
     tokens = torch.tensor([rows[i][-2:] for i in owner], device=model.device)
-    expected = torch.stack([model(torch.tensor([row], device=model.device)).logits[0, -1].float() for row in rows])
+    alone = torch.stack([model(torch.tensor([row], device=model.device)).logits[0, -1].float() for row in rows])
     why = "they differ"
     try:
         batch = Batch(model, [row[:-2] for row in rows], owner, pad, 2)
         batch.append(tokens[:, 0])
         going = batch.keep(torch.tensor([1, 3], device=model.device))
         batch.append(tokens[going, 1])
-        gap = (batch.logits.float() - expected[torch.tensor(owner)[going.cpu()]]).abs().max()
-        # Logits that are not finite are `generate`'s to report.
-        wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(expected.abs().max())))
+        gap = (batch.logits.float() - alone[torch.tensor(owner)[going.cpu()]]).abs().max()
+        wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(alone.abs().max())))  # not if NaN
     except (RuntimeError, IndexError) as error:
         wrong, why = True, str(error).partition("\n")[0]
     if wrong:
         raise ValueError(
-            f"{type(model).__name__} does not give the rows of a batch the logits of each row alone, with padding and "
-            f"without the rows that have ended ({why}): the local engine cannot generate with such a model"
+            f"the local engine cannot generate with {type(model).__name__}: rows of a batch, padded or without those "
+            f"that have ended, do not have the logits of each row alone ({why})"
         )
 
 

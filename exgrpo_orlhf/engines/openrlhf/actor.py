@@ -230,17 +230,13 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm
         )
-        if strategy.args.ds.packing_samples:
-            self._refuse_mixing()
-
-    def _refuse_mixing(self) -> None:
-        """Raises ValueError if a packed row has other log-probs behind another row than alone."""
-        model, attention = self.actor.model.module, self.strategy.args.ds.attn_implementation
-        if mixed := mixing_of_rows(self.measure, model.config.get_text_config().vocab_size):
+        model, ds = self.actor.model.module, strategy.args.ds
+        size = model.config.get_text_config().vocab_size
+        if ds.packing_samples and (mixed := mixing_of_rows(self.measure, size)):
             raise ValueError(
                 f"OpenRLHF.flags: ds.packing_samples cannot be used with {type(model).__name__} and "
-                f"ds.attn_implementation = {attention!r}: log-probs of a row change by {mixed:.2g} nats with the row "
-                "before it; leave out ds.packing_samples, and train.dynamic_batch_enable, which packs rows too"
+                f"ds.attn_implementation = {ds.attn_implementation!r}: the row before a row changes its log-probs by "
+                f"{mixed:.2g} nats; leave out ds.packing_samples, and train.dynamic_batch_enable, which packs rows too"
             )
 
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:

@@ -254,11 +254,8 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
         "what is written into gathered parameters; use ds.zero_stage = 2",
     )
-    _require(
-        not args.train.enable_ema or x.lora.rank is None,
-        "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average the weights of a model that has no "
-        "adapter",
-    )
+    average = "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter"
+    _require(not args.train.enable_ema or x.lora.rank is None, average)
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     try:

@@ -272,7 +272,7 @@ def test_a_model_whose_positions_are_shifted_by_padding_is_refused(monkeypatch):
         )
 
     monkeypatch.setattr(model, "forward", without_positions)
-    with pytest.raises(ValueError, match=r"does not give the rows of a batch .*\(they differ\)"):
+    with pytest.raises(ValueError, match=r"rows of a batch, .* do not have the logits .*\(they differ\)"):
         check_rows(model, 0)
 
 

@@ -241,7 +241,7 @@ def test_a_model_whose_cache_cannot_lose_rows_is_refused_before_it_generates(war
         **SMALL, head_dim=16, block_size=4, num_local_experts=2, layer_types=["linear_attention", "full_attention"]
     )
     model = saved_model(config, warm_model, tmp_path)
-    with pytest.raises(ValueError, match="MiniMaxForCausalLM does not give the rows of a batch"):
+    with pytest.raises(ValueError, match="cannot generate with MiniMaxForCausalLM: rows of a batch"):
         make_engine(model)
     make_engine(model, generates=False)
 
