@@ -61,6 +61,7 @@ CASES = [
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("layouts", "met", "model|update|rollout|cache|host|download|disk|A100"),
+    case("hybrid", "met", "packed|padded|wrong"),
     case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
     case(
         "lora",

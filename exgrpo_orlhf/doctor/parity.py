@@ -111,6 +111,7 @@ def plain_engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16
         model_path=model,
         seed=x.settings.seed,
         reference=x.loss.kl_coef > 0,
+        generates=False,
     )
 
 

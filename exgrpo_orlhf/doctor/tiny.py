@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from .. import config
@@ -23,7 +24,7 @@ from ..settings import ConfigError
 from ..supervised.start import SupervisedModel
 from ..supervised.tiny_models import chain_tokenizer
 
-LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model; width of a head; standard deviation of a logit
+LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model, at least; width of a head; standard deviation of a logit
 RESPONSE, PROMPT = 24, 32  # longest, tokens
 MICRO_BATCH_TOKENS = 128  # of dynamic batches; the rows of a step on a rank are more than three times that
 ROWS = 24  # fewest rows of an optimiser step on a rank
@@ -82,12 +83,16 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
 
 
 def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
-    """The bound configuration with fewer and narrower layers."""
+    """The bound configuration with narrower layers, and no more of them than it takes to have one of each kind."""
     shape = copy.deepcopy(bound)
+    # Settings with a value for each layer, such as `layer_types`; lists without a repetition are of layers' numbers.
+    lists = {name: value for name, value in vars(bound).items() if isinstance(value, list | tuple)}
+    lists = {k: v for k, v in lists.items() if len({*map(str, v)}) < len(v) == bound.num_hidden_layers}
+    layers = _layers(bound, lists.values())
     heads = max(4, tensor_parallel)
     grouped = getattr(bound, "num_key_value_heads", None) not in (None, bound.num_attention_heads)
     small: dict[str, Any] = {
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": max(heads // 2, tensor_parallel) if grouped else heads,
         "head_dim": HEAD,
@@ -97,12 +102,30 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "num_experts": 4,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "max_window_layers": LAYERS,
+        "n_group": 1,  # of experts
+        "topk_group": 1,
+        "max_window_layers": layers,
     }
+    # The heads of a Mamba layer have the width mamba_expand · hidden_size together, unless mamba_d_ssm names it.
+    if (width := getattr(bound, "mamba_expand", None)) and not getattr(bound, "mamba_d_ssm", None):
+        small["mamba_n_heads"] = int(width * heads * HEAD) // getattr(bound, "mamba_d_head", HEAD)
+        small["mamba_headdim"] = int(width * heads * HEAD) // getattr(bound, "n_mamba_heads", heads)
+        small |= {"attention_hidden_size": 2 * heads * HEAD, "attention_head_dim": 2 * HEAD}  # Zamba's
     shape.update({name: value for name, value in small.items() if getattr(shape, name, None) is not None})
-    if getattr(shape, "layer_types", None) is not None:
-        shape.layer_types = shape.layer_types[:LAYERS]
+    shape.update({name: values[:layers] for name, values in lists.items()})
     return shape
+
+
+def _layers(bound: PretrainedConfig, settings: Collection[Sequence[Any]]) -> int:
+    """How many layers there must be for one of each kind: of the same modules and `settings`."""
+    with torch.device("meta"):
+        modules = [*AutoModelForCausalLM.from_config(bound).modules()]
+    lists = [part for part in modules if isinstance(part, ModuleList) and len(part) == bound.num_hidden_layers]
+    kinds = [
+        (*(str(values[i]) for values in settings), *((name, type(part)) for name, part in layer.named_modules()))
+        for i, layer in enumerate(lists[0] if lists else ())
+    ]
+    return max([LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))])
 
 
 def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:

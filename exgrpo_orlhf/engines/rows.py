@@ -56,6 +56,12 @@ def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return ids, responses
 
 
+def probe_rows(vocabulary: int, lengths: Sequence[tuple[int, int]], step: int = 7) -> list[ForwardRow]:
+    """Rows of arbitrary tokens, to test a model with. lengths: of prompts and responses; step: makes other tokens"""
+    tokens = (np.arange(1, 1 + max(map(sum, lengths))) * step % vocabulary).astype(np.int32)
+    return [ForwardRow(tokens[:p].tolist(), tokens[p : p + t]) for p, t in lengths]
+
+
 def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
     """The log-probs that a row came with, to the bit: a replayed row's are stored, those of a fresh row that was
     generated ahead were taken when it was sampled. Of another fresh row `measured`: its log-probs under the policy that

@@ -20,7 +20,7 @@ from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
-from .generation import chunk_seed, end_tokens, generate
+from .generation import check_rows, chunk_seed, end_tokens, generate
 from .machine import check, device_of, dtype_of, load
 from .update import PolicyUpdate, Reference
 
@@ -44,10 +44,11 @@ class TorchEngine(Engine):
         weights_path: str | Path | None = None,
         seed: int = 0,
         reference: bool = False,
+        generates: bool = True,
     ) -> None:
         """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from;
         reference: whether there is a KL term to the model at `model_path`: a frozen copy of it, or with LoRA the same
-        model without its adapter
+        model without its adapter; generates: False for an engine that only scores and trains
 
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
@@ -71,6 +72,8 @@ class TorchEngine(Engine):
             raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
         pad = self.tokenizer.pad_token_id
         self.pad = self.end[0] if pad is None else pad
+        if generates:
+            check_rows(self.model, self.pad)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings, self.device))
         self._update = PolicyUpdate(
             self.forward,

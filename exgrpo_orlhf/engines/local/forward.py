@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...records import Measured
-from ..model import changed_logits, response_stats
-from ..rows import ForwardRow, micro_batches, padded
+from ..model import changes_logits, response_stats
+from ..rows import ForwardRow, micro_batches, padded, probe_rows
 from .attention import PACKED, Unfit, attention_is, is_plain
 from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
 
@@ -79,23 +79,21 @@ class PolicyForward:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Some architectures cap or scale the logits after the output layer: `_stats` would be wrong for them.
+        """Some architectures cap or scale the logits after the output layer, or the hidden states before it: `_stats`
+        would be wrong for them.
 
-        Compared in float32, whatever dtype the run computes in, because rounding would hide a difference. A cap far
-        above the logits of these few tokens would show only later, so the configuration is checked too.
+        Compared in float32, whatever dtype the run computes in, because rounding would hide a difference.
         """
-        named = changed_logits(self.model.config)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         ids = torch.arange(1, 9, device=self.device)[None] % vocabulary
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
         ours, _ = self._stats(hidden.float(), ids[0, 1:])
         theirs = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
-        if named or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
-            why = ", ".join(named) or f"log-probs differ by {(ours - theirs).abs().max():.2g}"
+        if changes_logits(self.model) or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} does more to its logits than the output layer does ({why}): such a model "
-                "cannot be trained by the local engine"
+                f"{type(self.model).__name__} does more to its logits than the output layer does, such as scaling or "
+                "capping them: the local engine cannot train it"
             )
 
     @torch.no_grad()
@@ -103,8 +101,7 @@ class PolicyForward:
         """Whether packed rows have the hidden states of padded ones. They would not with a model that ignores positions
         or has an attention of its own."""
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        tokens = (np.arange(1, 13) * 7 % vocabulary).astype(np.int32)
-        rows = [ForwardRow(tokens[:p].tolist(), tokens[p : p + t]) for p, t in ((5, 4), (3, 2), (5, 1), (3, 6), (5, 2))]
+        rows = probe_rows(vocabulary, ((5, 4), (3, 2), (5, 1), (3, 6), (5, 2)))
         expected = self._padded(rows)
         try:
             with attention_is(self.model, PACKED):

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...records import Rollout
+from ..rows import probe_rows
 from .batch import Batch
 from .products import large_products
 
@@ -100,6 +101,31 @@ def generate(
         else:
             rollouts.append(Rollout(response.copy(), "length"))
     return rollouts
+
+
+@torch.no_grad()
+def check_rows(model: PreTrainedModel, pad: int) -> None:
+    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone."""
+    vocabulary = model.config.get_text_config().vocab_size
+    rows = [[*row.prompt, *row.response.tolist()] for row in probe_rows(vocabulary, ((2, 2), (4, 2), (3, 2)))]
+    owner = [0, 1, 1, 2]
+    tokens = torch.tensor([rows[i][-2:] for i in owner], device=model.device)
+    alone = torch.stack([model(torch.tensor([row], device=model.device)).logits[0, -1].float() for row in rows])
+    why = "they differ"
+    try:
+        batch = Batch(model, [row[:-2] for row in rows], owner, pad, 2)
+        batch.append(tokens[:, 0])
+        going = batch.keep(torch.tensor([1, 3], device=model.device))
+        batch.append(tokens[going, 1])
+        gap = (batch.logits.float() - alone[torch.tensor(owner)[going.cpu()]]).abs().max()
+        wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(alone.abs().max())))  # not if NaN
+    except (RuntimeError, IndexError) as error:
+        wrong, why = True, str(error).partition("\n")[0]
+    if wrong:
+        raise ValueError(
+            f"the local engine cannot generate with {type(model).__name__}: rows of a batch, padded or without those "
+            f"that have ended, do not have the logits of each row alone ({why})"
+        )
 
 
 def _check(finite: Tensor) -> None:

@@ -29,7 +29,7 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured
 from ...settings import LoRA
-from ..model import response_stats
+from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss, RolloutCorrection, update_metrics
@@ -234,6 +234,14 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm
         )
+        model, ds = self.actor.model.module, strategy.args.ds
+        size = model.config.get_text_config().vocab_size
+        if ds.packing_samples and (mixed := mixing_of_rows(self.measure, size)):
+            raise ValueError(
+                f"OpenRLHF.flags: ds.packing_samples cannot be used with {type(model).__name__} and "
+                f"ds.attn_implementation = {ds.attn_implementation!r}: the row before a row changes its log-probs by "
+                f"{mixed:.2g} nats; leave out ds.packing_samples, and train.dynamic_batch_enable, which packs rows too"
+            )
 
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, in one forward pass without gradient."""

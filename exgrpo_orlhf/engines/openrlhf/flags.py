@@ -1,8 +1,8 @@
 """OpenRLHF's flags under this engine: which of them a gin binding decides, and which are refused. All others are passed
 on as they are.
 
-docs/cluster.md shows these tables, and says of the other flags which are tested. Tests compare it with these tables and
-with OpenRLHF's own parser.
+docs/cluster.md shows these tables, and what runs each of the other flags: a test, or a check of the doctor. Tests
+compare it with these tables and with OpenRLHF's own parser.
 """
 
 from __future__ import annotations
@@ -99,15 +99,19 @@ REFUSED = {
     "ds.ring_attn_head_stride": "see ds.ring_attn_size",
     "ds.tensor_parallel_size": "responses are scored through the output layer, which must not be split",
     "ckpt.disable_ds": "a checkpoint without optimiser state could not be resumed",
+    "ds.load_in_4bit": "quantised weights are not trained, and vLLM needs whole ones; with LoRA it gets the merged "
+    "weights, which have no 4-bit form",
+    "ds.use_universal_ckpt": "a checkpoint could not be read again: only a resumed run would use the flag",
+    "ds.use_liger_kernel": "the output layer computes log-probs in the place of logits",
+    "ds.zpg": "the second shards of ZeRO++ are for ZeRO-3 between nodes, which nothing here has run on",
+    "actor.optim": "Optimizer's settings are AdamW's, as on the local engine",
+    "actor.muon.*": "Optimizer's settings are AdamW's, as on the local engine",
+    "data.disable_fast_tokenizer": "Prompts encodes with the tokenizer that transformers chooses, on both engines",
+    "use_ms": "models and questions come from folders and from Hugging Face's hub",
+    "local_rank": "Ray gives each actor its device",
     "data.image_key": "questions are text",
     "data.max_images_per_prompt": "questions are text",
     "actor.freeze_visual_encoder": "questions are text",
-}
-
-
-_EXCLUDED_BY_LORA = {
-    "train.enable_ema": "OpenRLHF would average the weights of a model that has no adapter",
-    "ds.load_in_4bit": "vLLM gets the merged weights, and those have no 4-bit form",
 }
 
 
@@ -137,9 +141,6 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
-    for flag, why in _EXCLUDED_BY_LORA.items():
-        if x.lora.rank is not None and flags.get(flag):
-            raise ValueError(f"OpenRLHF.flags: {flag} cannot be used with LoRA.rank: {why}")
     b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
     if b % n:
         raise ValueError(

@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ... import adapters, checkpoints, experience
 from ...checkpoints import claim
@@ -33,7 +33,7 @@ from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ..engine import Job, Loop
-from ..model import changed_logits, too_few_positions
+from ..model import changes_logits, too_few_positions
 from . import cpu, memory, node
 from . import flags as openrlhf_flags
 
@@ -254,6 +254,8 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
         "what is written into gathered parameters; use ds.zero_stage = 2",
     )
+    average = "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter"
+    _require(not args.train.enable_ema or x.lora.rank is None, average)
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     try:
@@ -283,8 +285,17 @@ def _check_work(
     begins: whether the run begins here, so that the experience that it begins with is checked too
     """
     tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
-    if named := changed_logits(config):
-        raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        changed = changes_logits(model)
+    except (RuntimeError, TypeError) as error:
+        changed = False
+        log.warning("%s: whether it scales or caps its logits could not be checked (%s)", model_path, error)
+    if changed:
+        raise LaunchError(
+            f"{model_path} does more to its logits than its output layer does, such as scaling or capping"
+        )
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
     settings = config.get_text_config().to_dict()
     random = [name for name in settings if ("drop" in name or "jitter" in name) and settings[name]]

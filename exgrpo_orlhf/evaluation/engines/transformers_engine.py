@@ -11,7 +11,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from ...engines.local.generation import end_tokens, generate
+from ...engines.local.generation import check_rows, end_tokens, generate
 from . import EngineFailure, GenerationRequest, Key, Response
 
 
@@ -61,6 +61,10 @@ class TransformersEngine:
         if not self.end:
             raise EngineFailure(f"{model_path}: neither the tokenizer nor the generation config names an end token")
         self.pad = self.end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        try:
+            check_rows(self.model, self.pad)
+        except ValueError as error:
+            raise EngineFailure(f"{model_path}: {error}; evaluate it with another --engine") from error
         self.reproducible = (
             f"the {rows} rows of a chunk are computed together: with another --rows, --limit or --samples the last "
             "bits of the logits differ, and seldom a token"

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import batch, cache
-from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, generate, sample
+from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, check_rows, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -250,6 +250,30 @@ def test_a_model_without_a_cache_of_rows_is_refused():
     model = random_model(MambaConfig(vocab_size=18, hidden_size=32, num_hidden_layers=2, state_size=8))
     with pytest.raises(ValueError, match="MambaForCausalLM keeps no cache whose rows can be selected"):
         responses(model, [[2, 3]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_model_that_generates_as_transformers_does_passes_the_test_of_its_rows(config, dtype):
+    check_rows(random_model(config).to(dtype), 0)
+
+
+def test_a_model_whose_positions_are_shifted_by_padding_is_refused(monkeypatch):
+    model = random_model(CONFIGS["gpt2: absolute positions"])
+    forward = model.forward
+
+    def without_positions(input_ids, attention_mask=None, past_key_values=None, use_cache=None, logits_to_keep=0):
+        return forward(
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+        )
+
+    monkeypatch.setattr(model, "forward", without_positions)
+    with pytest.raises(ValueError, match=r"rows of a batch, .* do not have the logits .*\(they differ\)"):
+        check_rows(model, 0)
 
 
 def test_under_autocast_most_rows_sample_what_they_sample_without():

@@ -30,6 +30,7 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     LlamaConfig,
+    MiniMaxConfig,
     Qwen3Config,
 )
 
@@ -231,8 +232,18 @@ def test_other_architectures_generate_score_and_learn(config, warm_model, tmp_pa
 def test_a_model_that_caps_its_logits_is_refused(cap, dtype, warm_model, tmp_path):
     """Also if the cap is far above the logits that are compared, and if rounding would hide it."""
     config = Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=cap, query_pre_attn_scalar=16)
-    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*final_logit_softcapping"):
+    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM does more to its logits.*scaling or capping"):
         make_engine(saved_model(config, warm_model, tmp_path), settings=LocalEngine(device="cpu", dtype=dtype))
+
+
+def test_a_model_whose_cache_cannot_lose_rows_is_refused_before_it_generates(warm_model, tmp_path):
+    config = MiniMaxConfig(
+        **SMALL, head_dim=16, block_size=4, num_local_experts=2, layer_types=["linear_attention", "full_attention"]
+    )
+    model = saved_model(config, warm_model, tmp_path)
+    with pytest.raises(ValueError, match="cannot generate with MiniMaxForCausalLM: rows of a batch"):
+        make_engine(model)
+    make_engine(model, generates=False)
 
 
 def test_prompts_and_responses_longer_than_the_models_positions_are_refused(warm_model):

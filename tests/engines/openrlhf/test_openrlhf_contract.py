@@ -15,6 +15,7 @@ import re
 import runpy
 import shlex
 import sys
+from collections import Counter
 from fnmatch import fnmatch
 from types import CodeType
 from typing import Any
@@ -281,11 +282,15 @@ GUIDE = (ROOT / "docs" / "cluster.md").read_text()
 
 
 def table_of_the_guide(heading: str) -> dict[str, str]:
+    """The second column by the flag in the first."""
     rows = GUIDE[GUIDE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
-    return dict(re.fullmatch(r"\| `(.+?)` \| (.*?) ?\|", row).groups() for row in rows)
+    return dict(re.fullmatch(r"\| `(.+?)` \| (.*?) ?\|.*", row).groups() for row in rows)
 
 
-TABLES = {heading: table_of_the_guide(heading) for heading in ("honoured", "untested", "refused", "decided by gin")}
+TABLES = {
+    heading: table_of_the_guide(heading) for heading in ("decided by gin | by", "passed on | run by", "refused | why")
+}
+TABLES = {heading.partition(" |")[0]: table for heading, table in TABLES.items()}
 
 
 def table_of_the_engine(flag: str) -> str:
@@ -333,8 +338,24 @@ def test_every_flag_of_openrlhf_is_in_exactly_one_table_of_the_guide_and_treated
         assert len(exact) <= 1, (flag, exact)
         assert len(patterns) <= 1, (flag, patterns)
         assert exact or patterns, f"{flag} is in no table"
-        shown = (exact or patterns)[0]
-        assert table_of_the_engine(flag) == (shown if shown in ("refused", "decided by gin") else "passed on")
+        assert table_of_the_engine(flag) == (exact or patterns)[0]
+
+
+def test_the_guide_counts_the_flags_of_each_class(openrlhf_flags):
+    counts = Counter(map(table_of_the_engine, openrlhf_flags))
+    assert counts.total() == len(openrlhf_flags)
+    assert {name: int(count) for name, count in re.findall(r"^\| ([a-z ]+) \| (\d+) \|", GUIDE, re.MULTILINE)} == counts
+
+
+def test_every_flag_that_is_passed_on_is_in_the_test_or_the_check_of_the_doctor_that_is_said_to_run_it():
+    checks = re.findall(r"^\| `(\w+)` \|", GUIDE[: GUIDE.index("## Gradients")], re.MULTILINE)
+    for flag, run_by in TABLES["passed on"].items():
+        doctor, file = re.fullmatch(r"the doctor's `(\w+)`|`(\w+\.py)`", run_by).groups()
+        if doctor:
+            assert doctor in checks, flag
+        else:
+            source = (ROOT / "tests" / "engines" / "openrlhf" / file).read_text()
+            assert flag.removesuffix(".*").rpartition(".")[2] in source, flag
 
 
 def test_every_row_is_about_a_flag_that_openrlhf_has(openrlhf_flags):

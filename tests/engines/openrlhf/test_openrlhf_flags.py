@@ -18,7 +18,9 @@ import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be im
 import pytest
 import ray
 import torch
+from engine_builders import SMALL
 from run_builders import ROOT, small_bindings
+from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
@@ -248,6 +250,11 @@ REFUSALS = {
     "too many optimiser steps": (["Optimizer.steps_per_batch = 16"], {}, r"Optimizer\.steps_per_batch"),
     "another ZeRO stage": ([], {"ds.zero_stage": 0}, r"ds\.zero_stage"),
     "an average on ZeRO-3": ([], {"train.enable_ema": True, "ds.zero_stage": 3}, r"train\.enable_ema"),
+    "an average with an adapter": (
+        ["LoRA.rank = 2"],
+        {"train.enable_ema": True},
+        r"train\.enable_ema cannot be used with LoRA\.rank",
+    ),
     "half precision": ([], {"ds.param_dtype": "fp16"}, r"ds\.param_dtype"),
     "more positions than there are": (["Prompts.max_tokens = 100000"], {}, r"Prompts\.max_tokens.*positions"),
     "more questions than there are": (["train.questions_per_step = 32"], {}, r"train\.questions_per_step"),
@@ -284,6 +291,21 @@ def test_a_model_with_dropout_is_refused_by_its_name(raw_model, tmp_path, start)
         launch.LaunchError, match=r"model has dropout or router noise \(attention_dropout\); set it to 0"
     ):
         start(model)
+
+
+def test_a_model_that_caps_its_logits_is_refused_by_its_configuration_alone(raw_model, tmp_path, start, caplog):
+    """The weights are not read; an architecture of which that cannot be told is a warning."""
+    Gemma2Config(**SMALL, head_dim=16, final_logit_softcapping=30.0).save_pretrained(tmp_path / "capped")
+    OPTConfig(vocab_size=18, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(
+        tmp_path / "unknown"
+    )
+    for name in ("capped", "unknown"):
+        AutoTokenizer.from_pretrained(raw_model).save_pretrained(tmp_path / name)
+    with pytest.raises(launch.LaunchError, match=r"capped does more to its logits than its output layer does"):
+        launch._check_work(experiment(raw_model), str(tmp_path / "capped"), begins=True)
+    with pytest.raises(launch.LaunchError, match="dropout"):
+        launch._check_work(experiment(raw_model), str(tmp_path / "unknown"), begins=True)
+    assert "unknown: whether it scales or caps its logits could not be checked" in caplog.text
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path, start):

@@ -116,12 +116,6 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
     assert sum(row["replay/injected"] for row in done) > 0 < sum(row["replay/candidates_scored"] for row in done)
 
 
-@pytest.mark.parametrize("flag", ["train.enable_ema", "ds.load_in_4bit"])
-def test_what_lora_excludes_is_refused_by_name(flag, warm_model, tmp_path):
-    with pytest.raises(ValueError, match=f"{flag} cannot be used with LoRA.rank"):
-        make_actor(warm_model, *LORA, **{flag: True})
-
-
 def test_a_kl_term_with_lora_starts_no_reference_model(warm_model):
     args = make_actor(warm_model, *LORA, "MixedPolicyLoss.kl_coef = 0.1").strategy.args
     assert args.algo.kl.init_coef == 0

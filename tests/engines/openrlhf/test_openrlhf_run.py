@@ -189,6 +189,8 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         "actor.gradient_checkpointing_enable": True,
         "actor.adam.eps": 1e-7,
         "vllm.enable_prefix_caching": True,
+        "vllm.enforce_eager": True,
+        "vllm.sync_backend": "gloo",
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
     more += ("ReplayMixer.fresh_beside = 1", "train.best_metric = 'eval/validation/avg_at_3'")

@@ -1,9 +1,13 @@
-"""Rollouts from OpenRLHF's engines. Ray and the graders are real; instead of vLLM there is an actor that answers when
-it is told to."""
+"""Rollouts from OpenRLHF's engines.
+
+The fast tests need no Ray: engines of this process answer at once, with vLLM's own classes. In the slow ones Ray and
+the graders are real; instead of vLLM there is an actor that answers when it is told to.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +16,12 @@ import pytest
 import ray
 from run_builders import wait_until
 from transformers import AutoTokenizer
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
 
 from exgrpo_orlhf.engines.engine import EngineLost
+from exgrpo_orlhf.engines.openrlhf import samples
 from exgrpo_orlhf.engines.openrlhf.samples import Request, Sampler
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
@@ -22,10 +30,118 @@ from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import Sampling
 
-pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
+pytestmark = pytest.mark.openrlhf
 
 
-@pytest.fixture(scope="module", autouse=True)
+# -- without Ray ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Answer:
+    outputs: list[CompletionOutput]
+
+
+class Engine:
+    """Answers at once. Its responses come back in descending order, each its index + 1 tokens long, all of them 7.
+
+    requests: the prompts and parameters that it got; change: applied to each response
+    """
+
+    def __init__(self, change=lambda response: None) -> None:
+        self.requests, self.generate, self.change = [], SimpleNamespace(remote=self._generate), change
+
+    def _generate(self, prompt, params) -> Answer:
+        self.requests.append((prompt, params))
+        outputs = [
+            CompletionOutput(
+                index=i,
+                text="",
+                token_ids=[7] * (i + 1),
+                cumulative_logprob=None,
+                logprobs=[{7: Logprob(-0.5 * i), 8: Logprob(-9.0)}] * (i + 1),
+                finish_reason="stop",
+            )
+            for i in reversed(range(params.n))
+        ]
+        for output in outputs:
+            self.change(output)
+        return Answer(outputs)
+
+
+@pytest.fixture
+def without_ray(monkeypatch) -> list:
+    """Replaces Ray by a list of answers, the latest first. Returns the requests that were cancelled."""
+    cancelled: list = []
+    calls = {
+        "wait": lambda references, num_returns, timeout: ([references[-1]], references[:-1]),
+        "get": lambda reference, timeout: reference,
+        "cancel": cancelled.append,
+    }
+    monkeypatch.setattr(samples, "ray", SimpleNamespace(**calls))
+    return cancelled
+
+
+def test_requests_go_to_vllm_as_they_are_asked_for(without_ray):
+    engine = Engine()
+    requests = [Request([3, 4], 2, 0.7, 11, top_p=0.8), Request([5], 1, 0.0, 12)]
+    list(Sampler([engine], 24, True, 200.0, [9])(requests))
+    (prompt, sampled), (_, greedy) = engine.requests
+    assert prompt == [3, 4]
+    assert (sampled.n, sampled.temperature, sampled.top_p, sampled.seed) == (2, 0.7, 0.8, 11)
+    assert (sampled.max_tokens, sampled.stop_token_ids, sampled.logprobs) == (24, [9], 1)
+    assert (greedy.temperature, greedy.top_p, greedy.seed) == (0.0, 1.0, None)
+    assert not sampled.detokenize
+    assert sampled.output_kind is RequestOutputKind.FINAL_ONLY
+    assert sampler([engine])._params(requests[0]).logprobs is None
+
+
+def test_responses_come_back_by_index_with_the_log_probs_of_their_own_tokens(without_ray):
+    answers = dict(Sampler([Engine()], 24, True, 200.0, [])([Request([3], 3, 1.0, 0), Request([4], 1, 1.0, 1)]))
+    assert [len(rollout.token_ids) for rollout in answers[0]] == [1, 2, 3]
+    assert [rollout.sampler_logprobs.tolist() for rollout in answers[0]] == [[0.0], [-0.5] * 2, [-1.0] * 3]
+    assert [len(rollout.token_ids) for rollout in answers[1]] == [1]
+
+
+def test_a_request_goes_to_the_engine_with_the_fewest_responses_to_generate(without_ray):
+    """Counted in responses: the first request is as much work as eight of the others."""
+    first, second = Engine(), Engine()
+    list(sampler([first, second])([Request([3], 8, 1.0, 0), *(Request([4], 1, 1.0, i) for i in range(9))]))
+    assert [params.n for _, params in first.requests] == [8, 1]
+    assert [params.n for _, params in second.requests] == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"finish_reason": "abort"}, "vLLM engine 0 ended a response by 'abort'"),
+        ({"finish_reason": None}, "vLLM engine 0 ended a response by None"),
+    ],
+)
+def test_a_response_that_did_not_end_is_an_error_and_the_other_requests_are_cancelled(without_ray, change, said):
+    engine = Engine(lambda response: vars(response).update(change))
+    with pytest.raises(EngineLost, match=said):
+        list(sampler([engine])([Request([3], 1, 1.0, i) for i in range(3)]))
+    assert len(without_ray) == 2
+
+
+def test_missing_responses_are_an_error(without_ray):
+    engine = Engine()
+    engine.generate.remote = lambda prompt, params: Answer(engine._generate(prompt, params).outputs[1:])
+    with pytest.raises(EngineLost, match="vLLM engine 0 gave 1 of 2 responses"):
+        list(sampler([engine])([Request([3], 2, 1.0, 0)]))
+
+
+def test_an_engine_that_does_not_answer_is_lost(without_ray, monkeypatch):
+    monkeypatch.setattr(samples.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    with pytest.raises(EngineLost, match=r"vLLM engine 0, 1: no answer for 200 s \(OpenRLHF\.timeout\)"):
+        list(sampler([Engine(), Engine()])([Request([3], 1, 1.0, i) for i in range(2)]))
+    assert len(without_ray) == 2
+
+
+# -- with Ray ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
 def cluster():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
@@ -60,7 +176,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder) -> list:
+def engines(folder, cluster) -> list:
     return [make_engine(folder) for _ in range(2)]
 
 
@@ -68,6 +184,7 @@ def sampler(engines: list) -> Sampler:
     return Sampler(engines, 24, False, 200.0, [])
 
 
+@pytest.mark.slow
 def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_its_place(warm_model, engines, folder):
     """The last question of the plan is answered first, the others after its responses have been graded."""
     tokenizer = AutoTokenizer.from_pretrained(warm_model)
@@ -101,6 +218,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     assert len(graded) == 3 * 3 + 2 * 2
 
 
+@pytest.mark.slow
 def test_stopping_early_cancels_the_remaining_requests(engines, folder):
     sampling = sampler(engines)([Request([i], 1, 1.0, i) for i in range(4)])
     (folder / "go-2").touch()
@@ -111,6 +229,7 @@ def test_stopping_early_cancels_the_remaining_requests(engines, folder):
     wait_until(lambda: all((folder / f"cancelled-{i}").exists() for i in (0, 1, 3)))
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_ends_the_requests_of_the_others(engines, folder):
     dying = make_engine(folder)
     sampling = sampler([dying, engines[0]])([Request([10 + i], 1, 1.0, i) for i in range(4)])

@@ -1,0 +1,65 @@
+"""OpenRLHF's policy actor in this process: what it refuses at its start, and what it measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import pytest
+import torch
+from engine_builders import SMALL, move_adapter
+from openrlhf_actor import make_actor
+from transformers import AutoModelForCausalLM, AutoTokenizer, BambaConfig
+
+from exgrpo_orlhf.engines.rows import probe_rows
+
+pytestmark = pytest.mark.openrlhf
+
+
+@pytest.fixture(scope="module")
+def hybrid_model(raw_model, tmp_path_factory) -> Path:
+    """A layer of Mamba and one of attention."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    torch.manual_seed(0)
+    shape = {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    AutoModelForCausalLM.from_config(BambaConfig(**SMALL, **shape)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(raw_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["ds.packing_samples", "train.dynamic_batch_enable"])
+def test_packing_is_refused_for_a_model_whose_rows_it_would_mix(hybrid_model, flag):
+    said = (
+        r"ds\.packing_samples cannot be used with BambaForCausalLM and ds\.attn_implementation = 'sdpa': .* nats; "
+        r"leave out ds\.packing_samples, and train\.dynamic_batch_enable"
+    )
+    with pytest.raises(ValueError, match=said):
+        make_actor(hybrid_model, **{flag: True, "train.max_tokens_per_gpu": 64})
+
+
+def test_padded_rows_of_such_a_model_have_the_log_probs_of_the_rows_alone(hybrid_model):
+    actor = make_actor(hybrid_model)
+    rows = probe_rows(18, ((2, 9), (3, 4), (1, 6)), step=5)
+    for row, together in zip(rows, actor.measure(rows), strict=True):
+        assert together.logprobs == pytest.approx(actor.measure([row])[0].logprobs, abs=0.05)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_packing_is_accepted_for_attention_alone(raw_model, stage):
+    make_actor(raw_model, **{"ds.packing_samples": True, "ds.zero_stage": stage})
+
+
+def test_the_reference_of_a_kl_term_is_the_base_model_and_the_adapter_is_back_after_it(warm_model):
+    """The log-probs of the base model to the bit, and other ones with the adapter before and after."""
+    rows = probe_rows(18, ((4, 8), (3, 5)))
+    base = [one.logprobs for one in make_actor(warm_model).measure(rows)]
+    actor = make_actor(warm_model, "LoRA.rank = 4")
+    move_adapter(actor.actor.model.module)  # it begins as the base model
+    policy, reference, again = (
+        [one.logprobs for one in measure(rows)] for measure in (actor.measure, actor.measure_base, actor.measure)
+    )
+    for ours, plain, before, after in zip(reference, base, policy, again, strict=True):
+        assert ours.tobytes() == plain.tobytes()
+        assert before.tobytes() == after.tobytes()
+        assert np.abs(before - plain).max() > 0.05

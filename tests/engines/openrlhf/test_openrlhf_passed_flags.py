@@ -1,0 +1,146 @@
+"""Flags of OpenRLHF that are passed on and that no other test runs: each changes what it should, and nothing else.
+
+One optimiser step of the whole actor, in this process. The layouts' flags are in test_openrlhf_matrix.py.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import pytest
+import torch
+from engine_builders import SMALL, make_engine, mixed_batch
+from openrlhf.models import Actor
+from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
+from openrlhf_actor import LOSS, TrainerWithoutRay, make_actor, rows_of, update
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
+
+from exgrpo_orlhf.doctor.actors import record_gradients
+from exgrpo_orlhf.doctor.parity import Difference, Gradients
+
+pytestmark = pytest.mark.openrlhf
+
+
+@pytest.fixture(scope="module")
+def experts_model(raw_model, tmp_path_factory) -> Path:
+    """Two layers of four experts each."""
+    folder = tmp_path_factory.mktemp("experts")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.mlp.gate.weight)  # so that rounding changes the choice of few tokens
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(raw_model).save_pretrained(folder)
+    return folder
+
+
+@cache
+def gradients(model: Path, **flags) -> Gradients:
+    """Of one optimiser step, and of one micro-batch."""
+    actor, recorded = make_actor(model, **{"train.micro_batch_size": 32, **flags}), []
+    record_gradients(actor, recorded)
+    update(actor, mixed_batch(make_engine(model), n=8))
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ({"actor.gradient_checkpointing_enable": True, "actor.gradient_checkpointing_reentrant": True}, 0.0),
+        ({"ds.grad_accum_dtype": "fp32"}, 0.01),  # bfloat16's own rounding
+        ({"ds.grad_accum_dtype": "bf16"}, 0.01),
+    ],
+    ids=lambda flags: ", ".join(map(str, flags.values())) if isinstance(flags, dict) else "",
+)
+def test_a_flag_of_execution_does_not_change_the_gradient(raw_model, flags, most):
+    assert Difference.between(gradients(raw_model, **flags), gradients(raw_model)).error <= most
+
+
+def test_full_determinism_trains_and_is_on(raw_model, monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ})  # transformers sets variables
+    plain = gradients(raw_model)
+    try:
+        found = gradients(raw_model, **{"train.full_determinism_enable": True})
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Difference.between(found, plain).error == 0
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_every_way_to_compute_experts_has_the_same_gradient(experts_model, implementation):
+    found = gradients(experts_model, **{"ds.experts_implementation": implementation})
+    assert Difference.between(found, gradients(experts_model)).error < 0.03  # bfloat16's own rounding
+
+
+def test_the_balancing_loss_of_experts_is_added_with_its_coefficient(experts_model):
+    """Its gradient is that of transformers' own `aux_loss` over the same rows, times the coefficient."""
+    [plain], [balanced] = gradients(experts_model), gradients(experts_model, **{"actor.aux_loss_coef": 0.5})
+    model = AutoModelForCausalLM.from_pretrained(experts_model, dtype=torch.bfloat16, output_router_logits=True)
+    actor, batch = make_actor(experts_model), mixed_batch(make_engine(experts_model), n=8)
+    rows = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows_of(actor, batch)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
+    (0.5 * model(ids, attention_mask=mask.long()).aux_loss).backward()
+    name = "model.layers.0.mlp.gate.weight"
+    ours, theirs = balanced[name] - plain[name], model.get_parameter(name).grad
+    assert theirs.norm() > 0
+    assert (ours - theirs).norm() < 0.2 * theirs.norm()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_offloaded_reference_model_has_the_same_log_probs(raw_model, stage):
+    """As OpenRLHF's reference actor makes it. It is offloaded with ZeRO-3."""
+    actor = make_actor(raw_model, "MixedPolicyLoss.kl_coef = 0.1", **{"ds.zero_stage": stage, "ref.offload": True})
+    strategy, rows = actor.strategy, torch.randint(2, 18, (3, 9))
+    assert strategy.args.ref.offload
+    found = []
+    for offload in (False, True):
+        config = strategy.get_ds_eval_config(offload=offload)
+        model = Actor(str(raw_model), attn_implementation="sdpa", ds_config=config)
+        model._offload = offload
+        model = strategy.prepare(model).eval()
+        with torch.no_grad():
+            found.append(model(rows, torch.ones(3, 8), attention_mask=torch.ones_like(rows)))
+    assert torch.equal(*found)
+
+
+def log_a_step(model: Path, logger: str, made, **flags) -> TrainerWithoutRay:
+    """A step of training, logged by the logger of OpenRLHF that `made` makes of its arguments."""
+    actor = make_actor(model, **flags)
+    trainer = TrainerWithoutRay(actor)
+    setattr(trainer, logger, made(actor.strategy.args))
+    trainer.update(mixed_batch(make_engine(model), n=8), LOSS)
+    return trainer
+
+
+def test_tensorboard_gets_the_metrics_of_a_step(raw_model, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = {"logger.tensorboard_dir": str(tmp_path), "logger.wandb.run_name": "mine"}
+    trainer = log_a_step(raw_model, "tensorboard_logger", TensorboardLogger, **flags)
+    trainer.tensorboard_logger.close()
+    events = EventAccumulator(str(tmp_path / "mine")).Reload()
+    assert {"train/policy/loss", "train/policy/grad_norm", "train/actor_lr"} <= set(events.Tags()["scalars"])
+    [loss] = events.Scalars("train/policy/loss")
+    assert loss.step == trainer.step
+    assert np.isfinite(loss.value)
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_the_metrics_of_a_step(raw_model, tmp_path, monkeypatch):
+    import wandb
+
+    for name, value in {"MODE": "offline", "API_KEY": "0" * 40, "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    trainer = log_a_step(raw_model, "wandb_logger", WandbLogger, **{"logger.wandb.run_name": "mine"})
+    try:
+        assert wandb.run.name == "mine"
+        assert wandb.run.summary["train/global_step"] == trainer.step
+        assert np.isfinite(wandb.run.summary["train/policy/loss"])
+    finally:
+        trainer.wandb_logger.close()
