@@ -110,10 +110,11 @@ def _is_frame(content: str) -> bool:
 
 
 def answer_part(response: str) -> tuple[str, str | None]:
-    """(the text in which to look for the answer, what the answer tags hold or None where there are none)."""
+    """(the text in which to look for the answer, what the answer tags hold or None where there are none). A box is
+    looked for in all of the text, before and after the tags."""
     text = visible(response)
     inside = tagged(text)
-    return text if inside is None else inside, inside
+    return text if inside is None or last_box(text) is not None else inside, inside
 
 
 def answer_in(response: str) -> list[Extracted]:

@@ -45,7 +45,13 @@ def equal(gold: str, given: str) -> bool:
     return bool(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True))
 
 
-def _surely_different(a: Any, b: Any) -> bool:
+def far_apart(one: str, other: str) -> bool:
+    """Whether two cleaned expressions have values that differ by more than 2 %. False for what cannot be computed."""
+    a, b = (_parsed(text) if computable(text) else None for text in (one, other))
+    return a is not None and b is not None and _surely_different(a, b, 0.02)
+
+
+def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
     """Whether two expressions have different values somewhere: no simplification will make them equal then."""
     for each in (a, b):
         # A lone symbol may be a word; an integral, a sum or a limit may take longer to evaluate than to compare.
@@ -59,7 +65,7 @@ def _surely_different(a: Any, b: Any) -> bool:
     point = {symbol: Float(1.1 + 0.37 * i) for i, symbol in enumerate(symbols)}  # positive, where roots are real
     try:
         x, y = (complex(each.subs(point).evalf(15)) for each in (a, b))
-        return abs(x - y) > 1e-4 * max(1.0, abs(x), abs(y))
+        return abs(x - y) > tolerance * max(1.0, abs(x), abs(y))
     except MemoryError:
         raise
     except Exception:  # the value is no number, or sympy fails: math-verify decides
