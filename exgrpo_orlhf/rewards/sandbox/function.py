@@ -27,19 +27,18 @@ _ACCEPTED = (
 
 def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
     """By a parameter that only this form has: the arguments, and where a dict that is returned has the reward."""
-    text, prompt, completion, gold = answer.prompt, answer.prompt, answer.response, answer.gold
-    if not isinstance(prompt, str):  # messages, and then TRL's completion is one too
-        text = "\n".join(content for _, content in prompt)
-        prompt, completion = (
-            [{"role": role, "content": content} for role, content in messages]
-            for messages in (prompt, [("assistant", answer.response)])
-        )
+    text: Any = answer.prompt
+    prompt: Any = text
+    completion: Any = answer.response
+    if not isinstance(text, str):  # messages, and then TRL's completion is one too
+        prompt, completion = ([{"role": r, "content": c} for r, c in m] for m in (text, [("assistant", completion)]))
+        text = "\n".join(content for _, content in text)
     extra = {"data_source": answer.source, "extra_info": answer.meta.get("extra_info", answer.meta)}
     columns = {**answer.meta, "prompts": prompt, "completions": completion}
     return {
-        "queries": ({"queries": [f"{text}{answer.response}"], "prompts": [text], "labels": [gold]}, "rewards"),
+        "queries": ({"queries": [f"{text}{answer.response}"], "prompts": [text], "labels": [answer.gold]}, "rewards"),
         "completions": ({name: [value] for name, value in columns.items()}, None),
-        "solution_str": ({"solution_str": answer.response, "ground_truth": gold, **extra}, "score"),
+        "solution_str": ({"solution_str": answer.response, "ground_truth": answer.gold, **extra}, "score"),
     }
 
 
@@ -73,8 +72,9 @@ def grader(where: str) -> Grader:
 
     def grade(answer: Answer) -> Graded:
         arguments, key = _forms(answer)[form]
-        if missing := required - set(arguments):
-            return Graded("error", None, reason=f"{where} takes {missing}, columns that are not in QuestionFile.meta")
+        if missing := ", ".join(sorted(required - set(arguments))):
+            reason = f"{file.name} takes {missing}, which is no column of the questions: add it to QuestionFile.meta"
+            return Graded("error", None, reason=reason)
         try:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             reward = _reward(asyncio.run(result) if inspect.iscoroutine(result) else result, key)

@@ -48,8 +48,8 @@ def equal(gold: str, given: str) -> bool:
 
 def far_apart(one: str, other: str) -> bool:
     """Whether two calculations have values that differ by more than 2 %, as in 2 + 2 = 5."""
-    parsed = [_parsed(text) for text in (one, other) if _CALCULATION.fullmatch(text) and computable(text)]
-    return len(parsed) == 2 and None not in parsed and _surely_different(*parsed, 0.02)
+    a, b = (_parsed(text) if _CALCULATION.fullmatch(text) and computable(text) else None for text in (one, other))
+    return a is not None and b is not None and _surely_different(a, b, 0.02)
 
 
 def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
