@@ -11,11 +11,13 @@ from .supervised.start import SupervisedModel
 
 
 def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. Raises ValueError if they overlap, for train.best_metric, as their sources."""
+    """Training and validation questions. Raises ValueError if they overlap, for train.best_metric, as their sources and
+    as `Verifier.check`."""
     questions, asked = x.questions.load(), x.validation.load() if x.validation else []
     check_metric(x.settings.best_metric, x.evaluation, asked)
     taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
     _refuse_overlap([*questions, *taught], asked)
+    x.verifier.check([*questions, *asked])
     return questions, asked
 
 

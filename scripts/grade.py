@@ -152,7 +152,7 @@ def _question(row: dict[str, Any], kind: str) -> Any:
     from exgrpo_orlhf.records import Question
 
     gold, prompt = row["gold"], row.get("prompt")
-    if kind != "math" and not isinstance(gold, str):
+    if kind not in ("math", "math_verify") and not isinstance(gold, str):
         gold = "" if gold is None else str(gold) if isinstance(gold, int | float) else json.dumps(gold)
     meta = {key: row[key] for key in ("options", "tests") if key in row}
     return Question("", prompt if isinstance(prompt, str) else "", gold, "", meta)

@@ -10,8 +10,8 @@
 
 Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
 step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
-ended, 1 for an error while it trained, 2 for a configuration, a model, questions, a folder, or a checkpoint to resume
-from, that cannot be used.
+ended, 1 for an error while it trained, 2 for a configuration, a model, questions, a reward function, a folder, or a
+checkpoint to resume from, that cannot be used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> int:
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint, refuse_earlier
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
-    from exgrpo_orlhf.rewards import GradingError
+    from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.run import train
     from exgrpo_orlhf.tracking.client import own_tags
 
@@ -104,7 +104,7 @@ def main() -> int:
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError, EngineLost) as error:
         print(f"error: {error}", file=sys.stderr)
         unusable = isinstance(error, (UnusableCheckpoint, RunFolderError, ValueError, FileNotFoundError))
-        return 2 if unusable and not isinstance(error, GradingError) else 1
+        return 2 if isinstance(error, NoGrader) or (unusable and not isinstance(error, GradingError)) else 1
     if outcome.stopped_by is not None:
         print(f"stopped after step {outcome.steps} of {outcome.planned}; continue with --resume", file=sys.stderr)
         return 128 + outcome.stopped_by

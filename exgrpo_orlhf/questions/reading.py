@@ -8,6 +8,7 @@ only look alike and have different answers both stay: "reverse Ab" is not "rever
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class QuestionRecords:
     """Base of the sources whose records have a question each: which fields hold what a question needs.
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
-    answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
+    answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written; or a list of
+        these, any of which is right (Verifier.kind 'math', 'math_verify'; 'function' and 'code' get the list)
     source: field of the data set's name; None, or a JSONL row without that field: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
     held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
@@ -126,9 +128,9 @@ class QuestionRecords:
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", self.prompt)
         answer = _present(record, self.answer, where, f"{self._owner}.answer")
-        if type(answer) is int:
-            answer = str(answer)
-        if not isinstance(answer, str) or not answer.strip():
+        several = isinstance(answer, list)
+        answers = [str(each) if type(each) is int else each for each in (answer if several else [answer])]
+        if not answers or not all(isinstance(each, str) and each.strip() for each in answers):
             raise ValueError(
                 f"{where}: field {self.answer!r} is {answer!r:.80}; a gold answer is text that is not empty (write "
                 "a decimal number in parquet as text too, in the form that a grader should read)"
@@ -141,7 +143,9 @@ class QuestionRecords:
         meta: dict[str, Any] = {"row": row}
         for name in self.meta:
             meta[name.rpartition(".")[2]] = _present(record, name, where, f"{self._owner}.meta")
-        return Question.make(source, prompt, str(answer), meta)
+        if several:
+            meta["answers"] = [*map(str, answers)]
+        return Question.make(source, prompt, json.dumps(meta["answers"]) if several else str(answers[0]), meta)
 
 
 def fingerprint(questions: Iterable[Question]) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..records import Verdict
+from ..records import Message, Verdict
 
 
 class Answer(NamedTuple):
-    """An answer to grade. meta: the question's fields that some kinds need (options, tests)."""
+    """An answer to grade. gold, prompt, meta, source: the question's; some kinds need fields of its meta (options,
+    tests), and a user's function may need all of them."""
 
     gold: Any
     response: str
-    prompt: str = ""
+    prompt: str | tuple[Message, ...] = ""
     meta: Mapping[str, Any] = {}
+    source: str = ""
 
 
 class Graded(NamedTuple):

@@ -105,8 +105,19 @@ class Verifier:
             f"Verifier.max_failed_share must be a share from 0 to 1, got {self.max_failed_share!r}",
         )
 
+    def check(self, questions: Iterable[Question]) -> None:
+        """Check, before anything is generated, that a user's file or the sandbox can be loaded, and that there is one
+        gold answer for each question where a kind takes no list. Raises NoGrader, ValueError."""
+        if self.kind in ("function", "code"):
+            self._pool().check()
+        elif not self.kind.startswith("math"):
+            for each in questions:
+                several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer:.80}"
+                require("answers" not in each.meta, several)
+
     def grade(self, question: Question, response: str) -> Grade:
-        """Grade one response. Blocks for little more than `timeout` at most.
+        """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,
+        choice) that cannot be graded in time.
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
@@ -194,9 +205,8 @@ class _Answers:
             return
         new: dict[bytes, Answer] = {}
         for question, response in pairs:
-            prompt = question.prompt
-            text = prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
-            answer = Answer(question.answer, response, text, dict(question.meta))
+            gold = question.meta.get("answers", question.answer)  # several: any of them
+            answer = Answer(gold, response, question.prompt, dict(question.meta), question.source)
             key = self._key(answer)
             self.keys.append(key)
             if grade := _cache.get(key):
@@ -214,11 +224,12 @@ class _Answers:
         if here := _HERE.get(verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (answer, future) in self.sent.items():
-                verdict, reward, extracted, reason = future.result()
+            for key, (verdict, reward, extracted, reason) in self._graded().items():
                 grade = self.known[key] = Grade(verdict, reward, extracted=extracted)
                 if reward is None:
-                    log.warning("not graded (%s): %s; response %.120r", verdict, reason, answer.response[-120:])
+                    log.warning(
+                        "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
+                    )
                 elif verifier.kind in _CACHED:
                     _remember(key, grade)
             grades = [self.known[key] for key in self.keys]
@@ -226,9 +237,26 @@ class _Answers:
             return grades
         fits = _FORMATS[verifier.format]
         return [
-            grade if grade.reward is None or fits(response) else _unformatted(grade)
+            grade
+            if grade.reward is None or fits(response)
+            else replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
             for grade, (_, response) in zip(grades, self.pairs, strict=True)
         ]
+
+    def _graded(self) -> dict[bytes, Graded]:
+        """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
+        if its gold can be read: no response escapes its 0 by being hard to read."""
+        graded = {key: future.result() for key, (_, future) in self.sent.items()}
+        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _CACHED]
+        if self.pool and failed:
+            answers = [self.sent[key][0] for key in failed]
+            again = self.pool.submit(answers, 2)
+            golds = self.pool.submit([answer._replace(response="\\boxed{0}") for answer in answers], 2)
+            for key, second, gold in zip(failed, again, golds, strict=True):
+                graded[key] = second.result()
+                if graded[key].reward is None and gold.result().reward is not None:
+                    graded[key] = Graded("wrong", 0.0)
+        return graded
 
     def give_up(self) -> None:
         """Drop the answers that no worker has taken yet."""
@@ -242,10 +270,6 @@ class _Answers:
         # These kinds ignore the prompt, and read nothing but the options from the meta.
         relevant = [kind, answer.gold, answer.response, answer.meta.get("options")]
         return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
-
-
-def _unformatted(grade: Grade) -> Grade:
-    return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
 
 
 def _remember(key: bytes, grade: Grade) -> None:

@@ -200,7 +200,7 @@ NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFi
         ),
         *(
             (f'{{"question": "a", "answer": {given}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
-            for given in ("null", "true", '""', "[1]")
+            for given in ("null", "true", '""', "[null]")
         ),
         (b"", "holds no questions"),
     ],

@@ -169,6 +169,7 @@ WRONG = {
     "a test that is no Python": ("def f(x): return 1", "nonsense ("),
     "another exception": ("def f(x): raise KeyError(x)", "try:\n    f(3)\nexcept IndexError:\n    pass"),
     "input": ("input()", "assert True"),
+    "an exception with a long name": ("def f(x): raise type('E' * 5000, (Exception,), {})", "f(1)"),
 }
 
 

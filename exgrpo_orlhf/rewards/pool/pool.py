@@ -46,6 +46,10 @@ class GradingError(ValueError):
     """Grading cannot go on: the grader cannot be loaded, the pool is closed, or too many answers have failed."""
 
 
+class NoGrader(GradingError):
+    """The grader cannot be loaded."""
+
+
 class _Broken(Exception):
     """The worker process itself has failed and must be replaced."""
 
@@ -53,6 +57,7 @@ class _Broken(Exception):
 @dataclass
 class _Job:
     answer: bytes  # pickled by the caller, who gets the error if that fails
+    timeout: float  # seconds
     verdict: Future[Graded] = field(default_factory=Future)
     lost: int = 0  # processes, while they graded it
 
@@ -72,17 +77,19 @@ class Pool:
     def __init__(self, settings: Mapping[str, Any], timeout: float, workers: int) -> None:
         self.settings, self.timeout, self.workers = dict(settings), timeout, workers
         self.failed: GradingError | None = None  # why no more answers are taken
+        self.loaded = False  # by any worker so far
         self._waiting: deque[list[_Job]] = deque()
         self._change = threading.Condition()
         self._slots: list[_Slot] = []
         self._idle = 0
 
-    def submit(self, answers: Sequence[Answer]) -> list[Future[Graded]]:
+    def submit(self, answers: Sequence[Answer], times: float = 1.0) -> list[Future[Graded]]:
         """Queue answers, from any thread, and start workers for them. A future that is cancelled may not be graded.
 
+        times: the limit of each, in multiples of the pool's
         Raises GradingError if the pool has failed or is closed; the futures raise it if that comes later.
         """
-        jobs = [_Job(pickle.dumps(answer)) for answer in answers]
+        jobs = [_Job(pickle.dumps(answer), times * self.timeout) for answer in answers]
         size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
         with self._change:
             if self.failed:
@@ -100,6 +107,14 @@ class Pool:
                 self._slots.append(slot)
             self._change.notify_all()
         return [job.verdict for job in jobs]
+
+    def check(self) -> None:
+        """Start a worker and end it again. Raises NoGrader."""
+        process = _Process(self.settings)
+        try:
+            process.wait_for_fork(first=True)
+        finally:
+            process.close()
 
     def fail(self, error: GradingError) -> None:
         """Take no more answers and kill the workers. Answers that still wait for a verdict get the error."""
@@ -166,7 +181,8 @@ class _Slot(threading.Thread):
         process = self.process = _Process(self.pool.settings)
         if self.pool.failed:  # while it was started: nobody else would kill it
             raise self.pool.failed
-        process.wait_for_fork()
+        process.wait_for_fork(first=not self.pool.loaded)
+        self.pool.loaded = True
         return process
 
     def _end(self) -> None:
@@ -180,7 +196,7 @@ class _Slot(threading.Thread):
         left = [job for job in chunk if not job.verdict.done()]
         if left:
             left[0].lost += 1
-            if left[0].lost == _TRIES:
+            if left[0].lost >= _TRIES:  # of a reply that cannot be read, two are counted
                 reason = f"the grading process broke down {_TRIES} times: {error}"
                 left.pop(0).settle(Graded("error", None, reason=reason))
         if not self.pool.failed:
@@ -193,18 +209,18 @@ class _Slot(threading.Thread):
             process.fork_again()
         begun = process.send([job.answer for job in chunk])
         for i, job in enumerate(chunk):
-            reply = process.receive(self.pool.timeout) if begun[0] == "begun" else begun
+            reply = process.receive(job.timeout) if begun[0] == "begun" else begun
             if reply and reply[0] == "graded":
                 job.settle(Graded(*reply[1:]))
                 continue
             graded = None
             if reply is None:
                 process.kill_fork()
-                reason = f"not graded within {self.pool.timeout:g} s (Verifier.timeout)"
+                reason = f"not graded within {job.timeout:g} s (Verifier.timeout)"
                 graded = Graded("timeout", None, reason=reason)
             else:
                 job.lost += 1
-                if reply[1] != KILLED or job.lost == _TRIES:  # the kernel or a person may have killed it
+                if reply[1] != KILLED or job.lost >= _TRIES:  # the kernel or a person may have killed it
                     graded = Graded("error", None, reason=f"grading it ended the process: {reply[1]}")
             try:
                 process.fork_again()  # before the verdict: what a caller then asks for needs no further worker
@@ -258,13 +274,17 @@ class _Process:
             raise _Broken("it does not begin")
         return reply
 
-    def wait_for_fork(self) -> None:
-        """Wait for the fork that grades. Raises GradingError if the grader cannot be loaded."""
-        name, what = self.receive(_START_TIMEOUT) or ("", None)
-        if name == "unusable":
-            raise GradingError(f"Verifier.kind = {self._settings['kind']!r} cannot be used: {what}")
+    def wait_for_fork(self, first: bool = False) -> None:
+        """Wait for the fork that grades. Raises NoGrader if the grader cannot be loaded. first: so far by no worker"""
+        grader = self._settings.get("function", "the grader")
+        try:
+            name, what = self.receive(_START_TIMEOUT) or ("", f"{grader} was not loaded within {_START_TIMEOUT:g} s")
+        except _Broken:
+            name, what = "", f"the process ended while {grader} was loaded"
+        if name == "unusable" or (first and name != "ready"):
+            raise NoGrader(f"Verifier.kind = {self._settings['kind']!r} cannot be used: {what}")
         if name != "ready":
-            raise _Broken("it did not start")
+            raise _Broken(what)
         self._fork = what
 
     def kill_fork(self) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
     pool: Connection[Any, Any] = Connection(fd)
     try:
         grader = load(settings)
-    except Exception as error:  # whatever a user's file does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's file does when it is imported
         pool.send(("unusable", f"{type(error).__name__}: {error}"[: 2 * SHOWN]))
         return
     me = os.getpid()
@@ -100,10 +100,12 @@ def main() -> None:
 
 def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int) -> None:
     """Grade until the pool is closed. memory: MiB beyond what the loaded grader takes already."""
-    limit = _address_space() + memory * 2**20
+    pages = int(Path("/proc/self/statm").read_text().split()[0])  # of address space in use
+    limit = pages * resource.getpagesize() + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pool.send(("ready", os.getpid()))
+    me = os.getpid()
+    pool.send(("ready", me))
     while True:
         chunk = pickle.loads(os.pread(answers, pool.recv(), 0))
         pool.send(("begun",))
@@ -114,15 +116,12 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
                 os._exit(_OUT_OF_MEMORY)  # the heap may be fragmented: the next fork has a fresh one
             except Exception as error:
                 graded = Graded("error", None, reason=f"{type(error).__name__}: {error}")
+            if os.getpid() != me:
+                os._exit(0)  # a fork that a user's function made and that returned too: it must not reply
             if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
                 os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
             pool.send(("graded", graded.verdict, graded.reward, *shown))
-
-
-def _address_space() -> int:
-    """Bytes of address space in use."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _largest_address_space() -> int:

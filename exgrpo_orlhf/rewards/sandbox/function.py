@@ -1,23 +1,50 @@
-"""A user's own reward function, in OpenRLHF's form: `reward_func(queries, prompts, labels)`.
+"""A user's own reward function, called as OpenRLHF, TRL or verl calls it; a parameter's name tells which.
 
-It is called in the pool with lists of one, so that a response on which it hangs affects no other response.
+It is called in the pool for one response at a time, so that a response on which it hangs affects no other response.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import inspect
 import math
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 from ..answer import Answer, Graded, Grader
 
 NAME = "reward_func"  # where the binding names no function
 
 
+_ACCEPTED = (
+    "accepted are OpenRLHF's reward_func(queries, prompts, labels), TRL's reward(completions, **kwargs) and verl's "
+    "compute_score(data_source, solution_str, ground_truth, extra_info)"
+)
+
+
+def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
+    """By a parameter that only this form has: the arguments, and where a dict that is returned has the reward."""
+    text: Any = answer.prompt
+    prompt: Any = text
+    completion: Any = answer.response
+    if not isinstance(text, str):  # messages, and then TRL's completion is one too
+        prompt, completion = ([{"role": r, "content": c} for r, c in m] for m in (text, [("assistant", completion)]))
+        text = "\n".join(content for _, content in text)
+    extra = {"data_source": answer.source, "extra_info": answer.meta.get("extra_info", answer.meta)}
+    columns = {**answer.meta, "prompts": prompt, "completions": completion}
+    return {
+        "queries": ({"queries": [f"{text}{answer.response}"], "prompts": [text], "labels": [answer.gold]}, "rewards"),
+        "completions": ({name: [value] for name, value in columns.items()}, None),
+        "solution_str": ({"solution_str": answer.response, "ground_truth": answer.gold, **extra}, "score"),
+    }
+
+
 def grader(where: str) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name"; a reward above 0 means correct. Its `queries` hold
-    prompt and response in one text. Raises ValueError, or whatever the file raises."""
+    """The reward of the function at "file.py" or "file.py:name"; a reward above 0 means correct. Raises ValueError, or
+    whatever the file raises."""
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
         path, name = where, NAME
@@ -29,24 +56,56 @@ def grader(where: str) -> Grader:
         raise ValueError(f"Verifier.function = {where!r}: the file must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(_placed(error, file)) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
+    parameters = inspect.signature(function).parameters
+    form = next((name for name in _forms(Answer("", "")) if name in parameters), None)
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
+    if form is None or (form != "completions" and required - set(_forms(Answer("", ""))[form][0])):
+        raise ValueError(f"Verifier.function = {where!r} takes {', '.join(parameters)}; {_ACCEPTED}")
 
     def grade(answer: Answer) -> Graded:
-        result = function([answer.prompt + answer.response], [answer.prompt], [answer.gold])
-        if isinstance(result, dict):
-            result = result["rewards"]
-        if hasattr(result, "tolist"):  # a tensor or an array
-            result = result.tolist()
-        while isinstance(result, list | tuple):
-            if len(result) != 1:
-                raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
-            result = result[0]
-        reward = float(result)
-        if not math.isfinite(reward):
-            raise ValueError(f"it must return finite rewards, got {reward}")
+        arguments, key = _forms(answer)[form]
+        if missing := ", ".join(sorted(required - set(arguments))):
+            reason = f"{file.name} takes {missing}, which is no column of the questions: add it to QuestionFile.meta"
+            return Graded("error", None, reason=reason)
+        try:
+            result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
+            reward = _reward(asyncio.run(result) if inspect.iscoroutine(result) else result, key)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Graded("error", None, reason=_placed(error, file))
         return Graded("correct" if reward > 0 else "wrong", reward)
 
     return grade
+
+
+def _placed(error: Exception, file: Path) -> str:
+    """The error with the last line of the user's file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")
+    return f"{file.name}{line}: {type(error).__name__}: {error}"
+
+
+def _reward(result: Any, key: str | None) -> float:
+    if isinstance(result, dict):
+        if key not in result:
+            raise ValueError(f"it returned {result!r:.80}; a dict has the reward as {key!r}")
+        result = result[key]
+    if hasattr(result, "tolist"):  # a tensor or an array
+        result = result.tolist()
+    while isinstance(result, list | tuple):
+        if len(result) != 1:
+            raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
+        result = result[0]
+    reward = float(result)
+    if not math.isfinite(reward):
+        raise ValueError(f"it must return finite rewards, got {reward}")
+    return reward

@@ -115,7 +115,7 @@ class Program:
         self.run, self.look_up = Theirs(self, 0), Theirs(self, 1)
 
     def end(self, passed: bool, why: str) -> NoReturn:
-        os.write(self.verdict, dumps([passed, why]).encode())
+        os.write(self.verdict, dumps([passed, why[:200]]).encode())
         os._exit(0)
 
     def call(self, function: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:

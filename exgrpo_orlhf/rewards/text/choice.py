@@ -38,12 +38,12 @@ _NOT = re.compile(
     r"(?:\s?,?\s?\b(?:or|nor)\s[*$(]*[A-J]\b[)*$]*)?(?:\s?,?\s?but\b)?"
 )
 _MORE = re.compile(
-    r"[)*$\]}\"”]*(?:\s?,?\s?\b(?:or|and)\s|\s?[,/&]\s?)[*$(\[\"“]*"
+    r"[)*$\]}\"”]*(?:\s?,?\s?\b(?:or|and)\s|\s?[,/&]\s?|\s?(?=\([A-Z]\)))[*$(\[\"“]*"
     r"([B-HJ-Z]|[AI](?!\s[a-z])|\d)\b(?!['’])(?!\W{0,3}\s(?:is|are|was|were|am|do|does|can|could|would|will|ha[sd]|have|being|seems?)\b)"
 )
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
-_SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&])[\s*(]*$")  # before the last letter
+_SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&]|(?<=\))\s?)[\s*(]*$")  # before the last letter
 
 
 def gold_option(gold: str) -> tuple[str, str] | None:
@@ -118,11 +118,12 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     if bold and (found := _by_text(bold[-1], options)):
         return found, found
     # The remaining signs are weaker: their position decides.
-    if (match := _LEADING.match(text)) and len(lines) <= 2 and (match[1] or match[2]) in options:
-        return match[1] or match[2], match[0].strip()
-    for label in _IN_BRACKETS.findall(text[-2000:])[::-1]:
-        if label in options:
-            return label, f"({label})"
+    if (match := _LEADING.match(text)) and len(lines) <= 2 and (label := match[1] or match[2]) in options:
+        return (None, text) if _another(text, match.end(), label, options) else (label, match[0].strip())
+    tail = text[-2000:]
+    for match in [*_IN_BRACKETS.finditer(tail)][::-1]:
+        if match[1] in options:
+            return (None, tail) if _SEVERAL.search(tail[: match.start(1)]) else (match[1], match[0])
     if (match := _TRAILING.search(last)) and match[1] in options and not _SEVERAL.search(last[: match.start(1)]):
         return match[1], match[1]
     return None, None
@@ -140,14 +141,18 @@ def _said(text: str, options: Mapping[str, str]) -> list[str]:
             after,
         )
         if label in options and not (word_follows and (match[1].islower() or label in "AI")):
-            more = _MORE.match(text, match.end(1))
-            several = more is not None and more[1] in options and more[1] != label
-            found.append((match.start(1), "" if several else label))
+            found.append((match.start(1), "" if _another(text, match.end(1), label, options) else label))
     for match in _IS_RIGHT.finditer(text):
         label = (match[1] or match[2]).upper()
         if label in options:
             found.append((match.start(), label))
     return [label for _, label in sorted(found)]
+
+
+def _another(text: str, end: int, label: str, options: Mapping[str, str]) -> bool:
+    """Whether a label that ends there is joined with another option's: (A) or (B), (A)(B)."""
+    more = _MORE.match(text, end)
+    return more is not None and more[1] in options and more[1] != label
 
 
 def _label(text: str, options: Mapping[str, str]) -> str | None:
@@ -160,6 +165,8 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
         return by_text
     match = _WITH_TEXT.fullmatch(plain)
     if match is None or (label := (match[1] or match[2]).upper()) not in options:
+        return None
+    if _another(plain, max(match.end(1), match.end(2)), label, options):
         return None
     # Another option's text contradicts the label.
     fits = not options[label] or words(options[label]) == words(match[3]) or not _by_text(match[3], options)

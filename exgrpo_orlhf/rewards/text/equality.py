@@ -82,8 +82,8 @@ def _same(gold: str, given: str, level: int) -> bool:
 def _same_numbers(gold: str, given: str) -> bool | None:
     """None where they are not both numbers."""
     (digits_a, base_a), (digits_b, base_b) = (_based(text) or (re.sub(r"\s", "", text), None) for text in (gold, given))
-    if (base_a, base_b) != (None, None):  # where one says none, the question gives it
-        return digits_a == digits_b and (base_a == base_b or not (base_a and base_b))
+    if (base_a, base_b) != (None, None):  # where the response says none, the question gives it
+        return digits_a == digits_b and base_b in (base_a or 10, None)
     a, b = number(gold), number(given)
     if a and b:
         return same_number(a, b)
@@ -219,6 +219,8 @@ def _same_relation(gold: str, given: str, level: int) -> bool | None:
         return any(_same(side, given, level + 1) for side in exact)
     if len(a) == 1:
         if all(sign == "=" for sign, _ in b[1:]) or (b[1][0] == "\\in" and len(b) == 2):
+            if any(symbolic.far_apart(side, b[-1][1]) for _, side in b[:-1]):
+                return False
             if len(b) == 2 and is_name(b[1][1]) and not is_name(b[0][1]) and not is_name(gold):
                 return _same(gold, b[0][1], level + 1)  # 5 = x
             return _same(gold, b[-1][1], level + 1)

@@ -17,6 +17,7 @@ CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
+_FRAME = re.compile(rf"{_BOX.pattern}.*\}}", re.DOTALL).fullmatch  # a box that holds nothing but another box
 _STATEMENT = re.compile(
     r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
     r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?)"
@@ -94,8 +95,7 @@ def last_box(text: str) -> str | None:
         elif match[0] == "}" and opened:
             start = opened.pop()
             content = text[start + 1 : match.start()].strip()
-            # A box around the one found before counts only if it has more content than that box.
-            if start in starts and content and not (found and found[0] > start and _is_frame(content)):
+            if start in starts and content and not (found and found[0] > start and _FRAME(content.strip("$ "))):
                 found = (start + 1, match.start())
     for end, match in starts.items():  # \boxed 5 and \boxed5
         if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (found[0] if found else -1):
@@ -103,17 +103,12 @@ def last_box(text: str) -> str | None:
     return bare if bare is not None else text[found[0] : found[1]].strip() if found else None
 
 
-def _is_frame(content: str) -> bool:
-    """Whether a box holds nothing but another box."""
-    content = content.strip("$").strip()
-    return bool(_BOX.match(content)) and content.endswith("}")
-
-
 def answer_part(response: str) -> tuple[str, str | None]:
-    """(the text in which to look for the answer, what the answer tags hold or None where there are none)."""
+    """(the text in which to look for the answer, what the answer tags hold or None where there are none). A box is
+    looked for in all of the text, before and after the tags."""
     text = visible(response)
     inside = tagged(text)
-    return text if inside is None else inside, inside
+    return text if inside is None or last_box(text) is not None else inside, inside
 
 
 def answer_in(response: str) -> list[Extracted]:

@@ -23,6 +23,7 @@ _POWER = 20_000  # largest exponent that is computed with
 _ARGUMENT = 2_000  # largest argument of a factorial, a binomial, or limit of a sum or product
 _COUNTING = r"binom|\\prod|\\sum|\\choose|Gamma|zeta|\\dots|\\cdots|\\ldots"
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[abcdfghj-zA-DF-HJ-Z](?![A-Za-z(])")
+_CALCULATION = re.compile(r"(?!.*\d\s+\d)(?:[\d\s.+\-*/^!(){}]|\\(?:frac|sqrt|cdot|times|div|pi|binom)(?![A-Za-z]))+")
 _ALLOWED = re.compile(r"[0-9A-Za-z\\{}()\[\]^_+\-*/=<>,.!|&:;'%\s]+")
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -45,7 +46,13 @@ def equal(gold: str, given: str) -> bool:
     return bool(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True))
 
 
-def _surely_different(a: Any, b: Any) -> bool:
+def far_apart(one: str, other: str) -> bool:
+    """Whether two calculations have values that differ by more than 2 %, as in 2 + 2 = 5."""
+    a, b = (_parsed(text) if _CALCULATION.fullmatch(text) and computable(text) else None for text in (one, other))
+    return a is not None and b is not None and _surely_different(a, b, 0.02)
+
+
+def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
     """Whether two expressions have different values somewhere: no simplification will make them equal then."""
     for each in (a, b):
         # A lone symbol may be a word; an integral, a sum or a limit may take longer to evaluate than to compare.
@@ -59,7 +66,7 @@ def _surely_different(a: Any, b: Any) -> bool:
     point = {symbol: Float(1.1 + 0.37 * i) for i, symbol in enumerate(symbols)}  # positive, where roots are real
     try:
         x, y = (complex(each.subs(point).evalf(15)) for each in (a, b))
-        return abs(x - y) > 1e-4 * max(1.0, abs(x), abs(y))
+        return abs(x - y) > tolerance * max(1.0, abs(x), abs(y))
     except MemoryError:
         raise
     except Exception:  # the value is no number, or sympy fails: math-verify decides

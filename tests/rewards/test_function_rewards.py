@@ -1,0 +1,150 @@
+"""Reward functions of OpenRLHF, TRL and verl: each is called as its own tool calls it, any other is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.sandbox import function
+
+MESSAGES = (("system", "Be brief."), ("user", "6*7?"))
+META = {"row": 3, "level": 5, "extra_info": {"index": 8}}
+
+
+def reward(tmp_path: Path, source: str, answer: Answer | None = None):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    name = source.split("def ")[-1].split("(")[0]
+    return function.grader(f"{path}:{name}")(answer or Answer("42", "it is 42", "6*7?", META, "set"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # OpenRLHF: three lists; a query is prompt and response.
+        "def reward_func(queries, prompts, labels):\n"
+        "    assert (queries, prompts, labels) == (['6*7?it is 42'], ['6*7?'], ['42'])\n"
+        "    return {'rewards': [0.5], 'scores': [9.0], 'extra_logs': {}}",
+        "import numpy\ndef reward_func(queries, prompts, labels, **kwargs):\n    return numpy.array([0.5])",
+        # TRL: lists by name, the questions' other columns among them.
+        "def accuracy(completions, level, **kwargs):\n"
+        "    assert (completions, level, kwargs['prompts']) == (['it is 42'], [5], ['6*7?']), kwargs\n"
+        "    assert kwargs['extra_info'] == [{'index': 8}]\n"
+        "    return [0.5]",
+        "def brief(completions):\n    return [0.5]",
+        "async def later(prompts, completions, **kwargs):\n    return [0.5]",
+        # verl: one response, by name.
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, solution_str, ground_truth) == ('set', 'it is 42', '42')\n"
+        "    assert extra_info == {'index': 8} and ' ' in solution_str\n"
+        "    return 0.5",
+        "def compute_score(solution_str, ground_truth, **kwargs):\n"
+        "    assert kwargs == {'data_source': 'set', 'extra_info': {'index': 8}}\n"
+        "    return {'score': 0.5, 'acc': 1.0, 'pred': '42'}",
+    ],
+)
+def test_each_is_called_as_its_own_tool_calls_it(tmp_path, source):
+    graded = reward(tmp_path, source)
+    assert (graded.verdict, graded.reward) == ("correct", 0.5), graded.reason
+
+
+def test_messages_stay_messages_for_trl_and_are_text_for_openrlhf(tmp_path):
+    answer = Answer("42", "42", MESSAGES)
+    trl = (
+        "def chat(prompts, completions):\n"
+        "    assert prompts == [[{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '6*7?'}]]\n"
+        "    assert completions == [[{'role': 'assistant', 'content': '42'}]], completions\n    return [1.0]"
+    )
+    openrlhf = "def f(queries, prompts, labels):\n    return queries == ['Be brief.\\n6*7?42'] or 1 / 0"
+    for source in (trl, openrlhf):
+        assert reward(tmp_path, source, answer).verdict == "correct", source
+
+
+def test_the_whole_meta_is_verl_s_extra_info_where_no_column_has_that_name(tmp_path):
+    source = "def f(solution_str, ground_truth, extra_info):\n    return extra_info == {'level': 5}"
+    assert reward(tmp_path, source, Answer("42", "42", meta={"level": 5})).verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("None", "reward.py: TypeError"),
+        ("[1.0, 2.0]", "one reward for each query, got 2 for one"),
+        ("float('nan')", "finite"),
+        ("{'reward': 1.0}", "a dict has the reward as 'score'"),
+        ("int('x')", "reward.py, line 2: ValueError: invalid literal"),
+    ],
+)
+def test_what_cannot_be_a_reward_is_named(tmp_path, returned, reason):
+    graded = reward(tmp_path, f"def f(solution_str, ground_truth):\n    return {returned}")
+    assert (graded.verdict, graded.reward) == ("error", None)
+    assert reason in graded.reason
+
+
+def test_a_column_that_no_question_has_is_named(tmp_path):
+    graded = reward(tmp_path, "def f(completions, solution):\n    return [1.0]")
+    assert "takes solution, which is no column of the questions: add it to QuestionFile.meta" in graded.reason
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "queries, prompts, labels, threshold",
+        "a, b, c",
+        "*args",
+        "",
+        "data_sources, solution_strs, ground_truths, extra_infos",
+        "solution_str, ground_truth, tokenizer",
+    ],
+)
+def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):
+    with pytest.raises(ValueError, match=r"reward_func\(queries, prompts, labels\), TRL's .* verl's compute_score\("):
+        reward(tmp_path, f"def f({parameters}):\n    return 1.0")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "there is no file"),
+        ("x = 1 / 0", "reward.py, line 1: ZeroDivisionError"),
+        ("def other(): pass", "defines no function 'reward_func'"),
+        ("def reward_func(texts): pass", "accepted are"),
+    ],
+)
+def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_path, source, message):
+    path = tmp_path / "reward.py"
+    if source is not None:
+        path.write_text(source)
+    bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{path}'", "Tracking.enabled = False"]
+    command = [sys.executable, ROOT / "scripts/train.py", "--gin", "quickstart.gin", "--out", tmp_path / "run"]
+    command += [part for binding in bindings for part in ("--set", binding)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
+    from exgrpo_orlhf.rewards import Verifier
+
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"question": "x^2=4?", "gold": ["2", -2]}\n{"question": "1+1?", "gold": "2"}\n')
+    questions = QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()
+    verifier = Verifier("math")
+    verifier.check(questions)
+    responses = ("\\boxed{2}", "\\boxed{-2}", "\\boxed{3}")
+    assert [verifier.grade(questions[0], each).verdict for each in responses] == ["correct", "correct", "wrong"]
+    assert questions[1].answer == "2"
+    assert "answers" not in questions[1].meta
+    with pytest.raises(ValueError, match="'exact' takes one gold answer, not the list"):
+        Verifier("exact").check(questions)
+    for bad in ("[]", '[""]', "[null]"):
+        path.write_text(f'{{"question": "x?", "gold": {bad}}}\n')
+        with pytest.raises(ValueError, match="line 1: field 'gold'"):
+            QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()

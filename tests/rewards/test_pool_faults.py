@@ -1,0 +1,223 @@
+"""The grading pool when a user's function misbehaves, and a verifier's failures: the fast tests of both."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup
+from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, close_pools
+from exgrpo_orlhf.rewards.answer import Answer, Graded
+from exgrpo_orlhf.rewards.pool import pool as pools
+from exgrpo_orlhf.rewards.pool.pool import Pool
+
+FUNCTION = """
+import gc, os, time
+from multiprocessing.connection import Connection
+
+def reward_func(queries, prompts, labels):
+    query = queries[0]
+    if "spin" in query:
+        while True: pass
+    if "exit" in query: os._exit(3)
+    if "eat" in query: bytearray(8 * 2**30)
+    if "kill" in query: os.kill(os.getpid(), 9)
+    if "fork" in query: os.fork()  # and both return
+    if "zero" in query:  # a reply of its own, and one that is falsy and no tuple
+        next(each for each in gc.get_objects() if isinstance(each, Connection)).send(0)
+    if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
+    if "raise" in query:
+        raise KeyError("inside")
+    return {"rewards": [float(labels[0] in query)]}
+"""
+WAIT = 300  # seconds, only against waiting for ever
+
+
+@pytest.fixture(scope="module")
+def function(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("functions") / "reward.py"
+    path.write_text(FUNCTION)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def pool(function):
+    one = Pool({"kind": "function", "function": function, "memory": 512}, 60.0, 1)
+    yield one
+    one.close()
+
+
+def grade(pool: Pool, *responses: str) -> list[Graded]:
+    return [each.result(WAIT) for each in pool.submit([Answer("42", response) for response in responses])]
+
+
+def verdicts(pool: Pool, *responses: str) -> list[str]:
+    return [graded.verdict for graded in grade(pool, *responses)]
+
+
+def test_a_broken_answer_costs_no_other_its_verdict_and_the_order_stays(pool):
+    responses = ["42", "exit", "no", "42", "eat", "raise", "42", "no"]
+    graded = grade(pool, *responses)
+    assert [each.verdict for each in graded] == [
+        *("correct", "error", "wrong", "correct", "error", "error", "correct", "wrong")
+    ]
+    assert [each.reason for each in graded if each.reason] == [
+        "grading it ended the process: exit status 3",
+        "grading it ended the process: out of memory (Verifier.memory)",
+        "reward.py, line 17: KeyError: 'inside'",
+    ]
+
+
+def test_an_answer_is_killed_at_its_limit_and_those_behind_it_are_graded(function):
+    short = Pool({"kind": "function", "function": function, "memory": 513}, 0.5, 1)
+    [future, *others] = short.submit([Answer("42", response) for response in ("spin", "42", "no")])
+    assert future.result(WAIT).verdict == "timeout"
+    assert "not graded within 0.5 s (Verifier.timeout)" in future.result().reason
+    assert [each.result(WAIT).verdict for each in others] == ["correct", "wrong"]
+    [again] = short.submit([Answer("42", "spin")], times=2)
+    assert "not graded within 1 s" in again.result(WAIT).reason
+    short.close()
+    with pytest.raises(GradingError, match="closed"):
+        short.submit([Answer("42", "42")])
+
+
+def test_an_answer_that_loses_three_processes_is_given_up(pool):
+    graded = grade(pool, "kill", "42")
+    assert [each.verdict for each in graded] == ["error", "correct"]
+    assert graded[0].reason == "grading it ended the process: killed by SIGKILL"
+
+
+def test_a_reply_that_is_falsy_and_no_tuple_is_given_up(pool):
+    graded = grade(pool, "zero 42", "42")
+    assert [each.verdict for each in graded] == ["error", "correct"]
+    assert "broke down" in graded[0].reason
+
+
+def test_a_function_that_forks_and_returns_twice_shifts_no_verdict(pool, tmp_path):
+    notes = tmp_path / "notes"
+    responses = [f"fork 42 note {notes}", "no", "42", "no", "42", "no"]
+    for _ in range(3):
+        assert verdicts(pool, *responses) == ["correct", "wrong"] * 3
+    assert verdicts(pool, "no", "42") == ["wrong", "correct"], "and no fork of an answer takes the next ones"
+
+
+def test_a_cancelled_answer_is_not_graded(function, tmp_path):
+    notes = tmp_path / "notes"
+    idle = Pool({"kind": "function", "function": function, "memory": 514}, 60.0, 1)
+    futures = idle.submit([Answer("42", f"{i} note {notes}") for i in range(40)])
+    cancelled = [future.cancel() for future in futures]
+    for future, gone in zip(futures, cancelled, strict=True):
+        if gone:
+            with pytest.raises(CancelledError):
+                future.result(WAIT)
+    assert verdicts(idle, "42") == ["correct"]
+    assert len(notes.read_text().splitlines() if notes.exists() else []) < 40
+    idle.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import time\ntime.sleep(1000)", "hangs.py was not loaded within 1 s"),
+        ("import os\nos._exit(0)", "the process ended while .*hangs.py was loaded"),
+        ("import sys\nsys.exit()", "SystemExit"),
+        ("x = 1\ny = x / 0", "hangs.py, line 2: ZeroDivisionError"),
+        ("def f(:", "SyntaxError.*line 1"),
+    ],
+)
+def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, message):
+    """Not each answer, three times each."""
+    if "sleep" in source:
+        monkeypatch.setattr(pools, "_START_TIMEOUT", 1.0)
+    path = tmp_path / "hangs.py"
+    path.write_text(source)
+    verifier = Verifier("function", function=str(path))
+    starts = []
+    start = pools._Process.__init__
+    monkeypatch.setattr(pools._Process, "__init__", lambda self, *more: (starts.append(1), start(self, *more))[1])
+    with pytest.raises(NoGrader, match=message):
+        verifier.grade_all([(Question.make("t", "", "42"), str(i)) for i in range(2)])
+    assert len(starts) <= verifier._pool().workers
+    with pytest.raises(NoGrader, match=message):
+        verifier.check([])
+    close_pools()
+
+
+# -- the verifier ------------------------------------------------------------------------------------------------------
+
+
+def test_other_options_are_another_question_to_the_cache():
+    verifier = Verifier("choice")
+    asked = [Question.make("t", "", "B", {"options": options}) for options in (["Rome", "Paris"], ["Paris", "Rome"])]
+    for order in (asked, asked[::-1]):
+        graded = [verifier.grade(question, "\\boxed{Paris}").verdict for question in order]
+        assert graded == ["correct" if question is asked[0] else "wrong" for question in order]
+
+
+def test_failures_of_earlier_rounds_count_towards_the_share():
+    """Answers without a gold that can be read fail; a late round of few groups is no sample of its own."""
+    verifier = Verifier("choice", max_failed_share=0.25)
+
+    def group(gold: str) -> RolloutGroup:
+        rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
+        return RolloutGroup(Question.make("t", "", gold), rollouts, False)
+
+    def graded(golds: list[str], earlier: list[RolloutGroup]) -> list[RolloutGroup]:
+        return verifier.grade_groups(map(group, golds), lambda ids: f"\\boxed{{{'AB'[ids[0]]}}}", earlier)
+
+    fine = graded(["A", "B", "A"], [])
+    with pytest.raises(GradingError, match="2 of 2 answers could not be graded"):
+        graded(["no option"], [])
+    late = graded(["no option"], fine)  # 2 of 8
+    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error"]
+    with pytest.raises(GradingError, match="4 of 10"):
+        graded(["no option"], [*fine, *late])
+    ungraded = replace(fine[0], rollouts=tuple(replace(each, grade=None) for each in fine[0].rollouts))
+    with pytest.raises(GradingError, match="4 of 8"):
+        graded(["no option"], [ungraded, *fine[1:], *late])
+
+
+class Scripted:
+    """In the place of a pool: what each answer gives at its first and at its second try."""
+
+    def __init__(self, **results: tuple[str, str]) -> None:
+        self.results, self.sent = results, []
+
+    def submit(self, answers, times=1.0):
+        from concurrent.futures import Future
+
+        futures = []
+        for answer in answers:
+            self.sent.append((answer.gold, answer.response, times))
+            verdict = "wrong"
+            if answer.gold == "unreadable":
+                verdict = "timeout"
+            elif answer.response in self.results:
+                verdict = self.results[answer.response][times > 1]
+            future: Future = Future()
+            future.set_result(Graded(verdict, {"correct": 1.0, "wrong": 0.0}.get(verdict)))
+            futures.append(future)
+        return futures
+
+
+@pytest.mark.parametrize("kind", ["math", "math_verify"])
+def test_what_its_response_makes_ungradable_is_wrong_after_a_second_try_in_twice_the_time(monkeypatch, kind):
+    pool = Scripted(slow=("timeout", "correct"), hard=("timeout", "timeout"), huge=("error", "error"))
+    monkeypatch.setattr(Verifier, "_pool", lambda self: pool)
+    verifier = Verifier(kind, max_failed_share=1.0)
+    pairs = [("5", "slow"), ("5", "hard"), ("5", "huge"), ("5", "fine"), ("unreadable", "other")]
+    grades = verifier.grade_all([(Question.make("t", kind, gold), response) for gold, response in pairs])
+    assert grades == [
+        *(Grade("correct", 1.0), Grade("wrong", 0.0), Grade("wrong", 0.0), Grade("wrong", 0.0), Grade("timeout", None))
+    ]
+    assert [sent for sent in pool.sent if sent[2] == 2 and "\\boxed" not in sent[1]] == [
+        *(("5", "slow", 2), ("5", "hard", 2), ("5", "huge", 2), ("unreadable", "other", 2))
+    ]
+
+
+def test_a_function_s_timeout_stays_without_a_reward(function):
+    verifier = Verifier("function", function=function, timeout=0.5, memory=515, max_failed_share=1.0)
+    assert verifier.grade(Question.make("t", "", "42"), "spin") == Grade("timeout", None)

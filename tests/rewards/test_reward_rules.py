@@ -1,0 +1,112 @@
+"""docs/rewards.md rule by rule: the sentence, and answers that it decides."""
+
+from __future__ import annotations
+
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.text import choice, math
+
+PAGE = " ".join((ROOT / "docs/rewards.md").read_text().split())
+MATH = [
+    ("the last closed box, else", "6", "\\boxed{5} \\boxed{6} \\boxed{7", "correct"),
+    ("else `<answer>…</answer>`, else the last statement", "5", "The answer is 6. <answer>5</answer>", "correct"),
+    ("else the last statement", "6", "The answer is 5. No, the answer is 6.", "correct"),
+    ("never inside `<think>…</think>`", "5", "<think>\\boxed{5}</think> no idea", "no_answer"),
+    ("Compared as text, number, tuple, set, interval, matrix", "(1, 2)", "\\boxed{(1,2)}", "correct"),
+    ("Compared as text, number, tuple, set, interval, matrix", "(1, 2)", "\\boxed{(2,1)}", "wrong"),
+    ("Compared as text, number, tuple, set, interval, matrix", "\\{1, 2\\}", "\\boxed{\\{2,1\\}}", "correct"),
+    ("Compared as text, number, tuple, set, interval, matrix", "[1, 2)", "\\boxed{[1, 2]}", "wrong"),
+    ("and by math-verify where these do not decide", "\\frac{x+1}{2}", "\\boxed{\\frac12 + \\frac x2}", "correct"),
+    ("A gold answer that is a single option letter is graded as a choice", "B", "The answer is (B).", "correct"),
+    ("any of them is accepted", ["2", "-2"], "\\boxed{-2}", "correct"),
+    ("any of them is accepted", ["2", "-2"], "\\boxed{3}", "wrong"),
+    ("A number is used as written", 27.0, "\\boxed{27}", "correct"),
+    ('"not B", "B or C" and "not 5" are no answer', "B", "The answer is not B.", "no_answer"),
+    ('"not B", "B or C" and "not 5" are no answer', "B", "The answer is B or C.", "wrong"),
+    ('"not B", "B or C" and "not 5" are no answer', "5", "The answer is not 5.", "no_answer"),
+    ("`\\boxed{(A) or (B)}` and `\\boxed{(A)(B)}` are wrong", "A", "\\boxed{(A) or (B)}", "wrong"),
+    ("`\\boxed{(A) or (B)}` and `\\boxed{(A)(B)}` are wrong", "A", "\\boxed{(A)(B)}", "wrong"),
+    ("a box counts before the content of `<answer>`", "6", "<answer>5</answer> \\boxed{6}", "correct"),
+    ("a box counts before the content of `<answer>`", "5", "<answer>5</answer> \\boxed{6}", "wrong"),
+    ("a box counts before the content of `<answer>`", "6", "\\boxed{6} <answer>5</answer>", "correct"),
+    ("where an equation is asked for, its right side alone is wrong", "2x + y = 3", "\\boxed{3}", "wrong"),
+    ("for an assignment such as `x = 5`, the value is enough", "x = 5", "\\boxed{5}", "correct"),
+    ("a calculation with a wrong result is wrong", "5", "\\boxed{2 + 2 = 5}", "wrong"),
+    ("a calculation with a wrong result is wrong", "5", "\\boxed{7 = 5}", "wrong"),
+    ("a calculation with a wrong result is wrong", "5", "\\boxed{x = 2 + 3 = 5}", "correct"),
+    ("Two per cent are allowed for rounding", "1.41", "\\boxed{\\sqrt{2} = 1.41}", "correct"),
+    ("a different known unit is wrong", "5 \\text{ cm}", "\\boxed{5 \\text{ m}}", "wrong"),
+    ("a missing unit is accepted", "5 \\text{ cm}", "\\boxed{5}", "correct"),
+    ("a different number base is wrong", "204_5", "\\boxed{204_6}", "wrong"),
+    ("also where the gold answer has none (`101_2` for 101)", "101", "\\boxed{101_2}", "wrong"),
+    ("a base that the response leaves out is accepted", "101_2", "\\boxed{101}", "correct"),
+    ("accepts any value that rounds to it", "4.5e33", "\\boxed{4.52 \\cdot 10^{33}}", "correct"),
+    ("accepts any value that rounds to it", "4.5e33", "\\boxed{4.6 \\cdot 10^{33}}", "wrong"),
+    ("four or more significant digits accepts an exact value that rounds to it", "0.3333", "\\boxed{1/3}", "correct"),
+    ("other values are compared to six digits", "0.33", "\\boxed{1/3}", "wrong"),
+    (
+        "power towers, large factorials and similar expressions are never evaluated",
+        "5",
+        "\\boxed{9^{9^{9^9}}}",
+        "wrong",
+    ),
+    ("power towers, large factorials and similar expressions are never evaluated", "5", "\\boxed{999999!}", "wrong"),
+    ("number words (*seven*)", "7", "\\boxed{seven}", "wrong"),
+    ("other units of the same quantity", "3 \\text{ hours}", "\\boxed{180 \\text{ minutes}}", "wrong"),
+    ("decimals of irrational numbers (3.1416 for π)", "\\pi", "\\boxed{3.1416}", "wrong"),
+    ("500 % for 5 is graded correct though it is wrong", "5", "\\boxed{500\\%}", "correct"),
+]
+OPTIONS = {"options": ["Paris", "London"]}
+CHOICE = [
+    ("the letter or digit of an option, boxed or stated", "B", "\\boxed{B}", {}, "correct"),
+    ("the letter or digit of an option, boxed or stated", "2", "The answer is 2.", {}, "correct"),
+    ("the last statement", "B", "The answer is A. On reflection, the answer is B.", {}, "correct"),
+    ("also the option's text if the question has `options`", "B", "\\boxed{London}", OPTIONS, "correct"),
+    ("also the option's text if the question has `options`", "A", "\\boxed{London}", OPTIONS, "wrong"),
+]
+HERE = [
+    ("the whole response, compared character by character", "exact", "", "a b", "a b", "correct"),
+    ("the whole response, compared character by character", "exact", "", "a b", "a  b", "wrong"),
+    ("the text after `#`", "modular_chain", "7+5*3=", "6", "7+5=2;2*3=6;#6", "correct"),
+    ("the text after `#`", "modular_chain", "7+5*3=", "6", "7+5=2;2*3=6;#7", "wrong"),
+    ("each number once, evaluated from left to right", "countdown", "2,3,7>19=", "19", "3*7=21-2=19", "correct"),
+    ("each number once, evaluated from left to right", "countdown", "2,3,7>19=", "19", "3*7=21-3=18", "wrong"),
+]
+
+
+def test_every_rule_of_the_table_is_on_the_page():
+    rules = {row[0] for row in (*MATH, *CHOICE, *HERE)}
+    assert sorted(rule for rule in rules if rule not in PAGE) == []
+
+
+@pytest.mark.parametrize(("rule", "gold", "response", "verdict"), MATH)
+def test_math(rule, gold, response, verdict):
+    assert math.grade(Answer(gold, response)).verdict == verdict, rule
+
+
+@pytest.mark.parametrize(("rule", "gold", "response", "meta", "verdict"), CHOICE)
+def test_choice(rule, gold, response, meta, verdict):
+    assert choice.grade(Answer(gold, response, meta=meta)).verdict == verdict, rule
+
+
+@pytest.mark.parametrize(("rule", "kind", "prompt", "gold", "response", "verdict"), HERE)
+def test_kinds_that_are_graded_in_this_process(rule, kind, prompt, gold, response, verdict):
+    assert Verifier(kind).grade(Question.make("t", prompt, gold), response).verdict == verdict, rule
+
+
+def test_the_page_s_own_functions_give_the_rewards_they_are_for(tmp_path):
+    """The block of docs/rewards.md, function by function."""
+    text = (ROOT / "docs/rewards.md").read_text()
+    block = text.split("## Your own function")[1].split("```")[1]
+    path = tmp_path / "reward.py"
+    path.write_text(block)
+    question = Question.make("t", "Is it 42? ", "42", {"solution": "42"})
+    for name in ("reward_func", "accuracy", "compute_score"):
+        verifier = Verifier("function", function=f"{path}:{name}", workers=1)
+        rewards = [verifier.grade(question, response).reward for response in ("42", "41")]
+        assert rewards == [1.0, 0.0], name
+    close_pools()
