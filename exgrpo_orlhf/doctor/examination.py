@@ -68,7 +68,7 @@ def examine(
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
-        parameters = node.parameters_of(AutoConfig.from_pretrained(bound)) if bound else None
+        parameters = node.parameters_of(AutoConfig.from_pretrained(bound, trust_remote_code=False)) if bound else None
         elsewhere = ray_address(settings.ray_address, environ) != "local"
         for finding in machine.examine(wanted, work, flags, parameters, as_bound.settings.keep, elsewhere=elsewhere):
             found(finding)

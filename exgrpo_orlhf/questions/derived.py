@@ -101,7 +101,9 @@ class LengthFilter:
 
         from .prompts import PromptEncoder
 
-        encoder = PromptEncoder(self.prompts, AutoTokenizer.from_pretrained(str(self.model.prepare())))
+        encoder = PromptEncoder(
+            self.prompts, AutoTokenizer.from_pretrained(str(self.model.prepare()), trust_remote_code=False)
+        )
         limit = self.prompts.max_tokens
         questions = self.questions.load()
         lengths = [len(encoder.token_ids(question)) for question in questions]

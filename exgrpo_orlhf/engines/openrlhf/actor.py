@@ -147,7 +147,7 @@ class MixedActor(Actor):  # type: ignore[misc]
             self.model.enable_input_require_grads()
             self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
             if resumed is not None:  # DeepSpeed would put the old base model's weights in the place of these
-                adapters.refuse_other_base(resumed / adapters.FOLDER, self.model)
+                adapters.refuse_other_base(resumed / adapters.FOLDER, self.adapter.weights)
 
     def forward(
         self,
@@ -225,7 +225,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
-            saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()
+            saved = AutoModelForCausalLM.from_pretrained(
+                strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
+            ).state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm

@@ -80,7 +80,7 @@ def launch(
     run = run.absolute()
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents = x.settings.verify_checkpoint
-        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents)
+        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents, base=x.base)
         prepare(settings)
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
@@ -267,7 +267,7 @@ def _check_node(args: Any, model_path: str, *, adapter: bool = False) -> None:
     if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
         raise LaunchError(wrong)
     if total := node.gpu_bytes():
-        parameters = node.parameters_of(AutoConfig.from_pretrained(model_path))
+        parameters = node.parameters_of(AutoConfig.from_pretrained(model_path, trust_remote_code=False))
         if parameters is None:
             log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
         elif short := node.too_little_memory(args, parameters, total, adapter=adapter):
@@ -281,7 +281,14 @@ def _check_work(
 
     begins: whether the run begins here, so that the experience that it begins with is checked too
     """
-    tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    code = [*Path(model_path).rglob("*.py")]  # none for a hub id
+    if code or getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map"):
+        raise LaunchError(
+            f"{model_path} brings Python files along, which OpenRLHF and its vLLM would run: take a copy without .py "
+            "files and without auto_map in config.json and tokenizer_config.json"
+        )
     if named := changed_logits(config):
         raise LaunchError(f"{model_path} does more to its logits than its output layer does ({', '.join(named)})")
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
