@@ -31,8 +31,9 @@ def has(folder: Path) -> bool:
         manifest.verify(folder)
     except manifest.ManifestError as error:
         log.warning("%s; it is made again", error)
-        with suppress(FileNotFoundError):  # another process has found the same
-            shutil.rmtree(folder.rename(folder.with_name(f".unfinished-damaged-{folder.name}")))
+        aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")
+        with aside, suppress(FileNotFoundError):  # another process has found the same
+            folder.rename(Path(aside.name) / folder.name)
         return False
     return True
 

@@ -8,6 +8,7 @@ allocated. The values are read once, which takes 0.1 s a GiB beside the time of 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,10 @@ def locate(name: str) -> str:
     why = "there is no such folder"
     try:
         if not name.startswith(("/", ".", "~")):
-            if isinstance(try_to_load_from_cache(name, "config.json"), str) or constants.HF_HUB_OFFLINE:
+            if isinstance(try_to_load_from_cache(name, "config.json"), str):
                 return name
-            if folder.parent == Path() or not folder.parent.is_dir():
-                HfApi().model_info(name, timeout=10)
+            local = folder.parent != Path() and folder.parent.is_dir()
+            if not local and (constants.HF_HUB_OFFLINE or HfApi().model_info(name, timeout=10)):
                 return name
     except (httpx.HTTPError, OSError, errors.HFValidationError) as error:
         why = f"no folder of that name, and no model from the hub: {' '.join(str(error).split())[:400]}"
@@ -55,9 +56,7 @@ def check(path: str | Path, tokenizer: Any) -> None:
     """Compare a model with its configuration and its tokenizer. Tied weights may be absent, and what its class in
     transformers lets be absent. A quantized model's weights have other names: only their values are looked at.
 
-    path: a folder, or a hub id, which is downloaded unless it is in the hub's cache
-    Raises WeightsError: there are no weights; a file is damaged; a tensor is missing, has no place, another shape, or a
-    value that is not finite; the model has fewer tokens than the tokenizer; it needs Python files of its own.
+    path: a folder, or a hub id, which is downloaded unless it is in the hub's cache. Raises WeightsError.
     """
     shards, loader = find(path), transformers.AutoModelForCausalLM
     try:
@@ -100,9 +99,11 @@ def find(path: str | Path) -> list[Path]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """The hash of a model's weights, by which a resumed run knows its base model. Raises WeightsError."""
+    """A hash of a model's weights and config.json: a resumed run needs the same base model. Raises WeightsError."""
+    shards = find(path)
     with ThreadPoolExecutor(_THREADS) as threads:
-        return hashlib.sha256(" ".join(threads.map(files.sha256, find(path))).encode()).hexdigest()[:16]
+        hashes = threads.map(files.sha256, [*shards, shards[0].parent / "config.json"])
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
 
 
 def first_line(error: Exception) -> str:
@@ -155,14 +156,12 @@ def _compare(path: str | Path, shards: list[Path], model: Any) -> None:
 def _require_finite(shard: Path) -> None:
     """Raises WeightsError for a NaN or an infinity. Formats of a byte or less, of quantized models, are left out."""
 
-    def is_finite(tensor: Tensor) -> bool:
+    def is_bad(tensor: Tensor) -> bool:
         if not tensor.is_floating_point() or tensor.element_size() == 1 or not tensor.numel():
-            return True
-        low, high = tensor.aminmax()  # one pass, and no copy as isfinite() makes
-        return bool(low.isfinite() & high.isfinite())
+            return False
+        return not all(map(torch.isfinite, tensor.aminmax()))  # one pass, and no copy as isfinite() of it makes
 
     tensors = _tensors(shard, "cpu")
     with ThreadPoolExecutor(_THREADS) as threads:
-        bad = [name for name, fine in zip(tensors, threads.map(is_finite, tensors.values()), strict=True) if not fine]
-    if bad:
-        raise WeightsError(f"{shard}: {len(bad)} tensors hold NaN or infinity ({min(bad)})")
+        if bad := list(itertools.compress(tensors, threads.map(is_bad, tensors.values()))):
+            raise WeightsError(f"{shard}: {len(bad)} tensors hold NaN or infinity ({min(bad)})")

@@ -313,7 +313,7 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     data[-4095] ^= 1  # a small change of one value
     file.write_bytes(data)
     said = refused(model, tmp_path / "run", binding)
-    assert said.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the weights of the base model have changed since")
+    assert said.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the base model has changed since")
     data[-4095] ^= 1
     file.write_bytes(data)
     assert go(model, tmp_path / "run", binding).steps == 4

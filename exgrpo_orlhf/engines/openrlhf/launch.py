@@ -283,8 +283,8 @@ def _check_work(
     """
     tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-    code = [*Path(model_path).rglob("*.py")]  # none for a hub id
-    if code or getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map"):
+    mapped = getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map")
+    if mapped or any(Path(model_path).rglob("*.py")):
         raise LaunchError(
             f"{model_path} brings Python files along, which OpenRLHF and its vLLM would run: take a copy without .py "
             "files and without auto_map in config.json and tokenizer_config.json"
