@@ -30,7 +30,6 @@ class WeightsError(ValueError):
 def locate(name: str) -> str:
     """What `from_pretrained` takes for a folder, or for a hub id that is in the hub's cache or on the hub. The hub gets
     one short request: transformers would ask for each file again and again, half a minute long.
-
     Raises WeightsError for what is not there, at once where the name is that of a path.
     """
     import httpx
