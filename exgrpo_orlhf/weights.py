@@ -19,7 +19,6 @@ from .lazy import torch, transformers
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ADAPTER = "adapter_config.json"
 _THREADS = 4  # tensors read, or files hashed, at a time
 
 
@@ -57,6 +56,7 @@ def check(path: str | Path, tokenizer: Any) -> None:
 
     path: a folder, or a hub id, which is downloaded unless it is in the hub's cache. Raises WeightsError.
     """
+    transformers.utils.logging.disable_progress_bar()
     shards, loader = find(path), transformers.AutoModelForCausalLM
     try:
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -86,8 +86,12 @@ def find(path: str | Path) -> list[Path]:
     """A model's files of weights. Raises WeightsError if there are none, or one is missing."""
     from transformers.modeling_utils import _get_resolved_checkpoint_files as resolve
 
-    if (Path(path) / _ADAPTER).is_file():  # transformers would load it on its base model, vLLM what is beside it
-        raise WeightsError(f"{path} has both config.json and {_ADAPTER}: remove the one that is not to be used")
+    if (
+        Path(path) / "adapter_config.json"
+    ).is_file():  # transformers would load it on its base model, vLLM what is beside it
+        raise WeightsError(
+            f"{path} has both config.json and adapter_config.json: remove the one that is not to be used"
+        )
     try:
         shards = [Path(name) for name in resolve(str(path), None, None, None, None, is_remote_code=False)[0] or ()]
     except (OSError, ValueError) as error:

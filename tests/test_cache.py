@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from run_builders import small_bindings
 
 from exgrpo_orlhf import cache
@@ -97,3 +98,18 @@ def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
     assert "could not be written" in last
     assert "MiB free: make room" in last
     assert [*(tmp_path / "cache").iterdir()] == []
+
+
+def test_a_full_disk_while_a_state_of_torch_is_saved_is_named_too(tmp_path):
+    """torch raises a RuntimeError without a path."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        with (
+            pytest.raises(cache.CacheError, match=rf"{tmp_path}/state-1 could not be written"),
+            cache.making(tmp_path / "state-1") as unfinished,
+        ):
+            torch.save(torch.zeros(10_000), unfinished / "state.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [*tmp_path.iterdir()] == []
