@@ -86,12 +86,8 @@ def find(path: str | Path) -> list[Path]:
     """A model's files of weights. Raises WeightsError if there are none, or one is missing."""
     from transformers.modeling_utils import _get_resolved_checkpoint_files as resolve
 
-    if (
-        Path(path) / "adapter_config.json"
-    ).is_file():  # transformers would load it on its base model, vLLM what is beside it
-        raise WeightsError(
-            f"{path} has both config.json and adapter_config.json: remove the one that is not to be used"
-        )
+    if Path(path, "adapter_config.json").is_file():  # transformers would load it on its base, vLLM what is beside it
+        raise WeightsError(f"{path} has config.json and adapter_config.json: remove the one that is not to be used")
     try:
         shards = [Path(name) for name in resolve(str(path), None, None, None, None, is_remote_code=False)[0] or ()]
     except (OSError, ValueError) as error:

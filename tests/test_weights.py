@@ -223,7 +223,7 @@ def test_an_adapter_beside_whole_weights_is_refused(adapter, raw_model, tmp_path
     folder = copied(raw_model, tmp_path / "both")
     for path in adapter.glob("adapter*"):
         shutil.copy(path, folder)
-    with pytest.raises(ValueError, match=r"has both config\.json and adapter_config\.json"):
+    with pytest.raises(ValueError, match=r"has config\.json and adapter_config\.json"):
         PretrainedModel(str(folder)).prepare()
 
 
