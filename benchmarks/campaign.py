@@ -16,12 +16,17 @@ checkpoint's; folders are renamed, mixed and taken from another run. Detected: t
 that names the file. Silent: it goes on. Lost: it ends in another way, or does not go on from the older checkpoint to
 the end of the undisturbed run. Where OpenRLHF is installed, the files of its checkpoint too (not at the small size, nor
 with --local).
+
+Models: the same damage to each file of a model in the cache (detected: it is named, and made again as it was), and of
+the base model of a run with LoRA that is resumed; and a model that lacks a tensor, or holds one under another name,
+with a dimension less, or with a NaN, for each of its tensors (detected: refused in one line).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import random
 import shutil
@@ -40,13 +45,16 @@ from typing import Any
 import torch
 from command_line import TINY, finish, make_parser
 from kills import count_calls, different, kill_at_call
+from safetensors.torch import load_file, save_file
 
-from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf import checkpoints, config, manifest
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation.tables import aligned
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.places import PROJECT
+from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.run import train
+from exgrpo_orlhf.supervised.tiny_models import ChainModel
 
 STEPS = 8
 SMALL_SEED = 1
@@ -81,6 +89,7 @@ VARIANTS = {
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}
 KILLS = ("at a uniform moment", *CALLS)
+CACHED: dict[str, Any] = {"operands": (3, 4), "steps": 2, "width": 32, "layers": 2}
 DAMAGE = ("flip", "truncation", "emptying", "deletion", "swap")
 FOLDERS = ("another name", "another's replay/", "another run", "edited counters")
 
@@ -122,7 +131,7 @@ class Campaign:
             experiment = config.load(files, [*BINDINGS, *VARIANTS.get(variant, [])])
             train(experiment, run, tracking_uri="unused", tags={}, **{"resume": True, **how})
             status = 0
-        except UnusableCheckpoint as error:
+        except (UnusableCheckpoint, ValueError) as error:
             print(error, flush=True)
             status = 2
         except BaseException:
@@ -228,6 +237,70 @@ class Campaign:
             self.say(f"{how} of {name}", "lost", run)
         remove(run)
 
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def judge(self, kind: str, what: str, wrong: Callable[[], str | None]) -> None:
+        """Count one damage. wrong: None where it was detected, else what went wrong: silent where it is ''"""
+        self.trials += 1
+        count = self.counts.setdefault(kind, Count())
+        count.tried += 1
+        if (problem := wrong()) is None:
+            count.detected = (count.detected or 0) + 1
+            return
+        count.silent += problem == ""
+        count.lost += problem != ""
+        print(f"{'LOST' if problem else 'SILENT'}: trial {self.trials}, {kind}, {what}\n{problem}", flush=True)
+
+    def models(self) -> None:
+        """Damage to a cached model, to the base model of an adapter, and models that are not whole."""
+        made = ChainModel(**CACHED, cache=str(self.folder / "cache")).prepare()
+        names = sorted(path.name for path in made.iterdir())
+        base, run = self.folder / "base", self.folder / "lora"
+        shutil.copytree(made, base, ignore=shutil.ignore_patterns(manifest.NAME))
+        VARIANTS["lora"] = ["Work.model = @PretrainedModel()", f"PretrainedModel.path = {str(base)!r}", "LoRA.rank = 2"]
+        if self.trained(run, "lora"):
+            raise RuntimeError(run.with_suffix(".log").read_text())
+        for how in DAMAGE:
+            for name in names:
+                self.judge(f"cached model: {how}", name, partial(self.cached, made, how, name))
+            for name in ("model.safetensors", "config.json"):
+                self.judge(f"base of an adapter: {how}", name, partial(self.adapted, base, run, how, name))
+        del VARIANTS["lora"]
+        tensors = load_file(base / "model.safetensors")
+        changes: dict[str, Callable[[str], dict[str, torch.Tensor]]] = {
+            "a tensor missing": lambda name: {},
+            "another name": lambda name: {f"x.{name}": tensors[name]},
+            "a dimension less": lambda name: {name: tensors[name][:-1].clone()},
+            "a NaN": lambda name: {name: torch.where(tensors[name] == tensors[name].max(), torch.nan, tensors[name])},
+        }
+        for what, change in changes.items():
+            for name in tensors:
+                changed = {other: one for other, one in tensors.items() if other != name} | change(name)
+                save_file(changed, base / "model.safetensors", metadata={"format": "pt"})
+                self.judge(f"incomplete model: {what}", name, partial(refused_model, base))
+
+    def cached(self, made: Path, how: str, name: str) -> str | None:
+        folder = self.folder / "damaged" / made.name
+        shutil.copytree(made, folder)
+        self.do_damage(self.folder, self.folder / "none", folder, how, name)
+        with Heard(logging.getLogger("exgrpo_orlhf.cache")) as heard:
+            ChainModel(**CACHED, cache=str(folder.parent)).prepare()
+        same = all((folder / path.name).read_bytes() == path.read_bytes() for path in made.iterdir())
+        shutil.rmtree(folder.parent)
+        if not heard.lines:
+            return ""
+        return None if same and str(folder / name) in heard.lines[0] else f"{heard.lines}, made as it was: {same}"
+
+    def adapted(self, base: Path, run: Path, how: str, name: str) -> str | None:
+        data = (base / name).read_bytes()
+        self.do_damage(self.folder, self.folder / "none", base, how, name)
+        status, log = self.trained(run, "lora"), run.with_suffix(".log").read_text().strip()
+        (base / name).write_bytes(data)
+        if status == 0:
+            return ""
+        last = log.rpartition("\n")[2]
+        return None if status == 2 and (str(base) in last or "the base model has changed" in last) else log
+
     def do_damage(self, run: Path, older: Path, newest: Path, how: str, name: str) -> Path:
         """Returns what the message must name."""
         rng, path = self.rng, newest / name
@@ -262,6 +335,34 @@ class Campaign:
             swapped = same if same.is_file() and same.read_bytes() != data else rng.choice(sorted(others))
             shutil.copy(swapped, path)
         return path
+
+
+def refused_model(folder: Path) -> str | None:
+    try:
+        PretrainedModel(str(folder)).prepare()
+    except ValueError as error:
+        return str(error) if "\n" in str(error) else None
+    return ""
+
+
+class Heard(logging.Handler):
+    """The lines that a logger writes within the context."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self.logger, self.lines = logger, []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> Heard:
+        self.logger.addHandler(self)
+        self.logger.propagate = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+        self.logger.propagate = True
 
 
 def waited(process: int) -> int:
@@ -312,6 +413,7 @@ def main() -> int:
                     # The way on is the same whatever the damage was: one in ten is enough.
                     go_on = variant != "openrlhf" and campaign.trials % 10 == 0
                     campaign.damage(variant, original, how, name, go_on=go_on)
+            campaign.models()
             for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:
                     campaign.kill(kind)

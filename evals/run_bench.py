@@ -59,6 +59,8 @@ def main() -> int:
 def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     parser = _run_parser()
     arguments = arguments or parser.parse_args(words)
+    if arguments.model and arguments.engine != "openai":
+        _require_model(arguments.model)
     import transformers
 
     from exgrpo_orlhf.evaluation import sets, subject
@@ -130,6 +132,17 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
 
         log_results(out, results, default_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", experiment=arguments.experiment)
     return 0
+
+
+def _require_model(name: str) -> None:
+    """Refuse a model that is not there before the imports that take seconds."""
+    from exgrpo_orlhf import pretrained, weights
+
+    if name not in pretrained.SHIPPED and not pretrained.find_gguf(name):
+        try:
+            weights.locate(name)
+        except weights.WeightsError as error:
+            raise ValueError(f"--model {name}: {error}") from error
 
 
 def _list(definitions: Any) -> int:

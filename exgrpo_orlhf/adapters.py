@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files
+from . import cache, files, manifest, weights
 from .lazy import torch, transformers
 from .settings import LoRA
 
@@ -28,7 +28,6 @@ FOLDER = "adapter"  # of a checkpoint
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 FORMAT = 1  # of merged adapters in the cache; raise it when the same adapter would give another folder
 _NAME = "default"  # peft's name of a model's only adapter
-_SAMPLE = 1024  # values of each weight by which a base model is known
 
 
 class AdapterError(ValueError):
@@ -52,8 +51,7 @@ class Adapter:
 
         Raises AdapterError for targets that the model does not have, or that cannot be merged.
         """
-        dtype = str(model.dtype).removeprefix("torch.")
-        self.model, self._base = model, {"model": str(base), "dtype": dtype, "sample": sample(model, model.dtype)}
+        self.model, self._base, self.weights = model, str(base), weights.fingerprint(base)
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             self._wrapped, self._layers = _insert(model, settings, base)
@@ -136,14 +134,14 @@ class Adapter:
         config.inference_mode = True  # as peft writes it: whoever opens it does not train by default
         config.save_pretrained(folder)
         save_file(state, folder / WEIGHTS)
-        files.write_json(folder / BASE, self._base)
+        files.write_json(folder / BASE, {"model": self._base, "weights": self.weights})
 
     def load(self, folder: Path) -> None:
         """Loads what `save` wrote. Raises AdapterError for another base model, and for missing or further tensors."""
         import peft
         from safetensors.torch import load_file
 
-        refuse_other_base(folder, self.model)
+        refuse_other_base(folder, self.weights)
         state = load_file(folder / WEIGHTS)
         own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
         if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
@@ -156,7 +154,8 @@ def refuse_targets(folder: str | Path, settings: LoRA) -> None:
     no memory for weights."""
     loading: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        _insert(loading.from_config(transformers.AutoConfig.from_pretrained(folder)), settings, folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        _insert(loading.from_config(config), settings, folder)
 
 
 def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
@@ -208,27 +207,13 @@ def _gathered(weights: list[Any]) -> Iterator[None]:
         yield
 
 
-def sample(model: PreTrainedModel, dtype: torch.dtype) -> str:
-    """A hash of some values of each weight, rounded to `dtype`, with its name and shape. Two models of the same kind
-    differ in it."""
-    total = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if ".lora_" in name:
-            continue
-        with _gathered([weight]):
-            values, shape = weight.detach().flatten(), tuple(weight.shape)
-            values = values[:: max(1, len(values) // _SAMPLE)].to("cpu", dtype).float()
-        total.update(f"{_base_name(name)} {shape} ".encode() + values.numpy().tobytes())
-    return total.hexdigest()
-
-
-def refuse_other_base(folder: Path, model: PreTrainedModel) -> None:
-    """Raises AdapterError if the adapter in `folder` says that it was made on another model."""
+def refuse_other_base(folder: Path, fingerprint: str) -> None:
+    """Raises AdapterError if the adapter in `folder` was made on another model. fingerprint: of the model's weights"""
     path = folder / BASE
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if known is not None and known["sample"] != sample(model, getattr(torch, known["dtype"])):
+    made = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if made.get("weights", fingerprint) != fingerprint:
         raise AdapterError(
-            f"{folder} was trained on other weights than {known['model']} has now: give it that model again"
+            f"{folder} was trained on other weights than {made['model']} has now: give it that model again"
         )
 
 
@@ -237,9 +222,9 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def merge(folder: Path, cache: Path) -> Path:
-    """The folder in `cache` with an adapter merged into its base model, in float32, and the tokenizer; made first
-    unless it is there.
+def merge(folder: Path, directory: Path) -> Path:
+    """The folder in the cache `directory` with an adapter merged into its base model, in float32, and the tokenizer;
+    made first unless it is there.
 
     folder: as peft writes it, of any kind of adapter that peft can merge; the tokenizer may be in it
     Raises AdapterError.
@@ -254,23 +239,26 @@ def merge(folder: Path, cache: Path) -> Path:
     replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
     content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
-    made = cache / f"merged-{name}-{FORMAT}"
-    if made.is_dir():
+    made = directory / f"merged-{name}-{FORMAT}"
+    if cache.has(made):
         return made
     try:
+        manifest.verify_model(folder.parent, folder.name)
+        own = any(folder.glob("tokenizer*"))
+        base = weights.locate(base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder if own else base, trust_remote_code=False)
+        weights.check(base, tokenizer)
+        refuse_other_base(folder, weights.fingerprint(base))
         loading: Any = transformers.AutoModelForCausalLM
-        model = loading.from_pretrained(base, dtype=torch.float32)
-        refuse_other_base(folder, model)
+        model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         wrapped = peft.PeftModel.from_pretrained(model, folder)
         whole: Any = wrapped.merge_and_unload(safe_merge=True)
-        own = any(folder.glob("tokenizer*"))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder if own else base)
     except AdapterError:
         raise
     except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
         said = " ".join(str(error).split())[:300]
         raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({said})") from error
-    with files.making(made) as unfinished:
+    with cache.making(made) as unfinished:
         whole.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
     return made

@@ -120,14 +120,17 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.F
     return final
 
 
-def to_resume(run: Path, identity: dict[str, str], *, name: str | None, contents: bool) -> Path | None:
+def to_resume(
+    run: Path, identity: dict[str, str], *, name: str | None, contents: bool, base: str | None
+) -> Path | None:
     """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
 
     identity: the bindings that must be the same for a run to be continued
     name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
     contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
-    Raises UnusableCheckpoint for one that is damaged, or of another run or configuration. Nothing is changed then, and
-    no other checkpoint is taken in its place.
+    base: the hash of the base model's files, where the run needs them again
+    Raises UnusableCheckpoint for one that is damaged, or of another run, configuration or base model. Nothing is
+    changed then, and no other checkpoint is taken in its place.
     """
     found = {path.name: path for path in find(run).values()}
     name = name or next(reversed(found), None)
@@ -151,7 +154,12 @@ def to_resume(run: Path, identity: dict[str, str], *, name: str | None, contents
                 "--resume"
             )
         ) from error
-    read_state(newest, identity)
+    state = read_state(newest, identity)
+    if state.get("base") not in (None, base):
+        raise UnusableCheckpoint(
+            f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
+            "the model that the run began with, or start a new run under another --name"
+        )
     for path in list(found.values())[len(older) + 1 :]:
         aside = path.with_name(f"{path.name}.set-aside")
         shutil.rmtree(aside, ignore_errors=True)

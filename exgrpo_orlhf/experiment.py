@@ -34,6 +34,7 @@ class Experiment:
 
     config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
         run to be continued; config_hash: of identity
+    base: hash of the base model's weights, where a resumed run needs them (run.py)
     local, openrlhf: the settings of the engine that runs; the other one is None
     """
 
@@ -63,6 +64,7 @@ class Experiment:
     config_hash: str
     params: Mapping[str, str]
     identity: Mapping[str, str]
+    base: str | None = None
 
     def __post_init__(self) -> None:
         require(

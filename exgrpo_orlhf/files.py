@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,28 +27,6 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def making(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill. At the end of the block it is synced and takes the name `folder`, unless another process
-    was first.
-
-    If the block raises, nothing is left of it.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
-        unfinished = Path(temporary) / folder.name
-        unfinished.mkdir()
-        yield unfinished
-        for path in (*unfinished.rglob("*"), unfinished):
-            sync(path)
-        try:
-            unfinished.rename(folder)
-            sync(folder.parent)
-        except OSError:
-            if not folder.is_dir():
-                raise
 
 
 def write(path: Path, content: str | bytes) -> None:

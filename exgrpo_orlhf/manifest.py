@@ -39,9 +39,10 @@ Files = dict[str, Entry]  # by path inside the checkpoint, such as 'trainer/stat
 
 
 class Manifest(NamedTuple):
-    """step: of the checkpoint; run: the run's identity (`metrics.id` in its folder)"""
+    """step: of the checkpoint, None of a cached model; run: the run's identity (`metrics.id` in its folder), or the
+    cached model's name"""
 
-    step: int
+    step: int | None
     run: str
     files: Files
 
@@ -88,8 +89,8 @@ def record_files(folder: Path, paths: Iterable[Path]) -> Files:
         return dict(zip(names, threads.map(record, wanted), strict=True))
 
 
-def seal(folder: Path, step: int, run: str, written: Files) -> None:
-    """Write the manifest of a checkpoint that is otherwise complete.
+def seal(folder: Path, step: int | None, run: str, written: Files) -> None:
+    """Write the manifest of a checkpoint, or of a cached model, that is otherwise complete.
 
     written: files that were hashed by whoever wrote them; the others are hashed here
     Raises ManifestError for one of them that is not there, or has another size.
@@ -108,10 +109,10 @@ def seal(folder: Path, step: int, run: str, written: Files) -> None:
     write(folder / NAME, _text({**entries, "checksum": checksum(entries)}))
 
 
-def read(folder: Path) -> Manifest:
-    """The manifest of checkpoint-<step>.
+def read(folder: Path, renamed: bool = False) -> Manifest:
+    """The manifest of checkpoint-<step>, or of a cached model.
 
-    Raises ManifestError if it is missing, damaged, or that of another step.
+    Raises ManifestError if it is missing, damaged, or that of another folder (unless that was `renamed`).
     """
     path = folder / NAME
     try:
@@ -133,10 +134,9 @@ def read(folder: Path) -> Manifest:
         raise ManifestError(
             f"{path}: {manifest['format']} {manifest['version']} cannot be read, only {FORMAT} {VERSION}"
         )
-    if folder.name != f"checkpoint-{manifest['step']}":
-        raise ManifestError(
-            f"{path}: this is the manifest of checkpoint-{manifest['step']}; the folder, or this file, is another one's"
-        )
+    name = manifest["run"] if manifest["step"] is None else f"checkpoint-{manifest['step']}"
+    if folder.name != name and not renamed:
+        raise ManifestError(f"{path}: this is the manifest of {name}; the folder, or this file, is another one's")
     files = {name: Entry(**entry) for name, entry in manifest["files"].items()}
     return Manifest(manifest["step"], manifest["run"], files)
 
@@ -152,17 +152,26 @@ def verify(folder: Path, contents: bool = True) -> Manifest:
     Raises ManifestError.
     """
     manifest = read(folder)
-    wrong = [problem for name, entry in manifest.files.items() if (problem := _wrong_size(folder / name, entry))]
-    if contents and not wrong:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            found = threads.map(_wrong_content, (folder / name for name in manifest.files), manifest.files.values())
-            wrong = [problem for problem in found if problem]
+    wrong = _wrong(folder, manifest.files, contents)
     # A file more may change what transformers loads. Hidden ones are those of file systems and editors.
     more = sorted(name for name in _names(folder) - manifest.files.keys() if not Path(name).name.startswith("."))
     wrong += [f"{folder / name}: the file is not part of the checkpoint; move it elsewhere" for name in more]
     if wrong:
         raise ManifestError(wrong[0] + (f" (and {len(wrong) - 1} more files are not as saved)" if wrong[1:] else ""))
     return manifest
+
+
+def verify_model(folder: Path, part: str = "") -> Files:
+    """Compare a model's own files, or those in the subfolder `part`, with the manifest beside them. The folder may have
+    been renamed, and other files be gone. Returns their entries: none without a manifest. Raises ManifestError.
+    """
+    path = folder / NAME
+    if not path.is_file() or FORMAT not in path.read_text(encoding="utf-8", errors="replace"):  # or of another program
+        return {}
+    files = {name: entry for name, entry in read(folder, renamed=True).files.items() if name.rpartition("/")[0] == part}
+    if wrong := _wrong(folder, files, contents=True):
+        raise ManifestError(f"{wrong[0]}; if that was changed on purpose, remove {path}")
+    return files
 
 
 def verify_file(folder: Path, name: str) -> None:
@@ -178,6 +187,16 @@ def verify_file(folder: Path, name: str) -> None:
 def _names(folder: Path) -> set[str]:
     """All files but the manifest."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {NAME}
+
+
+def _wrong(folder: Path, files: Files, contents: bool) -> list[str]:
+    """What is wrong with each file that is not as it was saved."""
+    wrong = [problem for name, entry in files.items() if (problem := _wrong_size(folder / name, entry))]
+    if wrong or not contents:
+        return wrong
+    with ThreadPoolExecutor(_THREADS) as threads:
+        problems = threads.map(_wrong_content, (folder / name for name in files), files.values())
+        return [problem for problem in problems if problem]
 
 
 def _wrong_size(path: Path, entry: Entry) -> str | None:

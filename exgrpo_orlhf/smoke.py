@@ -89,7 +89,7 @@ def smoke(x: Experiment, run: Path, tracking_uri: str) -> Iterator[str]:
     uri = address(x.tracking, tracking_uri)
     questions, asked = load_questions(x)
     path = x.model.prepare()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     prompts = PromptEncoder(x.prompts, tokenizer)
     prompts.check([*questions, *asked])
     longest = max(len(prompts.encode(question)) for question in [*questions, *asked])

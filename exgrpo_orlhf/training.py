@@ -318,6 +318,7 @@ class TrainingRun:
         state = {
             "step": self.step,
             "identity": dict(self.x.identity),
+            "base": self.x.base,
             "mixer": self.x.mixer.state_dict(),
             "fresh": self.fresh.state_dict(),
             "generated_tokens": self.generated_tokens,

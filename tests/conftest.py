@@ -14,6 +14,8 @@ import torch
 import transformers
 from run_builders import DATA, ROOT
 
+from exgrpo_orlhf import manifest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
@@ -52,7 +54,7 @@ def warm_model(tmp_path_factory) -> Path:
     from exgrpo_orlhf.supervised.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
-    return ChainModel(operands=(2, 3), steps=150, width=32, layers=2, cache=str(cache)).prepare()
+    return _open(ChainModel(operands=(2, 3), steps=150, width=32, layers=2, cache=str(cache)).prepare())
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +63,13 @@ def raw_model(tmp_path_factory) -> Path:
     from exgrpo_orlhf.supervised.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
-    return ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare()
+    return _open(ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare())
+
+
+def _open(model: Path) -> Path:
+    """Without its manifest: tests copy the model and change the copy."""
+    (model / manifest.NAME).unlink()
+    return model
 
 
 @pytest.fixture

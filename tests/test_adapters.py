@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,34 @@ def test_an_adapter_without_its_base_model_is_refused_by_name(checkpoint, monkey
     (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(tmp_path / "x")}))
     with pytest.raises(subject.SubjectError, match=r"cannot be merged into its base model .*/x"):
         subject.load(str(tmp_path))
+
+
+def test_an_adapter_is_not_merged_into_another_model_than_the_one_it_was_trained_on(
+    checkpoint, warm_model, raw_model, monkeypatch, tmp_path
+):
+    """Of the same shape, under the same path: peft would not notice."""
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    base, folder = (
+        shutil.copytree(warm_model, tmp_path / "base"),
+        shutil.copytree(checkpoint / "adapter", tmp_path / "a"),
+    )
+    about = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(base)}))
+    subject.load(str(folder))
+    shutil.copy(raw_model / "model.safetensors", base)
+    with pytest.raises(subject.SubjectError, match=r"was trained on other weights than .* has now"):
+        subject.load(str(folder))
+
+
+def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    copy = shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+    file = copy / "adapter" / "adapter_model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(subject.SubjectError, match=rf"{file}: the content is not what was saved"):
+        subject.load(str(copy / "adapter"))
 
 
 def test_another_rank_is_another_run(checkpoint, warm_model):

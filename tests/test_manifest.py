@@ -13,6 +13,8 @@ from run_builders import ROOT, small_bindings, timeless
 
 from exgrpo_orlhf import checkpoints, config, manifest
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
+from exgrpo_orlhf.evaluation import subject
+from exgrpo_orlhf.pretrained import PretrainedModel
 from exgrpo_orlhf.run import train
 
 
@@ -261,3 +263,57 @@ def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
     done = subprocess.run([*command, "--resume-from", "checkpoint-2"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "checkpoint-4 is newer than checkpoint-2: it is renamed to checkpoint-4.set-aside" in done.stderr
+
+
+# -- a checkpoint as a model, and the base model of a run --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run, tmp_path):
+    checkpoint = run / "checkpoint-4"
+    for load in (lambda path: PretrainedModel(path).prepare(), subject.load):
+        load(str(checkpoint))
+    flip(checkpoint / name)
+    for load in (lambda path: PretrainedModel(path).prepare(), subject.load):
+        with pytest.raises(
+            ValueError, match=rf"{checkpoint}/{name}: the content is not .* on purpose, remove"
+        ) as raised:
+            load(str(checkpoint))
+        assert "\n" not in str(raised.value)
+    (checkpoint / manifest.NAME).unlink()
+    if name == "generation_config.json":
+        subject.load(str(checkpoint))
+
+
+def test_a_checkpoint_may_be_copied_without_what_only_training_needs_and_under_another_name(run, tmp_path):
+    copy = shutil.copytree(run / "checkpoint-4", tmp_path / "mine", ignore=shutil.ignore_patterns("trainer", "replay"))
+    (copy / "README.md").write_text("mine")
+    assert PretrainedModel(str(copy)).prepare() == str(copy)
+    hashes = [subject.load(str(path))[0].hash for path in (copy, run / "checkpoint-4")]
+    assert hashes[0] == hashes[1] == subject.hash_of(copy, {})
+    (copy / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match=r"generation_config\.json: the file is missing"):
+        PretrainedModel(str(copy)).prepare()
+
+
+def test_a_manifest_of_another_program_is_none_of_ours(warm_model, tmp_path):
+    folder = shutil.copytree(warm_model, tmp_path / "model")
+    (folder / manifest.NAME).write_text('{"files": []}')
+    assert PretrainedModel(str(folder)).prepare() == str(folder)
+
+
+@pytest.mark.parametrize(
+    "binding", ["LoRA.rank = 2", "MixedPolicyLoss.kl_coef = 0.01"], ids=["the base of an adapter", "the reference"]
+)
+def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(binding, warm_model, tmp_path):
+    model = shutil.copytree(warm_model, tmp_path / "model")
+    go(model, tmp_path / "run", binding, "train.steps = 2", resume=False)
+    file = model / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-4095] ^= 1  # a small change of one value
+    file.write_bytes(data)
+    said = refused(model, tmp_path / "run", binding)
+    assert said.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the base model has changed since")
+    data[-4095] ^= 1
+    file.write_bytes(data)
+    assert go(model, tmp_path / "run", binding).steps == 4

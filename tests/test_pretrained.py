@@ -282,13 +282,13 @@ def test_without_a_package_the_message_says_what_to_install(file, tmp_path, monk
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("config.json", "transformers cannot read the configuration in this folder"),
+        ("config.json", "transformers cannot read its configuration or its tokenizer: "),
         ("tokenizer*", "there is no tokenizer in this folder"),
     ],
 )
 def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(file, tmp_path, missing, said):
     whole = PretrainedModel(str(file), cache=str(tmp_path / "cache")).prepare()
-    folder = shutil.copytree(whole, tmp_path / "model")
+    folder = shutil.copytree(whole, tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
     assert PretrainedModel(str(folder)).prepare() == str(folder)
     for path in folder.glob(missing):
         path.unlink()
@@ -299,8 +299,8 @@ def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(f
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (httpx.ConnectError("[Errno -2] Name or service not known"), "no answer from the hub: .*not known"),
-        (OSError("a proxy said no"), "no answer from the hub: a proxy said no"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), ".*not known"),
+        (OSError("a proxy said no"), "a proxy said no"),
         (None, ""),
     ],
 )
@@ -311,6 +311,7 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
         asked.append((name, timeout))
         if error:
             raise error
+        return "what the hub knows of it"
 
     def late(*_, **__):
         raise OSError("transformers was asked")
@@ -318,8 +319,8 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", late)
-    why = rf"no folder of that name, not in the cache \(hf download Qwen/Qwen2\.5-Mth-7B\), and {said}"
-    said = why if error else r"transformers cannot read the configuration of this hub id.*\(hf download Qwen"
+    why = rf"no folder of that name, not in the cache \(hf download Qwen/Qwen2\.5-Mth-7B\), and no model from the hub: {said}"
+    said = why if error else "transformers cannot read its config"
     with pytest.raises(ValueError, match=rf"PretrainedModel\.path = 'Qwen/Qwen2\.5-Mth-7B': {said}") as raised:
         PretrainedModel("Qwen/Qwen2.5-Mth-7B").prepare()
     assert "\n" not in str(raised.value)
@@ -329,6 +330,6 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
 def test_what_is_no_hub_id_is_refused_without_a_request(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(
-        ValueError, match=r"PretrainedModel\.path = 'a/b/c': neither a folder that is there nor a hub id"
+        ValueError, match=r"PretrainedModel\.path = 'a/b/c': no folder of that name, and no model from the hub: Repo id"
     ):
         PretrainedModel("a/b/c").prepare()

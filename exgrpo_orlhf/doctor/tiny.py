@@ -50,13 +50,10 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | N
         model = model.model
     if not isinstance(model, PretrainedModel):
         return None, None
-    path = model.path
     try:
-        path = model.prepare()
-        AutoConfig.from_pretrained(path)
+        return model.prepare(), None
     except (OSError, ValueError) as error:
-        return path, str(error).strip().splitlines()[0]
-    return path, None
+        return model.path, str(error).strip().splitlines()[0]
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
@@ -67,7 +64,8 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
         tensor_parallel: GPUs of a vLLM engine, over which the heads are split
     """
     tokenizer = chain_tokenizer()
-    shape = _shape(AutoConfig.from_pretrained(bound).get_text_config() if bound else Qwen2Config(), tensor_parallel)
+    config = AutoConfig.from_pretrained(bound, trust_remote_code=False) if bound else Qwen2Config()
+    shape = _shape(config.get_text_config(), tensor_parallel)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
     shape.update({"vocab_size": len(tokenizer), **tokens})
     with torch.random.fork_rng(devices=[]):

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from .. import adapters, places
 from ..checkpoints import BEST, find
 from ..files import sha256
+from ..manifest import Files
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
 from .benchmarks import Benchmark
@@ -73,43 +74,26 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     """
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
-    from ..pretrained import convert, find_gguf
+    from ..pretrained import find_model
 
-    checkpoint = None
+    given = Path(model).expanduser()
+    if given.is_dir() and not any((given / name).is_file() for name in ("config.json", adapters.CONFIG)):
+        raise SubjectError(_no_model(given))
     try:
-        if file := find_gguf(model):
-            model = str(convert(file, places.cache(None)))
-        elif adapters.is_adapter(folder := Path(model).expanduser()):
-            model, checkpoint = str(adapters.merge(folder, places.cache(None))), folder.resolve().parent
+        path, tokenizer, entries = find_model(model, places.cache(None))
     except (OSError, ValueError) as error:
         raise SubjectError(f"--model {model}: {error}") from error
-    folder = Path(model).expanduser()
-    path = str(folder) if folder.is_dir() else model
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise SubjectError(_no_model(folder))
-    if not folder.is_dir() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
-        raise SubjectError(f"--model {model}: there is no such folder")
-    checkpoint = checkpoint or folder.resolve()
-    state = checkpoint / "trainer" / "state.json"
-    try:
-        config = AutoConfig.from_pretrained(path)
-        # The checkpoint of an adapter has the chat template of the run, which the base model may not have.
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint if state.is_file() else path)
-    except _UNREADABLE as error:
-        said = " ".join(str(error).split())[:400]
-        raise SubjectError(
-            f"--model {model}: it or its tokenizer cannot be loaded ({said}); give a folder with both, or a hub id "
-            "where there is a network (log in with `hf auth login` where the model is gated)"
-        ) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files an empty tokenizer is made
-        raise SubjectError(
-            f"--model {model}: there is no tokenizer; save that of the model it was trained from beside the "
-            "weights (tokenizer.save_pretrained)"
-        )
+    folder, config = Path(path), AutoConfig.from_pretrained(path, trust_remote_code=False)
     context = _positions(config)
     if not folder.is_dir():
         return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
-    subject = Subject(path, tokenizer, context, hash=hash_of(folder))
+    checkpoint = given.resolve()
+    if adapters.is_adapter(given):
+        checkpoint = checkpoint.parent
+    state = checkpoint / "trainer" / "state.json"
+    if state.is_file() and adapters.is_adapter(given):  # the chat template of the run, which the base may not have
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    subject = Subject(path, tokenizer, context, hash=hash_of(folder, entries))
     if not state.is_file():
         return subject, {}
     known, run = json.loads(state.read_text(encoding="utf-8")), checkpoint.parent
@@ -133,22 +117,26 @@ def served(name: str, tokenizer: str | None) -> Subject:
     if tokenizer is None:
         return Subject(name, None, None)
     try:
-        known = AutoTokenizer.from_pretrained(tokenizer)
+        known = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except _UNREADABLE as error:
         raise SubjectError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
     try:
-        context = _positions(AutoConfig.from_pretrained(tokenizer))
+        context = _positions(AutoConfig.from_pretrained(tokenizer, trust_remote_code=False))
     except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
     return Subject(name, known, context)
 
 
-def hash_of(folder: Path) -> str:
-    """Hash of a model's files, names and contents, without other files of training or evaluation."""
+def hash_of(folder: Path, entries: Files) -> str:
+    """Hash of a model's files, names and contents, without other files of training or evaluation.
+
+    entries: of files that were hashed already
+    """
     total = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.iterdir()):
         if path.suffix in _OWN_FILES and path.is_file():
-            total.update(f"{path.name} {sha256(path)}\n".encode())
+            digest = entries[path.name].sha256 if path.name in entries else sha256(path)
+            total.update(f"{path.name} {digest}\n".encode())
     return total.hexdigest()
 
 

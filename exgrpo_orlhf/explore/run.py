@@ -78,5 +78,5 @@ def _no_text(ids: npt.NDArray[np.int32]) -> str:
 def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
     from transformers import AutoTokenizer  # seconds
 
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))

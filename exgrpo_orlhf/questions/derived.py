@@ -101,7 +101,8 @@ class LengthFilter:
 
         from .prompts import PromptEncoder
 
-        encoder = PromptEncoder(self.prompts, AutoTokenizer.from_pretrained(str(self.model.prepare())))
+        tokenizer = AutoTokenizer.from_pretrained(str(self.model.prepare()), trust_remote_code=False)
+        encoder = PromptEncoder(self.prompts, tokenizer)
         limit = self.prompts.max_tokens
         questions = self.questions.load()
         lengths = [len(encoder.token_ids(question)) for question in questions]

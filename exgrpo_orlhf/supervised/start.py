@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from .. import files, places
+from .. import cache, files, manifest, places
 from ..checkpoints import name_end_tokens
 from ..engines.rows import ForwardRow
 from ..lazy import torch, transformers
@@ -115,16 +115,16 @@ class SupervisedModel:
         base = self.model.prepare()
         examples = self.examples.examples()
         require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
-        config = transformers.AutoConfig.from_pretrained(base)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+        config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
         prompts = PromptEncoder(self.prompts, tokenizer)
         folder = places.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         work = folder.with_name(f"{folder.name}.unfinished")
-        if not folder.is_dir():
+        if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_name(f".{folder.name}.lock")):
-                if not folder.is_dir():
+                if not cache.has(folder):
                     work.mkdir(exist_ok=True)
                     self._make(folder, work, base, rows, prompts)
                     gc.collect()
@@ -176,7 +176,7 @@ class SupervisedModel:
                 max_grad_norm=self.max_grad_norm,
             )
             self._train(training, work)
-            with files.making(folder) as unfinished:
+            with cache.making(folder) as unfinished:
                 model.save_pretrained(unfinished)
                 prompts.tokenizer.save_pretrained(unfinished)
                 name_end_tokens(unfinished, prompts.turn_ends())
@@ -186,8 +186,8 @@ class SupervisedModel:
 
     def _train(self, training: "SupervisedTraining", work: Path) -> None:
         """All steps from the newest state in `work`. A signal ends the program after it is saved."""
-        state, curve = work / "state.pt", MetricsLog(work / CURVE)
-        training.load(state)
+        curve = MetricsLog(work / CURVE)
+        training.load(work)
         curve.cut_back(training.done)
         _say(
             f"{len(training.rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}"
@@ -198,12 +198,12 @@ class SupervisedModel:
                 curve.append(step, metrics)
                 if stop.signal or (step % self.save_every == 0 and step < training.steps):
                     curve.sync()
-                    training.save(state)
+                    training.save(work)
                 if stop.signal:
                     break
         if stop.signal:
             _say(
-                f"stopped after step {training.done} of {training.steps}; the same command goes on from there ({state})"
+                f"stopped after step {training.done} of {training.steps}; the same command goes on from there ({work})"
             )
             signal.raise_signal(stop.signal)
             raise KeyboardInterrupt  # where that signal is handled and does not end the program
@@ -230,5 +230,5 @@ def _identity_of(base: str | Path, config: "PretrainedConfig") -> Any:
     folder = Path(base)
     if not folder.is_dir():
         return [str(base), getattr(config, "_commit_hash", None)]
-    found = [path for path in folder.iterdir() if path.is_file() and path.name != CURVE and path.name[0] != "."]
-    return sorted((path.name, files.sha256(path)) for path in found)
+    paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] != "."]
+    return sorted((path.name, files.sha256(path)) for path in paths if path.name not in (CURVE, manifest.NAME))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .. import files, places
+from .. import cache, places
 from ..lazy import torch, transformers
 from ..settings import require
 from ..tasks import countdown, modular_chains
@@ -115,10 +115,10 @@ class WarmedUpModel(ABC):
         at once, the result of the second one is discarded.
         """
         directory = self.directory
-        if directory.is_dir():
+        if cache.has(directory):
             return directory
         model = self._warmed_up()
-        with files.making(directory) as unfinished:
+        with cache.making(directory) as unfinished:
             model.save_pretrained(unfinished)
             character_tokenizer(self.vocabulary).save_pretrained(unfinished)
         return directory

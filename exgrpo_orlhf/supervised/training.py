@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .. import files
+from .. import cache
 from ..engines.local.forward import PolicyForward
 from ..engines.local.machine import Recomputing, dtype_of
 from ..engines.rows import ForwardRow, micro_batches
@@ -119,27 +119,32 @@ class SupervisedTraining:
         rows = [self.rows[i] for i in self.batch(step)]
         return sum(len(row.response) for row in rows), sum(map(len, rows))
 
-    def save(self, path: Path) -> None:
-        """The state after the last step, whole or not at all."""
+    def save(self, folder: Path) -> None:
+        """The state after the last step, in a folder with a manifest, which takes the place of the last one."""
         state = {
             "done": self.done,
             "model": self.model.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "schedule": self._schedule.state_dict(),
         }
-        with files.replacing(path) as partial:
-            torch.save(state, partial)
+        before = _states(folder)
+        with cache.making(folder / f"state-{self.done}") as unfinished:
+            torch.save(state, unfinished / "state.pt")
+        for old in before:
+            shutil.rmtree(old)
 
-    def load(self, path: Path) -> None:
-        """Go on from a saved state, if there is one. Raises ValueError for one that cannot be read."""
-        if not path.is_file():
+    def load(self, folder: Path) -> None:
+        """Go on from the newest saved state, if there is one. One that is damaged is removed with a warning."""
+        path = next(filter(cache.has, _states(folder)), None)
+        if path is None:
             return
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            self.model.load_state_dict(state["model"])
-            self._optimiser.load_state_dict(state["optimiser"])
-            self._schedule.load_state_dict(state["schedule"])
-            self.done = state["done"]
-        except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
-            said = str(error).strip().splitlines()[0]
-            raise ValueError(f"{path} cannot be read ({said}); remove it to begin again") from error
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.done = state["done"]
+
+
+def _states(folder: Path) -> list[Path]:
+    """The saved states, the newest first."""
+    return sorted(folder.glob("state-*"), key=lambda path: int(path.name.removeprefix("state-")), reverse=True)

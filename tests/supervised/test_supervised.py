@@ -303,12 +303,17 @@ def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capf
     assert same(weights(folder), weights(made))
 
 
-def test_a_state_that_cannot_be_read_is_said(made, raw_model, tmp_path):
-    work = tmp_path / f"{made.name}.unfinished"
-    work.mkdir()
-    (work / "state.pt").write_bytes(b"half a file")
-    with pytest.raises(ValueError, match=r"state\.pt cannot be read \(.*\); remove it to begin again"):
-        supervised(raw_model, tmp_path).prepare()
+def test_a_damaged_state_is_named_and_the_training_begins_again(made, raw_model, tmp_path, caplog, capsys):
+    process = run_process(tmp_path, raw_model, 5)
+    process.join()
+    [state] = tmp_path.glob("*.unfinished/state-3/state.pt")
+    data = bytearray(state.read_bytes())
+    data[len(data) // 3] ^= 16  # of a weight
+    state.write_bytes(data)
+    folder = supervised(raw_model, tmp_path).prepare()
+    assert f"{state}: the content is not what was saved" in caplog.text
+    assert "going on" not in capsys.readouterr().err
+    assert same(weights(folder), weights(made))
 
 
 def test_progress_says_step_loss_and_time_left(raw_model, tmp_path, monkeypatch, capsys):

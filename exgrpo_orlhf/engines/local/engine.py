@@ -56,7 +56,7 @@ class TorchEngine(Engine):
         self.device = device_of(settings)
         self.model_path = model_path
         self.settings, self.sampling, self.seed = settings, sampling, seed
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
         self.adapter: adapters.Adapter | None = None
         if lora.rank is None:

@@ -37,7 +37,7 @@ def load(path: str | Path, device: torch.device) -> PreTrainedModel:
     """A causal language model with float32 weights. Raises ValueError for a file of weights that is damaged."""
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa"
+            path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )
     except SafetensorError as error:
         raise ValueError(f"{path}: its weights cannot be read: {error}; a file is damaged or incomplete") from error

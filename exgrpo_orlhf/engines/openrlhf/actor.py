@@ -150,7 +150,7 @@ class MixedActor(Actor):  # type: ignore[misc]
             self.model.enable_input_require_grads()
             self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
             if resumed is not None:  # DeepSpeed would put the old base model's weights in the place of these
-                adapters.refuse_other_base(resumed / adapters.FOLDER, self.model)
+                adapters.refuse_other_base(resumed / adapters.FOLDER, self.adapter.weights)
 
     def forward(
         self,
@@ -229,7 +229,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(settings.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
-            saved = AutoModelForCausalLM.from_pretrained(strategy.args.ckpt.path, dtype="auto").state_dict()
+            saved = AutoModelForCausalLM.from_pretrained(
+                strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
+            ).state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)
         self.guard = GradientGuard(
             self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm

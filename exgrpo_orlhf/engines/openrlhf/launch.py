@@ -80,7 +80,7 @@ def launch(
     run = run.absolute()
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents = x.settings.verify_checkpoint
-        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents)
+        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents, base=x.base)
         prepare(settings)
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
@@ -269,7 +269,7 @@ def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
-        config = AutoConfig.from_pretrained(model_path)
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         count = memory.parameters_of(config, x.lora)
         if count is None:
             log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
@@ -284,10 +284,17 @@ def _check_work(
 
     begins: whether the run begins here, so that the experience that it begins with is checked too
     """
-    tokenizer, config = AutoTokenizer.from_pretrained(model_path), AutoConfig.from_pretrained(model_path)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    mapped = getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map")
+    if mapped or any(Path(model_path).rglob("*.py")):
+        raise LaunchError(
+            f"{model_path} brings Python files along, which OpenRLHF and its vLLM would run: take a copy without .py "
+            "files and without auto_map in config.json and tokenizer_config.json"
+        )
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         changed = changes_logits(model)
     except (RuntimeError, TypeError) as error:
         changed = False

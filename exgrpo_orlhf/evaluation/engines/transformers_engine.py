@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ...engines.local.generation import check_rows, end_tokens, generate
@@ -32,7 +31,7 @@ class TransformersEngine:
             rows: responses generated at a time.
 
         Raises:
-            EngineFailure: the device does not exist, or the model cannot be loaded.
+            EngineFailure: the device does not exist, or nothing names an end token.
         """
         torch.set_num_threads(threads)
         self.rows, self.tokenizer, self.threads = rows, tokenizer, threads
@@ -43,19 +42,9 @@ class TransformersEngine:
             said = str(error).partition("\n")[0]
             raise EngineFailure(f"--device {device} is not available ({said}); use auto or cpu") from error
         self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
-        try:
-            found: Any = AutoModelForCausalLM.from_pretrained(
-                model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa", output_loading_info=True
-            )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            said = f"{type(error).__name__}: {error}"
-            raise EngineFailure(f"{model_path}: no causal language model for transformers ({said})") from error
-        model, loaded = found
-        if missing := sorted(loaded["missing_keys"]):
-            raise EngineFailure(
-                f"{model_path} lacks {len(missing)} of its weights, such as {missing[0]}, which would be random "
-                "numbers; save the whole model"
-            )
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa", trust_remote_code=False
+        )
         self.model = model.to(name).eval()
         self.end = end_tokens(self.model, tokenizer.eos_token_id)
         if not self.end:

@@ -177,7 +177,7 @@ def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_
         with pytest.raises(checkpoints.UnusableCheckpoint, match=f"{path}: the content is not what was saved"):
             train(x, tmp_path, resume=True, tracking_uri="unused", tags={})
         path.write_bytes(whole)
-    assert checkpoints.to_resume(tmp_path, dict(x.identity), name=None, contents=True) == saved
+    assert checkpoints.to_resume(tmp_path, dict(x.identity), name=None, contents=True, base=None) == saved
     assert not ray.is_initialized()
 
 

@@ -309,11 +309,25 @@ def test_a_model_that_caps_its_logits_is_refused_by_its_configuration_alone(raw_
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path, start):
-    with pytest.raises(FileNotFoundError, match=r"PretrainedModel\.path = .*no-such-model'"):
+    with pytest.raises(ValueError, match=r"PretrainedModel\.path = .*no-such-model'"):
         start(tmp_path / "no-such-model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"PretrainedModel\.path = .*empty'"):
         start(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "custom_generate/generate.py"])
+def test_a_model_that_brings_code_along_is_refused_because_openrlhf_would_run_it(file, raw_model, tmp_path, start):
+    folder = shutil.copytree(raw_model, tmp_path / "model")
+    path = folder / file
+    if path.suffix == ".py":
+        path.parent.mkdir()
+        path.write_text("raise SystemExit('code of the model was run')\n")
+    else:
+        code = {"AutoConfig": "code.C", "AutoTokenizer": ["code.T", None]}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": code}))
+    with pytest.raises(launch.LaunchError, match="brings Python files along, which OpenRLHF and its vLLM would run"):
+        start(folder)
 
 
 def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):

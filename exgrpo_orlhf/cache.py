@@ -1,0 +1,72 @@
+"""Models that are made once: each is a folder with a manifest, with which it is compared before every use."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from . import manifest
+from .files import sync
+
+log = logging.getLogger(__name__)
+_KILLED = 3600.0  # seconds; a process that has been saving for that long was killed
+
+
+class CacheError(OSError):
+    """The cache cannot be written. The message names the folder and the free space."""
+
+
+def has(folder: Path) -> bool:
+    """Whether a folder is there as it was made. A damaged one is removed with a warning: it is to be made again."""
+    if not folder.is_dir():
+        return False
+    try:
+        manifest.verify(folder)
+    except manifest.ManifestError as error:
+        log.warning("%s; it is made again", error)
+        aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")
+        with aside, suppress(FileNotFoundError):  # another process has found the same
+            folder.rename(Path(aside.name) / folder.name)
+        return False
+    return True
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """An empty folder to save a model in. At the end of the block it gets a manifest, is synced and takes the name
+    `folder`, unless another process was first.
+
+    If the block raises, nothing is left of it. What a kill leaves is removed when the next folder is made beside it.
+    Raises CacheError.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob(".unfinished-*/"):
+            with suppress(OSError):  # or another process has removed it
+                if time.time() - left.stat().st_mtime > _KILLED:
+                    shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
+            unfinished = Path(temporary) / folder.name
+            unfinished.mkdir()
+            yield unfinished
+            manifest.seal(unfinished, None, folder.name, {})
+            sync(unfinished)
+            try:
+                unfinished.rename(folder)
+                sync(folder.parent)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # the last two of torch and safetensors, on a full disk
+        there = next(path for path in folder.absolute().parents if path.exists())
+        raise CacheError(
+            f"{folder} could not be written ({' '.join(str(error).split())[:200]}); {there} has "
+            f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB free: make room, or name another cache by EXGRPO_CACHE"
+        ) from error
