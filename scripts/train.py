@@ -144,7 +144,7 @@ def _dry_run(x: Experiment, run: Path) -> int:
     else:
         with _noted(problems):
             path = str(model.prepare())
-            config = AutoConfig.from_pretrained(path)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             count = memory.parameters_of(config, x.lora)
             sizes = [f"{each / 1e6:,.1f} million" for each in count] if count else ["an unknown number of"]
             trained = f" ({sizes[1]} of them trained, LoRA)" if count and x.lora.rank else ""
@@ -154,7 +154,7 @@ def _dry_run(x: Experiment, run: Path) -> int:
             weights = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
             if not Path(path).is_dir() and not any(isinstance(try_to_load_from_cache(path, w), str) for w in weights):
                 problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
-            prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(path))
+            prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(path, trust_remote_code=False))
             for question in questions[:1]:
                 tokens = len(prompts.token_ids(question))
                 print(f"prompt      {tokens} tokens, with a question of {question.source}:")

@@ -319,7 +319,8 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", late)
-    why = rf"no folder of that name, not in the cache \(hf download Qwen/Qwen2\.5-Mth-7B\), and no model from the hub: {said}"
+    cached = r"not in the cache \(hf download Qwen/Qwen2\.5-Mth-7B\)"
+    why = rf"no folder of that name, {cached}, and no model from the hub: {said}"
     said = why if error else "transformers cannot read its config"
     with pytest.raises(ValueError, match=rf"PretrainedModel\.path = 'Qwen/Qwen2\.5-Mth-7B': {said}") as raised:
         PretrainedModel("Qwen/Qwen2.5-Mth-7B").prepare()

@@ -49,7 +49,7 @@ def examine(
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
     offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
-    config = AutoConfig.from_pretrained(model) if model else None
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False) if model else None
     count = parameters_of(config, x.lora) if config else None
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
     checks: dict[str, Callable[[], Finding]] = {
