@@ -129,7 +129,10 @@ class TrainingRun:
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             settings, before = self.x.settings, list(self.metrics.rows())
-            health, evaluation = Health(before), max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
+            threshold = self.x.mixer.start_at_accuracy
+            to_start = None if threshold is None or not self.x.mixer.replays else float(threshold)
+            health = Health(before, settings.steps, to_start)
+            evaluation = max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
             progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, evaluation)
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)

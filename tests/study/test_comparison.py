@@ -234,3 +234,11 @@ def test_the_names_of_variants_are_whole_in_every_chart():
     text = page.page("t", "a", [compare(METRIC, many, None)], [])
     assert all(f"<figcaption>{longest}{v}</figcaption>" in text for v in range(9))
     assert "…" not in text
+
+
+def test_a_name_in_the_markdown_file_is_text_and_no_html():
+    name = '<img src=x onerror="alert(1)"> & <b>|'
+    found = compare(METRIC, [made(name, 0, [0.1, 0.2]), made("b", 0, [0.1, 0.2])], name)
+    text = tables.markdown(name, [found], [name])
+    assert "<" not in text.replace("p <", "")
+    assert text.count('&lt;img src=x onerror="alert(1)"&gt; &amp; &lt;b&gt;') >= 4, "title, heading, cells, notes"

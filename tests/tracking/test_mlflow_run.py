@@ -85,6 +85,11 @@ def test_mlflow_lacks_the_metrics_of_parts_that_are_switched_off_and_the_file_ha
     assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
     assert written - sent > {"step", "time", "replay/ess", "rollout/rounds", "policy/clip_share", "reward/ungradable"}
     assert len(sent) < 50 < len(written)
+    assert "eval/validation/avg_at_1" in sent
+    scores = [name for name in sorted(sent) if name.startswith(("eval/validation/", "interval/"))]
+    assert scores[0] == "eval/validation/avg_at_1"
+    bounds = ["interval/validation/avg_at_1_high", "interval/validation/avg_at_1_low"]
+    assert scores[-2:] == bounds, "MLflow shows metrics by name: the bounds come after all scores"
 
 
 def test_a_switched_on_part_has_its_metrics_in_mlflow():
