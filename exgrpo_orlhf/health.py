@@ -54,8 +54,8 @@ _STARVED = (
     "ReplayMixer.max_pool_share limits replay too"
 )
 _NOT_STARTED = (
-    "step %d of %d: replay has not started: no batch's Pass@1 has exceeded ReplayMixer.start_at_accuracy = %.3g, the best "
-    "was %.3g; lower it (None: replay from the first step), or take easier questions"
+    "step %d of %d: replay has not started: no batch's Pass@1 has exceeded ReplayMixer.start_at_accuracy = %.3g, the "
+    "best was %.3g; lower it (None: replay from the first step), or take easier questions"
 )
 
 

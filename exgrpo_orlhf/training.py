@@ -100,10 +100,10 @@ class TrainingRun:
         self.decisions = DecisionLog(run)
         self.decisions.cut_back(self.step)
         self.metrics.cut_back(self.step)
-        if checkpoint and self.metrics.last_step < self.step:
-            log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
-        if not checkpoint:
-            take_curve(Path(self.engine.model_path), run)
+        if checkpoint:
+            self.metrics.warn_if_missing(range(self.step + 1))
+            self.decisions.warn_if_missing(self.step)
+        take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)
         self.tracker = MlflowTracker(

@@ -16,7 +16,19 @@ FLOORS = (
     {"work", "ahead", "engines", "supervised", "evaluation", "tracking", "progress", "health"},
     {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
     {"replay", "objective", "rewards", "questions", "tasks", "pretrained", "adapters"},
-    {"records", "lazy", "terminal", "settings", "gin_files", "files", "places", "checkpoints", "manifest", "stopping"},
+    {
+        "records",
+        "lazy",
+        "terminal",
+        "settings",
+        "gin_files",
+        "files",
+        "places",
+        "checkpoints",
+        "manifest",
+        "stopping",
+        "redaction",
+    },
 )
 
 

@@ -97,8 +97,8 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
 
 
 def bound_of(metric: str, end: str) -> str:
-    """The metric with a bound of another one's interval, 'interval/validation/avg_at_4_low'. It has a prefix of its own:
-    MLflow orders metrics by name, and shows the bounds after all scores."""
+    """The metric of a bound of a score's interval, such as 'interval/validation/avg_at_4_low'. It has its own prefix:
+    MLflow orders metrics by name, and shows bounds after all scores."""
     return f"interval/{metric.removeprefix('eval/')}_{end}"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ..tracking.client import all_runs, connect, without_password
-from .comparison import count, newest, some
+from ..redaction import without_password
+from ..tracking.client import all_runs, connect
+from .comparison import count, newest, some, told_apart
 from .curve import Array, Curve, TrackedRun
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
@@ -54,12 +55,19 @@ class Store:
             self._client = connect(uri, create=False)
 
     def select(
-        self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
+        self,
+        experiment: str,
+        group: str | None,
+        metrics: Sequence[str],
+        more: str | None,
+        unfinished: bool,
+        variant_of: Callable[[Mapping[str, str]], Mapping[str, str]],
     ) -> Selection:
         """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
         last value of one of the metrics.
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
+        variant_of: config.variant_of
         """
         with self._one_line_errors():
             found = self._find(experiment, group, metrics, more)
@@ -79,7 +87,9 @@ class Store:
         elif running := Counter(run.status for run in ended if run.status != "FINISHED"):
             counted = ", ".join(f"{number} {status}" for status, number in sorted(running.items()))
             notes.append(f"unfinished runs are compared too: {counted}")
-        chosen, doubles = newest(run for run in ended if any(metric in run.metrics for metric in metrics))
+        chosen, doubles = newest(
+            told_apart([run for run in ended if any(metric in run.metrics for metric in metrics)], variant_of)
+        )
         for metric in metrics:
             if without := [str(run) for run in ended if metric not in run.metrics]:
                 notes.append(f"without {metric}: {some(without)}")

@@ -9,7 +9,7 @@ import pytest
 from exgrpo_orlhf.evaluation import charts, curves
 
 
-@pytest.mark.parametrize("steps, tokens", [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
+@pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
 def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch):
     rows = []
     for step in {0, 1, steps // 2, steps}:

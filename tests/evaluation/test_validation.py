@@ -44,7 +44,7 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
 @pytest.mark.parametrize("more", [(), SAMPLED])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
     x = config.load(("base.gin",), small_bindings(warm_model, *more))
-    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith("eval/")}
+    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
     assert measured == {*metric_names(x.evaluation, x.validation.load())}
 
 

@@ -24,6 +24,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import Server
 from study_builders import script
 
+from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
@@ -95,7 +96,7 @@ def fill(database: Path, folder: Path) -> None:
     for seed in (0, 1):
         add(client, experiment, {**messy, "variant": "a", "seed": str(seed)}, [0.2, 0.4 + seed / 10], 10, started=20)
         tags = {**messy, "variant": "b", "seed": str(seed), "engine": "openrlhf"}
-        add(client, experiment, tags, [0.2, 0.5], 10, started=20, params={"lr": str(seed)})
+        add(client, experiment, tags, [0.2, 0.5], 10, started=20, params={"train.steps": str(seed)})
     add(client, experiment, {**messy, "variant": "a", "seed": "2"}, [0.2, 0.9], 10, status="FAILED")
     add(client, experiment, {**messy, "variant": "c", "seed": "0"}, [0.2, 0.3, 0.4], 10)
     add(client, experiment, {**messy, "variant": "d", "seed": "0"}, [], 10)
@@ -199,7 +200,7 @@ def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, c
     read = []
     for uri in (server.uri, f"sqlite:///{server.folder}/server.db"):
         store = Store(uri)
-        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False).runs
+        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False, variant_of).runs
         assert len(runs) == 5
         curves = store.curves(runs, [METRIC, "time/step"])
         read.append(
@@ -217,11 +218,11 @@ def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, c
 def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(server):
     before = len(requests(server))
     store = Store(server.uri)
-    selection = store.select("exgrpo", None, [OLD], None, False)
+    selection = store.select("exgrpo", None, [OLD], None, False, variant_of)
     assert {run.variant for run in selection.runs} == {"old.gin"}
     assert sorted(run.seed for run in selection.runs) == list(range(OLD_RUNS))
     assert sum("runs/search" in each for each in requests(server)[before:]) == math.ceil(OLD_RUNS / PAGE)
-    either = store.select("exgrpo", None, [OLD, METRIC], "tags.seed = '7'", False)
+    either = store.select("exgrpo", None, [OLD, METRIC], "tags.seed = '7'", False, variant_of)
     assert sorted(run.variant for run in either.runs) == sorted([*RISES, "old.gin"])
 
 
@@ -238,7 +239,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     assert "c: no run of seed 1" in said
     assert "step 10 (4 runs), step 20 (1 run)" in said
     assert "b: all seeds end at the same value" in said
-    assert "b: its runs differ in more than the seed: lr" in said
+    assert "b: its runs differ in more than the seed: train.steps" in said
     assert re.search(r"^a \(baseline\) +2 +– +0\.450 ± 0\.635", said, re.MULTILINE)  # t of 1 degree: 12.7 · 0.05
     assert re.search(r"^c +1 +– +0\.400  ", said, re.MULTILINE)
     assert script("compare", *chosen, "--metric", "time/step") == 0
@@ -319,12 +320,12 @@ def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
     experiment = client.create_experiment(f"broken {value}")
     add(client, experiment, {"group": "g", "variant": "v", "seed": "0"}, [0.1, value], 10)
     store = Store(server.uri)
-    runs = store.select(f"broken {value}", "g", [METRIC], None, False).runs
+    runs = store.select(f"broken {value}", "g", [METRIC], None, False, variant_of).runs
     with pytest.raises(StoreError, match=r"v, seed 0 \(v-seed0, \w{32}\): eval/avg is \S+ at step 10: no number"):
         store.curves(runs, [METRIC])
     if math.isnan(value):  # which no filter of MLflow's finds
         with pytest.raises(StoreError, match="none of 1 run of 'broken nan' has a number as its last 'eval/avg'"):
-            store.select(f"broken {value}", None, [METRIC], None, False)
+            store.select(f"broken {value}", None, [METRIC], None, False, variant_of)
 
 
 def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(server):
@@ -340,7 +341,7 @@ def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(ser
     client.log_batch(run, [*metrics, Metric(METRIC, 0.8, 8, 12)])
     client.set_terminated(run)
     store = Store(server.uri)
-    (curve,) = store.curves(store.select("resumed", "g", [METRIC], None, False).runs, [METRIC])[METRIC]
+    (curve,) = store.curves(store.select("resumed", "g", [METRIC], None, False, variant_of).runs, [METRIC])[METRIC]
     points = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
     assert [tuple(map(float, point)) for point in points] == [(0, 0.2, 0, 0), (12, 0.3, 1100, 24)]
 

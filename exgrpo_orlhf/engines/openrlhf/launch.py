@@ -29,6 +29,7 @@ from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
 from ...records import Question
+from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
@@ -38,6 +39,7 @@ from . import cpu, node
 from . import flags as openrlhf_flags
 
 log = logging.getLogger(__name__)
+_WANDB = "logger.wandb.key"
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
 _OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of heads that a causal language model does not have
 
@@ -129,6 +131,17 @@ class _Parsed(Exception):
     """Carries OpenRLHF's validated arguments out of its program, which does not return them."""
 
 
+def _to_environment(key: str) -> str | None:
+    """Weights & Biases takes its key from the environment. The flag's own value only switches it on: OpenRLHF would
+    publish that with the run's other arguments. Returns None where there is no key."""
+    if key != REDACTED:
+        os.environ.setdefault("WANDB_API_KEY", key)
+    if "WANDB_API_KEY" in os.environ:
+        return REDACTED
+    log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", _WANDB, REDACTED)
+    return None
+
+
 def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
     settings = x.openrlhf
@@ -136,6 +149,8 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     given = settings.all_flags()
     if settings.cpu_bench:
         given |= cpu.FLAGS
+    if key := given.get(_WANDB):
+        given[_WANDB] = _to_environment(str(key))
     engines = given.get("vllm.num_engines")
     _require(
         engines is not None and not (isinstance(engines, int) and engines < 1),
