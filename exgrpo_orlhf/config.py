@@ -225,20 +225,14 @@ def _build() -> Experiment:
 
 def _redact() -> None:
     """Hide keys, tokens and passwords in what gin holds, once all is built: what is written is printed from there."""
-    held = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
-    used = _used_macros()
-    for bindings in held:
-        for (scope, selector), values in bindings.items():
-            for parameter, value in values.items():
-                values[parameter] = redacted(scope if selector == "gin.macro" else parameter, value)
-    for macro in used - _used_macros():  # those of secrets
-        for bindings in held:
-            bindings.get((macro, "gin.macro"), {})["value"] = REDACTED
-
-
-def _used_macros() -> set[str]:
-    references = gin.config.iterate_references(gin.config._CONFIG)
-    return {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
+    held = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
+    used = lambda: {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in held])}
+    before = used()
+    for (scope, selector), values in held:
+        values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
+    for (scope, selector), values in held:  # macros that only secrets refer to
+        if selector == "gin.macro" and scope in before - used():
+            values["value"] = REDACTED
 
 
 def overrides_as_bound(overrides: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ from .replay import Plan, TrajectorySelector, snapshot
 from .replay.selection import NEWEST
 from .stopping import Stop
 from .supervised.start import CURVE, take_curve
-from .tracking.decisions import Considered, DecisionLog, Step
+from .tracking.decisions import TEXTS_EVERY, Considered, DecisionLog, Step
 from .tracking.metrics_log import MetricsLog
 from .tracking.silent import silent_metrics
 from .tracking.tracker import MlflowTracker
@@ -102,7 +102,8 @@ class TrainingRun:
         self.metrics.cut_back(self.step)
         if checkpoint:
             self.metrics.warn_if_missing(range(self.step + 1))
-            self.decisions.warn_if_missing(self.step)
+            self.decisions.decisions.warn_if_missing(range(1, self.step + 1))
+            self.decisions.rollouts.warn_if_missing(range(TEXTS_EVERY, self.step + 1, TEXTS_EVERY))
         take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)

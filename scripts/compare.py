@@ -33,10 +33,8 @@ def main() -> int:
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     metrics = list(dict.fromkeys(arguments.metric or ["eval/greedy_accuracy"]))
     try:
-        store = Store(uri)
-        selection = store.select(
-            arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished, config.variant_of
-        )
+        store = Store(uri, config.variant_of)
+        selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
         curves = store.curves(selection.runs, metrics)
         # On-policy training, say, has no metrics of replay: there the others are shown without differences.
         variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}

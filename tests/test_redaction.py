@@ -91,6 +91,7 @@ def test_the_saved_configuration_is_that_of_the_same_run(tmp_path):
     assert again.openrlhf.all_flags()["logger.wandb.key"] == REDACTED
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_and_nothing_in_mlflow_has_the_secret_and_the_saved_configuration_resumes(
     warm_model, tmp_path
 ):

@@ -14,7 +14,6 @@ from .. import checkpoints
 from ..files import write
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
-from ..tracking.decisions import DecisionLog
 from ..tracking.tracker import MlflowTracker
 from .history import read
 from .page import page
@@ -68,7 +67,6 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
         missing = "The run has no checkpoint yet: what is stored is not shown."
         return page(read(run, None, None, questions, _no_text), run.resolve().name, [*notes, missing])
     step, folder = max(found.items())
-    DecisionLog(run).warn_if_missing(step)
     buffer = ReplayBuffer(RetirementPolicy())
     snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
     return page(read(run, buffer, step, questions, _decoder(folder)), run.resolve().name, notes)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..evaluation.charts import short
 from ..evaluation.statistics import holm
-from .curve import AXES, Array, Curve, TrackedRun, band, common_range
+from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
 from .seeds import Mean, mean, paired
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -213,26 +213,24 @@ def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]],
     ]
 
 
-def told_apart(
-    runs: Sequence[TrackedRun], variant_of: Callable[[Mapping[str, str]], Mapping[str, str]]
-) -> list[TrackedRun]:
-    """The runs; where those of one variant have different configurations, its name gets the settings that differ.
+def told_apart(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params]) -> list[TrackedRun]:
+    """Where runs of one variant have different configurations, its name gets the settings that differ.
 
-    variant_of: from a run's params those that tell variants apart; the seed does not count
+    variant_of: of a run's params those that tell variants apart, the seed left aside
     """
-    by_variant: dict[str, list[tuple[TrackedRun, Mapping[str, str]]]] = defaultdict(list)
+    by_variant: dict[str, list[tuple[TrackedRun, Params]]] = defaultdict(list)
     for run in runs:
         by_variant[run.variant].append((run, variant_of(run.params)))
     named = []
-    for variant, pairs in by_variant.items():
-        settings = sorted({name for _, values in pairs for name in values} - {SEED})
-        differing = [name for name in settings if len({values.get(name) for _, values in pairs}) > 1]
+    for pairs in by_variant.values():
+        names = sorted({name for _, values in pairs for name in values} - {SEED})
+        differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
         for run, values in pairs:
             words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
             label = some([short(each, LABEL) for each in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
-            named.append(replace(run, variant=f"{variant} ({label})") if differing else run)
+            named.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)
     return named
 
 

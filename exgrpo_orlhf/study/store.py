@@ -23,7 +23,7 @@ import numpy as np
 from ..redaction import without_password
 from ..tracking.client import all_runs, connect
 from .comparison import count, newest, some, told_apart
-from .curve import Array, Curve, TrackedRun
+from .curve import Array, Curve, Params, TrackedRun
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
@@ -46,7 +46,8 @@ class Selection:
 class Store:
     """An MLflow store. Every call raises StoreError if it does not answer, or lacks the experiment, group or metric."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, variant_of: Callable[[Params], Params] = dict) -> None:
+        """variant_of: of a run's params those that tell variants apart (config.variant_of); by default all of them"""
         database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
@@ -55,19 +56,12 @@ class Store:
             self._client = connect(uri, create=False)
 
     def select(
-        self,
-        experiment: str,
-        group: str | None,
-        metrics: Sequence[str],
-        more: str | None,
-        unfinished: bool,
-        variant_of: Callable[[Mapping[str, str]], Mapping[str, str]],
+        self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
     ) -> Selection:
         """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
         last value of one of the metrics.
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
-        variant_of: config.variant_of
         """
         with self._one_line_errors():
             found = self._find(experiment, group, metrics, more)
@@ -87,9 +81,8 @@ class Store:
         elif running := Counter(run.status for run in ended if run.status != "FINISHED"):
             counted = ", ".join(f"{number} {status}" for status, number in sorted(running.items()))
             notes.append(f"unfinished runs are compared too: {counted}")
-        chosen, doubles = newest(
-            told_apart([run for run in ended if any(metric in run.metrics for metric in metrics)], variant_of)
-        )
+        measured = [run for run in ended if any(metric in run.metrics for metric in metrics)]
+        chosen, doubles = newest(told_apart(measured, self._variant_of))
         for metric in metrics:
             if without := [str(run) for run in ended if metric not in run.metrics]:
                 notes.append(f"without {metric}: {some(without)}")

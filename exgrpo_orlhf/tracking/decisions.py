@@ -82,11 +82,6 @@ class DecisionLog:
         self.decisions.cut_back(step)
         self.rollouts.cut_back(step)
 
-    def warn_if_missing(self, step: int) -> None:
-        """Log a warning if rows of the steps up to this one are gone."""
-        self.decisions.warn_if_missing(range(1, step + 1))
-        self.rollouts.warn_if_missing(range(TEXTS_EVERY, step + 1, TEXTS_EVERY))
-
     def sync(self) -> None:
         """Put the rows on the disk."""
         self.decisions.sync()

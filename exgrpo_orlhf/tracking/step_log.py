@@ -109,7 +109,7 @@ class StepLog:
         """Log a warning if some of these steps, which were written, have no row."""
         if missing := sorted({*steps} - {*self._steps}):
             shown = ", ".join(map(str, missing[:5])) + (", …" if missing[5:] else "")
-            text = "%s: %d rows are missing, of steps %s: the file was changed or deleted. What reads it lacks them"
+            text = "%s: %d rows are missing (steps %s): the file was changed or deleted. What reads it lacks them"
             log.warning(text, self.path, len(missing), shown)
 
     def rows(self, after: int = -1) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import Server
 from study_builders import script
 
-from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
@@ -200,7 +199,7 @@ def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, c
     read = []
     for uri in (server.uri, f"sqlite:///{server.folder}/server.db"):
         store = Store(uri)
-        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False, variant_of).runs
+        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False).runs
         assert len(runs) == 5
         curves = store.curves(runs, [METRIC, "time/step"])
         read.append(
@@ -218,11 +217,11 @@ def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, c
 def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(server):
     before = len(requests(server))
     store = Store(server.uri)
-    selection = store.select("exgrpo", None, [OLD], None, False, variant_of)
+    selection = store.select("exgrpo", None, [OLD], None, False)
     assert {run.variant for run in selection.runs} == {"old.gin"}
     assert sorted(run.seed for run in selection.runs) == list(range(OLD_RUNS))
     assert sum("runs/search" in each for each in requests(server)[before:]) == math.ceil(OLD_RUNS / PAGE)
-    either = store.select("exgrpo", None, [OLD, METRIC], "tags.seed = '7'", False, variant_of)
+    either = store.select("exgrpo", None, [OLD, METRIC], "tags.seed = '7'", False)
     assert sorted(run.variant for run in either.runs) == sorted([*RISES, "old.gin"])
 
 
@@ -320,12 +319,12 @@ def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
     experiment = client.create_experiment(f"broken {value}")
     add(client, experiment, {"group": "g", "variant": "v", "seed": "0"}, [0.1, value], 10)
     store = Store(server.uri)
-    runs = store.select(f"broken {value}", "g", [METRIC], None, False, variant_of).runs
+    runs = store.select(f"broken {value}", "g", [METRIC], None, False).runs
     with pytest.raises(StoreError, match=r"v, seed 0 \(v-seed0, \w{32}\): eval/avg is \S+ at step 10: no number"):
         store.curves(runs, [METRIC])
     if math.isnan(value):  # which no filter of MLflow's finds
         with pytest.raises(StoreError, match="none of 1 run of 'broken nan' has a number as its last 'eval/avg'"):
-            store.select(f"broken {value}", None, [METRIC], None, False, variant_of)
+            store.select(f"broken {value}", None, [METRIC], None, False)
 
 
 def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(server):
@@ -341,7 +340,7 @@ def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(ser
     client.log_batch(run, [*metrics, Metric(METRIC, 0.8, 8, 12)])
     client.set_terminated(run)
     store = Store(server.uri)
-    (curve,) = store.curves(store.select("resumed", "g", [METRIC], None, False, variant_of).runs, [METRIC])[METRIC]
+    (curve,) = store.curves(store.select("resumed", "g", [METRIC], None, False).runs, [METRIC])[METRIC]
     points = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
     assert [tuple(map(float, point)) for point in points] == [(0, 0.2, 0, 0), (12, 0.3, 1100, 24)]
 

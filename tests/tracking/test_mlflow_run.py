@@ -61,6 +61,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert tags["mlflow.user"] == getpass.getuser()
     assert tags["mlflow.source.name"] == str(ROOT / "scripts" / "train.py")
     assert tags["mlflow.source.type"] == "LOCAL"
+    assert {"train.steps = 2", "train.group_size = 4"} <= set(tags["set"].split("\n")), "the bindings of --set"
     assert tags["git_commit"].startswith(tags["mlflow.source.git.commit"])
     assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablation_newest.gin")
     assert tags["mlflow.note.content"].startswith("the newest trajectory")

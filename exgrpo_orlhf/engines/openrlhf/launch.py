@@ -39,7 +39,6 @@ from . import cpu, node
 from . import flags as openrlhf_flags
 
 log = logging.getLogger(__name__)
-_WANDB = "logger.wandb.key"
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
 _OF_OTHER_HEADS = ("classifier_", "summary_")  # settings of heads that a causal language model does not have
 
@@ -131,17 +130,6 @@ class _Parsed(Exception):
     """Carries OpenRLHF's validated arguments out of its program, which does not return them."""
 
 
-def _to_environment(key: str) -> str | None:
-    """Weights & Biases takes its key from the environment. The flag's own value only switches it on: OpenRLHF would
-    publish that with the run's other arguments. Returns None where there is no key."""
-    if key != REDACTED:
-        os.environ.setdefault("WANDB_API_KEY", key)
-    if "WANDB_API_KEY" in os.environ:
-        return REDACTED
-    log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", _WANDB, REDACTED)
-    return None
-
-
 def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
     settings = x.openrlhf
@@ -149,8 +137,12 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     given = settings.all_flags()
     if settings.cpu_bench:
         given |= cpu.FLAGS
-    if key := given.get(_WANDB):
-        given[_WANDB] = _to_environment(str(key))
+    if key := given.get(wandb := "logger.wandb.key"):  # OpenRLHF would publish it: the environment has it instead
+        if key != REDACTED:
+            os.environ.setdefault("WANDB_API_KEY", str(key))
+        given[wandb] = REDACTED if "WANDB_API_KEY" in os.environ else None
+        if given[wandb] is None:
+            log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", wandb, REDACTED)
     engines = given.get("vllm.num_engines")
     _require(
         engines is not None and not (isinstance(engines, int) and engines < 1),
