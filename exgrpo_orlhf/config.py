@@ -29,13 +29,13 @@ from gin import config_parser
 from .engines.openrlhf import flags
 from .evaluation.benchmarks import Definitions
 from .experiment import Experiment
-from .gin_files import find, includes, name_of, statements
+from .gin_files import find, includes, name_of, redact, statements
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .pretrained import PretrainedModel
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
-from .redaction import REDACTED, redacted
+from .redaction import redacted
 from .replay import (
     DifficultyBuckets,
     QuestionSampler,
@@ -201,7 +201,7 @@ def _build() -> Experiment:
     # Nor what is bound of LoRA where it is off: the identity of a run without it is what it was before there was LoRA.
     rank = gin.get_bindings("exgrpo.LoRA", resolve_references=False).get("rank")
     built |= {"lora": LoRA() if rank is None else _make("LoRA")}
-    _redact()
+    redact()
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {n: value for n, value in params.items() if not may_change(n) and (n, value) not in LATER}
@@ -221,18 +221,6 @@ def _build() -> Experiment:
         identity=identity,
         **built,
     )
-
-
-def _redact() -> None:
-    """Hide keys, tokens and passwords in what gin holds, once all is built: what is written is printed from there."""
-    held = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
-    used = lambda: {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in held])}
-    before = used()
-    for (scope, selector), values in held:
-        values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
-    for (scope, selector), values in held:  # macros that only secrets refer to
-        if selector == "gin.macro" and scope in before - used():
-            values["value"] = REDACTED
 
 
 def overrides_as_bound(overrides: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Health:
     """Looks at each step's metrics. What is said already is not said again in this process."""
 
     def __init__(
-        self, rows: Iterable[Mapping[str, float]], planned: int = 0, start_at_accuracy: float | None = None
+        self, rows: Iterable[Mapping[str, float]], planned: int = 0, start_at_accuracy: float | Fraction | None = None
     ) -> None:
         """rows: of the steps so far, from the log of a resumed run
         planned: steps of the run; start_at_accuracy: the threshold of a start that has to come, else None"""

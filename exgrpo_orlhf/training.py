@@ -34,7 +34,7 @@ from .replay import Plan, TrajectorySelector, snapshot
 from .replay.selection import NEWEST
 from .stopping import Stop
 from .supervised.start import CURVE, take_curve
-from .tracking.decisions import TEXTS_EVERY, Considered, DecisionLog, Step
+from .tracking.decisions import Considered, DecisionLog, Step
 from .tracking.metrics_log import MetricsLog
 from .tracking.silent import silent_metrics
 from .tracking.tracker import MlflowTracker
@@ -102,8 +102,6 @@ class TrainingRun:
         self.metrics.cut_back(self.step)
         if checkpoint:
             self.metrics.warn_if_missing(range(self.step + 1))
-            self.decisions.decisions.warn_if_missing(range(1, self.step + 1))
-            self.decisions.rollouts.warn_if_missing(range(TEXTS_EVERY, self.step + 1, TEXTS_EVERY))
         take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)
@@ -130,9 +128,7 @@ class TrainingRun:
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             settings, before = self.x.settings, list(self.metrics.rows())
-            threshold = self.x.mixer.start_at_accuracy
-            to_start = None if threshold is None or not self.x.mixer.replays else float(threshold)
-            health = Health(before, settings.steps, to_start)
+            health = Health(before, settings.steps, self.x.mixer.start_at_accuracy if self.x.mixer.replays else None)
             evaluation = max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
             progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, evaluation)
             while self.step < self.x.settings.steps and not stop.signal:

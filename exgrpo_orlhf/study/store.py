@@ -51,7 +51,7 @@ class Store:
         database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
-        self.uri, self._uri = without_password(uri), uri
+        self.uri, self._uri, self._variant_of = without_password(uri), uri, variant_of
         with self._one_line_errors():
             self._client = connect(uri, create=False)
 
