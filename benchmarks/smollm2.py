@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE, FILE = "gin/suites/smollm2.gin", "smollm2.gin"
 GAIN = 0.15
 SAMPLES = 4
-ACCURACY = "eval/validation/avg_at_"  # and the number of samples
+ACCURACY = "eval/validation/avg_at_"  # and the number of samples; of its bounds, with interval/ in place of eval/
 STEPS = (
     *("step", "accuracy", "accuracy_low", "accuracy_high", "cost/generated_tokens", "time/step", "reward/mean"),
     *("reward/groups_with_signal", "reward/lucky_guess_rate", "replay/lucky_guess_rate", "replay/actual_share"),
@@ -120,10 +120,9 @@ def steps(metrics: Path) -> Iterator[dict[str, Any]]:
     """A row of a run's CSV file for each step. accuracy: on the validation questions, with its interval's bounds"""
     for line in metrics.read_text("utf-8").splitlines():
         found = json.loads(line)
-        for name in [name for name in found if name.startswith(ACCURACY)]:
-            number, _, bound = name.removeprefix(ACCURACY).partition("_")
-            if number.isdigit():
-                found[f"accuracy_{bound}".rstrip("_")] = found[name]
+        for name in [name for name in found if ACCURACY in f"eval/{name.partition('/')[2]}"]:
+            _, _, bound = name.partition("avg_at_")[2].partition("_")
+            found[f"accuracy_{bound}".rstrip("_")] = found[name]
         yield {name: found.get(name, "") for name in STEPS}
 
 

@@ -10,13 +10,14 @@ base.gin; among the named files, the later one wins, and a `--set` binding wins 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from gin import config_parser
 from .engines.openrlhf import flags
 from .evaluation.benchmarks import Definitions
 from .experiment import Experiment
-from .gin_files import find, includes, name_of, statements
+from .gin_files import find, includes, name_of, redact, statements
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .pretrained import PretrainedModel
 from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
+from .redaction import redacted
 from .replay import (
     DifficultyBuckets,
     QuestionSampler,
@@ -199,11 +201,12 @@ def _build() -> Experiment:
     # Nor what is bound of LoRA where it is off: the identity of a run without it is what it was before there was LoRA.
     rank = gin.get_bindings("exgrpo.LoRA", resolve_references=False).get("rank")
     built |= {"lora": LoRA() if rank is None else _make("LoRA")}
+    redact()
     text = gin.operative_config_str()
     params = _flatten(text)
     identity = {n: value for n, value in params.items() if not may_change(n) and (n, value) not in LATER}
     if built["openrlhf"] is not None:
-        identity["OpenRLHF.flags"] = repr(flags.identity(built["openrlhf"]))
+        identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))
     return Experiment(
         settings=settings,
         questions=work.questions,
@@ -218,6 +221,29 @@ def _build() -> Experiment:
         identity=identity,
         **built,
     )
+
+
+def overrides_as_bound(overrides: Sequence[str]) -> list[str]:
+    """The --set bindings of the experiment that was loaded last, as they may be written."""
+    bound = {}
+    for text in overrides:
+        for scope, selector, parameter, *_ in statements(text, "--set", _GIN):
+            name = (f"{scope}/" if scope else "") + selector + (f".{parameter}" if parameter else "")
+            bound[name] = gin.query_parameter(name if parameter else f"%{name}")
+    return [f"{name} = {value!r}" for name, value in bound.items()]
+
+
+def variant_of(params: Mapping[str, str]) -> dict[str, str]:
+    """Those of a run's params by which two runs are of different variants, once the seed is left out: all but those
+    that may change when a run is continued. OpenRLHF's flags are told apart one by one."""
+    kept = {name: text for name, text in params.items() if not may_change(name) and (name, text) not in LATER}
+    given: dict[str, Any] = {}
+    for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
+        try:
+            given |= ast.literal_eval(params.get(name, "{}"))
+        except (ValueError, SyntaxError):  # one with a macro in it, or so long that it was cut
+            kept[name] = params[name]
+    return kept | {f"OpenRLHF {flag}": repr(value) for flag, value in flags.identity(OpenRLHF(flags=given)).items()}
 
 
 def _flatten(text: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ import gin
 from gin import config_parser
 
 from .places import PROJECT
+from .redaction import REDACTED, redacted
 from .settings import ConfigError
 
 GIN_FOLDER = PROJECT / "gin"
@@ -74,6 +75,22 @@ def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
         line = parser.current_token.start[0] if parser else 0
         message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in known)}"
     raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def redact() -> None:
+    """Hide keys, tokens and passwords in what gin holds, once all is built: what is written is printed from there."""
+    held = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
+    used = _scopes(held)
+    for (scope, selector), values in held:
+        values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
+    for (scope, selector), values in held:  # macros that only secrets refer to
+        if selector == "gin.macro" and scope in used - _scopes(held):
+            values["value"] = REDACTED
+
+
+def _scopes(held: list[Any]) -> set[str]:
+    """Of all references; that of a macro is its name."""
+    return {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in held])}
 
 
 def hypothesis(path: Path) -> str:

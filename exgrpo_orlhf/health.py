@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
@@ -53,13 +54,22 @@ _STARVED = (
     "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved; "
     "ReplayMixer.max_pool_share limits replay too"
 )
+_NOT_STARTED = (
+    "step %d of %d: replay has not started: no batch's Pass@1 has exceeded ReplayMixer.start_at_accuracy = %.3g, the "
+    "best was %.3g; lower it (None: replay from the first step), or take easier questions"
+)
 
 
 class Health:
     """Looks at each step's metrics. What is said already is not said again in this process."""
 
-    def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """rows: of the steps so far, from the log of a resumed run"""
+    def __init__(
+        self, rows: Iterable[Mapping[str, float]], planned: int = 0, start_at_accuracy: float | Fraction | None = None
+    ) -> None:
+        """rows: of the steps so far, from the log of a resumed run
+        planned: steps of the run; start_at_accuracy: the threshold of a start that has to come, else None"""
+        self.planned, self.start_at_accuracy = planned, start_at_accuracy
+        self.best = 0.0  # Pass@1 of a batch
         self.seen: dict[str, deque[float]] = {}
         self.said: set[str] = set()
         self.replaying = 0  # steps since replay began
@@ -73,6 +83,10 @@ class Health:
             mean = self._mean(sign.metric)
             if mean is not None and (mean < sign.bound if sign.below else mean > sign.bound):
                 self._say(sign.metric, step, sign.says.format(mean))
+        waiting = self.start_at_accuracy is not None and not metrics.get("replay/started")
+        if waiting and 3 * step >= self.planned and "start" not in self.said:
+            self.said.add("start")
+            log.warning(_NOT_STARTED, step, self.planned, self.start_at_accuracy, self.best)
         share = self._mean("replay/actual_share")
         if rho and share is not None and share < rho / 2:
             self._say("replay/actual_share", step, _STARVED.format(share, rho))
@@ -80,6 +94,7 @@ class Health:
     def _take(self, row: Mapping[str, float]) -> None:
         if not row["step"]:
             return
+        self.best = max(self.best, row.get("reward/pass_at_1", 0.0))
         replayed = row.get("replay/actual_share", 0)
         self.replaying += row.get("replay/started", 0) == 1
         names = [sign.metric for sign in _SIGNS if replayed or not sign.with_replay]

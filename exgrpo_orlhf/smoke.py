@@ -22,9 +22,10 @@ import transformers
 from .experiment import Experiment, Outcome
 from .progress import evaluations_left
 from .questions.prompts import PromptEncoder
+from .redaction import without_password
 from .run import train
 from .stopping import Stop
-from .tracking.client import address, connect, first_line, without_password
+from .tracking.client import address, connect, first_line
 from .training import TrainingRun
 from .work import load_questions
 

@@ -100,10 +100,9 @@ class TrainingRun:
         self.decisions = DecisionLog(run)
         self.decisions.cut_back(self.step)
         self.metrics.cut_back(self.step)
-        if checkpoint and self.metrics.last_step < self.step:
-            log.warning("%s: the rows of the steps before %s are gone", self.metrics.path, checkpoint.name)
-        if not checkpoint:
-            take_curve(Path(self.engine.model_path), run)
+        if checkpoint:
+            self.metrics.warn_if_missing(range(self.step + 1))
+        take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)
         self.tracker = MlflowTracker(
@@ -129,7 +128,8 @@ class TrainingRun:
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
             settings, before = self.x.settings, list(self.metrics.rows())
-            health, evaluation = Health(before), max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
+            health = Health(before, settings.steps, self.x.mixer.start_at_accuracy if self.x.mixer.replays else None)
+            evaluation = max((row.get("time/evaluation", 0.0) for row in before), default=0.0)
             progress = Progress(self.run.name, self.step, settings.steps, settings.eval_every, evaluation)
             while self.step < self.x.settings.steps and not stop.signal:
                 metrics = self._step(self.step + 1)

@@ -95,6 +95,11 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     script, tags = PROJECT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
     runner = Runner(group, waiting, measured, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
     if arguments.dry_run:
+        if left is None and waiting:
+            trial = shlex.join([*runner.command(waiting[0]), "--smoke"])
+            print(
+                f"no step has been measured, so the time is not known; this estimates a run's: {trial}", file=sys.stderr
+            )
         print(table(runs, {run.name for run in finished}, measured))
         print(*(shlex.join(runner.command(run)) for run in waiting), sep="\n")
         return 0

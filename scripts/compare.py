@@ -5,7 +5,8 @@
     python scripts/compare.py --experiment exgrpo --group paper --metric eval/avg --out compare.html --png compare.png
 
 Runs come from MLflow (MLFLOW_TRACKING_URI, --uri, else the project's mlflow.db): with --group the children of that
-group, by their tags variant and seed; without it all runs with the metric, with their gin files as the variant.
+group, by their tags variant and seed; without it all runs with the metric, with their gin files as the variant. Runs
+whose settings differ, apart from the seed and what may change when a run is continued, are variants of their own.
 Exit status: 0, or 2 if nothing can be compared.
 """
 
@@ -23,6 +24,7 @@ from exgrpo_orlhf.places import WORKPLACE
 def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
+    from exgrpo_orlhf import config
     from exgrpo_orlhf.study import charts, tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
     from exgrpo_orlhf.study.page import page
@@ -31,7 +33,7 @@ def main() -> int:
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     metrics = list(dict.fromkeys(arguments.metric or ["eval/greedy_accuracy"]))
     try:
-        store = Store(uri)
+        store = Store(uri, config.variant_of)
         selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
         curves = store.curves(selection.runs, metrics)
         # On-policy training, say, has no metrics of replay: there the others are shown without differences.

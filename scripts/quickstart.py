@@ -49,7 +49,8 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.evaluation import curves
-    from exgrpo_orlhf.tracking.client import address, connect, experiment_id, first_line, page, without_password
+    from exgrpo_orlhf.redaction import without_password
+    from exgrpo_orlhf.tracking.client import address, connect, experiment_id, first_line, page
 
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)

@@ -57,13 +57,14 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    overrides = config.overrides_as_bound(arguments.set)
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
     run = arguments.out or WORKPLACE / "runs" / name
     resume = arguments.resume or arguments.resume_from is not None
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.openrlhf is not None and not finding.remembered(finding.layout_of(experiment)):
-        given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in arguments.set]
+        given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in overrides]
         layout = " ".join(f"{option} {value}" for option, value in given)
         print(
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
@@ -79,6 +80,7 @@ def main() -> int:
         "git_commit": (commit := _git_commit()),
         "mlflow.source.git.commit": commit.removesuffix("-dirty"),
         **own_tags(__file__),
+        **({"set": "\n".join(overrides)} if overrides else {}),
         **dict(arguments.tag),
     }
     if said := [words for file in arguments.gin if (words := gin_files.hypothesis(gin_files.find(file, None)))]:

@@ -29,6 +29,7 @@ FLOORS = (
         "stopping",
         "cache",
         "weights",
+        "redaction",
     },
 )
 

@@ -32,10 +32,10 @@ ILL = {
 }
 
 
-def said(caplog, rows, before=()):
+def said(caplog, rows, before=(), **start):
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        health = Health([{"step": step, **row} for step, row in enumerate(before)])
+        health = Health([{"step": step, **row} for step, row in enumerate(before)], **start)
         for step, row in enumerate(rows, len(before)):
             health.look(step, row, rho=0.5)
     return caplog.messages
@@ -66,6 +66,28 @@ def test_replay_that_has_not_started_does_not_starve_and_rows_without_replay_hav
     none = {**WELL, "replay/actual_share": 0.0, "replay/ess": 0.0}
     (line,) = said(caplog, [none] * 40)
     assert "0% of the questions were replayed" in line
+
+
+def test_a_start_that_has_not_come_in_a_third_of_the_steps_is_said_once_with_the_best_pass_at_1(caplog):
+    start = {"planned": 60, "start_at_accuracy": 0.35}
+    waiting = [{**WELL, "replay/started": 0.0, "replay/actual_share": 0.0, "reward/pass_at_1": p} for p in (0.1, 0.3)]
+    assert said(caplog, waiting * 10, **start) == [], "steps 0 to 19 of 60"
+    (line,) = said(caplog, waiting * 30, **start)
+    assert line.startswith("step 20 of 60: replay has not started")
+    assert "ReplayMixer.start_at_accuracy = 0.35, the best was 0.3;" in line
+    (resumed,) = said(caplog, waiting * 2, before=waiting * 15, **start)
+    assert resumed.startswith("step 30 of 60")
+    assert said(caplog, [*waiting * 5, *[{**WELL, "reward/pass_at_1": 0.4}] * 50], **start) == []
+    assert said(caplog, waiting * 30, planned=60) == [], "a run without a delayed start"
+
+
+@pytest.mark.parametrize("rho", ["0.5", "0.0"])
+def test_a_run_says_that_its_start_has_not_come_unless_it_never_replays(rho, warm_model, tmp_path, caplog):
+    more = ("train.steps = 2", "train.eval_every = None", "ReplayMixer.start_at_accuracy = 0.95")
+    x = config.load(["base.gin"], small_bindings(warm_model, *more, f"ReplayMixer.rho = {rho}"))
+    with caplog.at_level(logging.WARNING):
+        train(x, tmp_path / "run", resume=False, tracking_uri="", tags={})
+    assert ("step 1 of 2: replay has not started" in caplog.text) == (rho == "0.5")
 
 
 def test_a_run_says_that_its_rollouts_are_cut_off_and_have_no_answer(warm_model, tmp_path, caplog):

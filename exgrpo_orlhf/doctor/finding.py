@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..redaction import redacted
+
 if TYPE_CHECKING:
     from ..experiment import Experiment
 
@@ -55,7 +57,8 @@ def layout_of(x: Experiment) -> dict[str, Any]:
     """What an examination is valid for: OpenRLHF's flags as bound, and train.generate_ahead if it is 1."""
     assert x.openrlhf is not None
     ahead = {"train.generate_ahead": 1} if x.settings.generate_ahead else {}
-    return {**x.openrlhf.all_flags(), **ahead}
+    flags: dict[str, Any] = redacted("OpenRLHF.flags", x.openrlhf.all_flags())  # they are written to the cache
+    return {**flags, **ahead}
 
 
 def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> None:

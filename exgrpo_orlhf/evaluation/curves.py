@@ -12,12 +12,13 @@ from .charts import PALETTE, SERIES, drawing
 from .tables import aligned
 
 Rows = list[dict[str, float]]
+TOKENS = "cost/generated_tokens"
 ACCURACY = "eval/greedy_accuracy"  # where validation is sampled: eval/validation/avg_at_<k> in its place
 
 # Title, metric on the x axis, metric on the y axis.
 PANELS = (
     ("Validation accuracy by step", "step", ACCURACY),
-    ("Validation accuracy by generated tokens", "cost/generated_tokens", ACCURACY),
+    ("Validation accuracy by generated tokens", TOKENS, ACCURACY),
     ("Reward of fresh rollouts", "step", "reward/mean"),
     ("Lucky guesses among correct rollouts", "step", "reward/lucky_guess_rate"),
     ("Share of replayed questions", "step", "replay/actual_share"),
@@ -60,8 +61,10 @@ def plot(runs: Mapping[str, Rows], path: Path) -> None:
         for axis, (title, x, y) in zip(axes.flat, PANELS, strict=True):
             for i, (name, rows) in enumerate(runs.items()):
                 look = {"color": PALETTE[f"m{i % SERIES}"], "marker": "o" if y == ACCURACY else "", "markersize": 4}
-                axis.plot(*series(rows, x, y), label=name, **look)
-            axis.set(title=title, xlabel=x)
+                along, values = series(rows, x, y)
+                axis.plot([each / 1e6 for each in along] if x == TOKENS else along, values, label=name, **look)
+            axis.set(title=title, xlabel="million generated tokens" if x == TOKENS else x)
+            axis.locator_params(axis="x", nbins=4)  # labels of tokens are long
             axis.set_ylim(bottom=0)
         axes.flat[0].legend()
         write(path, chart.png())

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..redaction import without_password
 from ..tracking.client import (
     LOG_TAG,
     connect,
@@ -18,7 +19,6 @@ from ..tracking.client import (
     known_run,
     log_metrics,
     tagged_run,
-    without_password,
 )
 from .benchmarks import Definitions
 from .folder import CONFIG

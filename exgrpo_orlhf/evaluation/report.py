@@ -207,7 +207,7 @@ def _numbers(benchmark: Results) -> list[str]:
         f"<span{mark}>{of_questions(benchmark)}</span>",
         str(benchmark["avg"]["k"]),
         _estimate(benchmark["avg"]),
-        _at(best) if best and best[0] != "1" else NONE,
+        _at(best) if best else NONE,
         _at(majority) if majority else NONE,
         *rates_and_tokens(benchmark),
         f"{benchmark['seconds']:,.0f}",

@@ -76,8 +76,8 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
     for benchmark, known in results["benchmarks"].items():
         prefix = f"eval/{benchmark}"
         average = f"{prefix}/avg_at_{known['avg']['k']}"
-        found |= {average: known["avg"]["value"], f"{average}_low": known["avg"]["low"]}
-        found[f"{average}_high"] = known["avg"]["high"]
+        found[average] = known["avg"]["value"]
+        found |= {bound_of(average, end): known["avg"][end] for end in ("low", "high")}
         for kind in ("pass", "maj"):
             found |= {f"{prefix}/{kind}_at_{k}": each["value"] for k, each in known[kind].items() if k != "1"}
         found |= {f"{prefix}/{rate}_rate": value for rate, value in known["rates"].items()}
@@ -94,6 +94,12 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
         if set(mean["of"]) <= whole:
             found[f"eval/avg_{group}"] = mean["value"]
     return found
+
+
+def bound_of(metric: str, end: str) -> str:
+    """The metric of a bound of a score's interval, such as 'interval/validation/avg_at_4_low'. It has its own prefix:
+    MLflow orders metrics by name, and shows bounds after all scores."""
+    return f"interval/{metric.removeprefix('eval/')}_{end}"
 
 
 def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any], Array]:

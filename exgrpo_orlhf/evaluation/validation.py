@@ -24,7 +24,7 @@ from .engines import Response
 from .environment import now
 from .folder import RESULTS, SAMPLES
 from .grading import graded
-from .results import MAJORITY_FROM, RATES, at_k, metrics, summarise
+from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
 from .samples import SampleFile
 from .sets import grouped
 from .subject import Subject, requests_of, write_prompt
@@ -134,7 +134,8 @@ def _by_level(question: Question, level: str | None) -> Question:
 def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[str]:
     """What an evaluation of these questions measures. Votes (`maj_at_k`) only if answers can be compared."""
     n, prefix = settings.samples, f"eval/{NAME}"
-    names = [f"{prefix}/avg_at_{n}{end}" for end in ("", "_low", "_high")]
+    average = f"{prefix}/avg_at_{n}"
+    names = [average, *(bound_of(average, end) for end in ("low", "high"))]
     names += [f"{prefix}/pass_at_{k}" for k in at_k(n) if k > 1]
     names += [f"{prefix}/maj_at_{k}" for k in at_k(n) if k >= MAJORITY_FROM]
     names += [f"{prefix}/{rate}_rate" for rate in RATES] + [f"{prefix}/response_tokens", "eval/lucky_guess_rate"]

@@ -40,9 +40,10 @@ class RunPage:
         self._made, self._cost = time.monotonic(), 1.0  # when, and the seconds that it took; a guess before the first
 
     def refresh(self, buffer: ReplayBuffer, step: int, *, last: bool = False) -> None:
-        """Make the page anew, unless that would take more than `SHARE` of the time since it was made. last: make it"""
+        """Make the page anew, unless that would take more than `SHARE` of the time since it was made. last: make it.
+        Before the first step there is nothing to show."""
         began = time.monotonic()
-        if not self._tracker.enabled or not (last or SHARE * (began - self._made) > self._cost):
+        if not (step and self._tracker.enabled) or not (last or SHARE * (began - self._made) > self._cost):
             return
         try:
             history = read(self._run, buffer, step, self._questions, self._decode)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
+from ..evaluation.charts import short
 from ..evaluation.statistics import holm
-from .curve import AXES, Array, Curve, TrackedRun, band, common_range
+from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
 from .seeds import Mean, mean, paired
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -25,6 +27,7 @@ MEASURES = (
 # What a run has cost at its last value.
 COSTS = ("tokens", "seconds")
 Ranges = Mapping[str, tuple[float, float]]  # axis -> what all runs cover of it, where there is such a range
+LABEL = 60  # characters of a setting in the name of a variant
 SEED = "train.seed"  # the param by which the runs of a variant differ
 
 
@@ -208,6 +211,27 @@ def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]],
     return differing, [
         f"{variant}: its runs differ in more than the seed: {some(params)}" for variant, params in mixed.items()
     ]
+
+
+def told_apart(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params]) -> list[TrackedRun]:
+    """Where runs of one variant have different configurations, its name gets the settings that differ.
+
+    variant_of: of a run's params those that tell variants apart, the seed left aside
+    """
+    by_variant: dict[str, list[tuple[TrackedRun, Params]]] = defaultdict(list)
+    for run in runs:
+        by_variant[run.variant].append((run, variant_of(run.params)))
+    named = []
+    for pairs in by_variant.values():
+        names = sorted({name for _, values in pairs for name in values} - {SEED})
+        differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
+        for run, values in pairs:
+            words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
+            label = some([short(each, LABEL) for each in words], 4)
+            if label != ", ".join(words):  # what is cut may be what differs
+                label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
+            named.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)
+    return named
 
 
 def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .seeds import mean
 
 Array = npt.NDArray[np.float64]
+Params = Mapping[str, str]  # by name
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 
@@ -29,7 +30,7 @@ class TrackedRun:
     engine: str
     status: str
     started: int
-    params: Mapping[str, str]
+    params: Params
     metrics: frozenset[str]
     url: str | None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ..tracking.client import all_runs, connect, without_password
-from .comparison import count, newest, some
-from .curve import Array, Curve, TrackedRun
+from ..redaction import without_password
+from ..tracking.client import all_runs, connect
+from .comparison import count, newest, some, told_apart
+from .curve import Array, Curve, Params, TrackedRun
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
@@ -45,11 +46,12 @@ class Selection:
 class Store:
     """An MLflow store. Every call raises StoreError if it does not answer, or lacks the experiment, group or metric."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, variant_of: Callable[[Params], Params] = dict) -> None:
+        """variant_of: of a run's params those that tell variants apart (config.variant_of); by default all of them"""
         database = Path(uri.removeprefix("sqlite:///").partition("?")[0])
         if uri.startswith("sqlite:///") and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
-        self.uri, self._uri = without_password(uri), uri
+        self.uri, self._uri, self._variant_of = without_password(uri), uri, variant_of
         with self._one_line_errors():
             self._client = connect(uri, create=False)
 
@@ -79,7 +81,8 @@ class Store:
         elif running := Counter(run.status for run in ended if run.status != "FINISHED"):
             counted = ", ".join(f"{number} {status}" for status, number in sorted(running.items()))
             notes.append(f"unfinished runs are compared too: {counted}")
-        chosen, doubles = newest(run for run in ended if any(metric in run.metrics for metric in metrics))
+        measured = [run for run in ended if any(metric in run.metrics for metric in metrics)]
+        chosen, doubles = newest(told_apart(measured, self._variant_of))
         for metric in metrics:
             if without := [str(run) for run in ended if metric not in run.metrics]:
                 notes.append(f"without {metric}: {some(without)}")

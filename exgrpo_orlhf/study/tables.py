@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from ..evaluation.tables import NONE, aligned, markdown_table
 from .comparison import COSTS, MEASURES, Comparison
@@ -121,7 +122,8 @@ def markdown(title: str, comparisons: Sequence[Comparison], notes: Sequence[str]
         for table in tables(comparison):
             text += [f"## {table.title}", "", *markdown_table(table.head, table.rows, table.left), ""]
         text += [*(f"- {remark}" for remark in (*remarks(comparison), *comparison.notes)), ""]
-    return "\n".join([*text, *(f"- {note}" for note in notes)]).rstrip() + "\n"
+    # Names come from the tags of runs, and most viewers of markdown render HTML.
+    return escape("\n".join([*text, *(f"- {note}" for note in notes)]).rstrip() + "\n", quote=False)
 
 
 def values_csv(comparisons: Sequence[Comparison]) -> str:

@@ -10,6 +10,7 @@ alone costs supervised baselines accuracy (arXiv 2604.23747).
 import gc
 import hashlib
 import json
+import logging
 import math
 import shutil
 import signal
@@ -48,15 +49,19 @@ if TYPE_CHECKING:
     from .training import SupervisedTraining
 
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
+log = logging.getLogger(__name__)
 FORMAT = 1  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
-def take_curve(model: Path, run: Path) -> None:
+def take_curve(model: Path, run: Path, resumed: bool) -> None:
     """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
     if (model / CURVE).is_file():
-        files.write(run / CURVE, (model / CURVE).read_bytes())
-    else:
+        curve = (model / CURVE).read_bytes()
+        if resumed and not ((run / CURVE).is_file() and (run / CURVE).read_bytes() == curve):
+            log.warning("%s was changed or deleted: it is copied again from %s", run / CURVE, model)
+        files.write(run / CURVE, curve)
+    elif not resumed:
         (run / CURVE).unlink(missing_ok=True)
 
 
@@ -189,6 +194,7 @@ class SupervisedModel:
         curve = MetricsLog(work / CURVE)
         training.load(work)
         curve.cut_back(training.done)
+        curve.warn_if_missing(range(1, training.done + 1))
         _say(
             f"{len(training.rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}"
             + (f", going on after step {training.done}" if training.done else "")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import importlib.metadata
 import os
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import locked
+from ..redaction import without_password
 from ..settings import Tracking
 from .metrics_log import METRICS_PER_CALL
 
@@ -154,10 +154,6 @@ def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) ->
 def first_line(error: Exception, most: int = 300) -> str:
     """Class and first line of an error, without a URI's password."""
     return without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:most])
-
-
-def without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 def create_sqlite(uri: str) -> None:

@@ -78,9 +78,11 @@ class DecisionLog:
             self.rollouts.write_row({"step": step.step, "questions": texts(step, decode)}, compact=True)
 
     def cut_back(self, step: int) -> None:
-        """Drop the rows after a checkpoint's step."""
+        """Drop the rows after a checkpoint's step, and log a warning if some before it are gone."""
         self.decisions.cut_back(step)
         self.rollouts.cut_back(step)
+        self.decisions.warn_if_missing(range(1, step + 1))
+        self.rollouts.warn_if_missing(range(TEXTS_EVERY, step + 1, TEXTS_EVERY))
 
     def sync(self) -> None:
         """Put the rows on the disk."""

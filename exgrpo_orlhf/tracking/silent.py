@@ -24,8 +24,6 @@ def _silent(x: Experiment) -> Iterator[str]:
         yield "reward/pass_at_1"  # reward/mean, where rewards are 0 or 1
     if x.evaluation.samples == 1:
         yield from ("eval/validation/pass_at_1", "eval/validation/maj_at_1")  # avg_at_1
-    if x.evaluation.temperature == 0:
-        yield "eval/validation/avg_at_1"  # eval/greedy_accuracy
     if not x.verifier.checks_reasoning:
         yield from ("reward/lucky_guess_rate", "replay/lucky_guess_rate", "eval/lucky_guess_rate")
     if x.dynamic_sampling.max_rounds == 0:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..files import sync, write
+
+log = logging.getLogger(__name__)
 
 
 class StepLog:
@@ -101,6 +104,13 @@ class StepLog:
             del self._steps[keep:], self._ends[keep + 1 :]
             self._torn = False
         return dropped
+
+    def warn_if_missing(self, steps: Iterable[int]) -> None:
+        """Log a warning if some of these steps, which were written, have no row."""
+        if missing := sorted({*steps} - {*self._steps}):
+            shown = ", ".join(map(str, missing[:5])) + (", …" if missing[5:] else "")
+            text = "%s: %d rows are missing (steps %s): the file was changed or deleted. What reads it lacks them"
+            log.warning(text, self.path, len(missing), shown)
 
     def rows(self, after: int = -1) -> Iterator[dict[str, Any]]:
         """The complete rows of the steps above `after`, in order. Another thread may append meanwhile."""

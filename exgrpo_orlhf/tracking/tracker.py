@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..records import Question
+from ..redaction import without_password
 from ..settings import Tracking
 from .client import (
     LOG_TAG,
@@ -32,7 +33,6 @@ from .client import (
     load,
     page,
     tagged_run,
-    without_password,
 )
 from .inputs import datasets
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name

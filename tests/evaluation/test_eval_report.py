@@ -17,6 +17,7 @@ from results_builder import make_results
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
+from exgrpo_orlhf.evaluation.tables import percent, terminal
 
 ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}
@@ -75,6 +76,15 @@ def shown(dom: str, name: str) -> str:
 def facts(dom: str) -> dict[str, str]:
     pairs = re.findall(r"<dt>(.*?)</dt><dd>(?:<i [^>]*></i>)?(.*?)</dd>", dom, re.DOTALL)
     return {unescape(name): unescape(value) for name, value in pairs if "<code>" not in value}
+
+
+def test_a_benchmark_of_one_sample_has_the_pass_at_1_that_the_terminal_shows(page, folders):
+    results = ResultsFolder.read(folders[0]).results
+    (alone,) = (each for each in results["benchmarks"].values() if each["samples"] == 1)
+    row = re.search(rf">{alone['title']}</span>.*?</tr>", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    value = percent(alone["pass"]["1"]["value"])
+    assert f"<small>@1</small> {value}" in row
+    assert value in next(line for line in terminal(results).split("\n") if line.startswith(alone["title"]))
 
 
 def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path):

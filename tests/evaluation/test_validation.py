@@ -30,7 +30,8 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
     measured = {row["step"]: row for row in rows if "eval/validation/avg_at_4" in row}
     assert list(measured) == [0, 2, 4]
     for row in measured.values():
-        low, value, high = (row[f"eval/validation/avg_at_4{end}"] for end in ("_low", "", "_high"))
+        value = row["eval/validation/avg_at_4"]
+        low, high = (row[f"interval/validation/avg_at_4_{end}"] for end in ("low", "high"))
         assert 0 <= low <= value <= high <= 1
         assert value <= row["eval/validation/pass_at_2"] <= row["eval/validation/pass_at_4"]
         assert {"eval/validation/maj_at_4", "eval/validation/truncated_rate", "eval/lucky_guess_rate"} <= set(row)
@@ -43,7 +44,7 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
 @pytest.mark.parametrize("more", [(), SAMPLED])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
     x = config.load(("base.gin",), small_bindings(warm_model, *more))
-    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith("eval/")}
+    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
     assert measured == {*metric_names(x.evaluation, x.validation.load())}
 
 

@@ -215,7 +215,10 @@ def test_a_page_that_cannot_be_made_does_not_stop_training(run, tmp_path, monkey
     sender = MlflowTracker(
         log, Tracking(), default_uri=f"sqlite:///{tmp_path / 'mlflow.db'}", run_name="run", params={}, tags={}
     )
-    RunPage(tmp_path, sender, [], str).refresh(ReplayBuffer(RetirementPolicy()), 12, last=True)
+    page = RunPage(tmp_path, sender, [], str)
+    page.refresh(ReplayBuffer(RetirementPolicy()), 0, last=True)
+    assert "explore.html" not in caplog.text, "before the first step there is nothing to show"
+    page.refresh(ReplayBuffer(RetirementPolicy()), 12, last=True)
     assert "explore.html could not be made" in caplog.text
     sender.close("FINISHED")
 

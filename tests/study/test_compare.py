@@ -95,7 +95,7 @@ def fill(database: Path, folder: Path) -> None:
     for seed in (0, 1):
         add(client, experiment, {**messy, "variant": "a", "seed": str(seed)}, [0.2, 0.4 + seed / 10], 10, started=20)
         tags = {**messy, "variant": "b", "seed": str(seed), "engine": "openrlhf"}
-        add(client, experiment, tags, [0.2, 0.5], 10, started=20, params={"lr": str(seed)})
+        add(client, experiment, tags, [0.2, 0.5], 10, started=20, params={"train.steps": str(seed)})
     add(client, experiment, {**messy, "variant": "a", "seed": "2"}, [0.2, 0.9], 10, status="FAILED")
     add(client, experiment, {**messy, "variant": "c", "seed": "0"}, [0.2, 0.3, 0.4], 10)
     add(client, experiment, {**messy, "variant": "d", "seed": "0"}, [], 10)
@@ -238,7 +238,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     assert "c: no run of seed 1" in said
     assert "step 10 (4 runs), step 20 (1 run)" in said
     assert "b: all seeds end at the same value" in said
-    assert "b: its runs differ in more than the seed: lr" in said
+    assert "b: its runs differ in more than the seed: train.steps" in said
     assert re.search(r"^a \(baseline\) +2 +– +0\.450 ± 0\.635", said, re.MULTILINE)  # t of 1 degree: 12.7 · 0.05
     assert re.search(r"^c +1 +– +0\.400  ", said, re.MULTILINE)
     assert script("compare", *chosen, "--metric", "time/step") == 0

@@ -12,9 +12,10 @@ from drawn_charts import charts as drawn_charts
 from drawn_charts import clipped, of_class, outline, plot, points, texts
 from study_builders import made
 
+from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study import charts, page, seeds, tables
-from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
+from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings, told_apart
 from exgrpo_orlhf.study.curve import band
 
 METRIC = "eval/avg"
@@ -234,3 +235,48 @@ def test_the_names_of_variants_are_whole_in_every_chart():
     text = page.page("t", "a", [compare(METRIC, many, None)], [])
     assert all(f"<figcaption>{longest}{v}</figcaption>" in text for v in range(9))
     assert "…" not in text
+
+
+def test_a_name_in_the_markdown_file_is_text_and_no_html():
+    name = '<img src=x onerror="alert(1)"> & <b>|'
+    found = compare(METRIC, [made(name, 0, [0.1, 0.2]), made("b", 0, [0.1, 0.2])], name)
+    text = tables.markdown(name, [found], [name])
+    assert "<" not in text.replace("p <", "")
+    assert text.count('&lt;img src=x onerror="alert(1)"&gt; &amp; &lt;b&gt;') >= 4, "title, heading, cells, notes"
+
+
+def variants(*of_runs: dict[str, str], name: str = "quickstart.gin") -> list[str]:
+    runs = [made(name, seed, [0.1], **{"train.seed": str(seed), **params}).run for seed, params in enumerate(of_runs)]
+    return [run.variant for run in told_apart(runs, variant_of)]
+
+
+def test_runs_of_one_name_with_different_settings_are_variants_and_their_names_say_which():
+    rho, rate = "ReplayMixer.rho", "Optimizer.learning_rate"
+    same = {rho: "0.5", rate: "1e-6"}
+    assert variants(same, same) == ["quickstart.gin"] * 2, "but for the seed"
+    changeable = {"train.steps": "9", "Tracking.uri": "x", "train.generate_ahead": "0"}
+    assert variants(same, {**same, **changeable}) == ["quickstart.gin"] * 2, "as when a run is continued"
+    three = variants(same, {**same, rho: "0.25"}, {**same, rate: "1e-5"}, same)
+    assert three[0] == three[3] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.5)"
+    assert three[1] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.25)"
+    assert three[2] == f"quickstart.gin ({rate} = 1e-5, {rho} = 0.5)"
+    assert variants(same, {rho: "0.5"})[1] == f"quickstart.gin ({rate} = not bound)"
+
+
+def test_flags_of_openrlhf_that_change_what_is_computed_tell_variants_apart():
+    stage = {"OpenRLHF.flags": "{'ds.zero_stage': 2, 'vllm.num_engines': 1}", "OpenRLHF.more_flags": "{}"}
+    engines = {**stage, "OpenRLHF.more_flags": "{'vllm.num_engines': 8}"}
+    other = {**stage, "OpenRLHF.more_flags": "{'ds.zero_stage': 3}"}
+    assert variants(stage, engines, name="v") == ["v"] * 2
+    assert variants(stage, other, name="v") == ["v (OpenRLHF ds.zero_stage = 2)", "v (OpenRLHF ds.zero_stage = 3)"]
+    cut = {"OpenRLHF.flags": "{'ds.zero_stage': 2, … cut here: 7000 characters, blake2b 12"}
+    assert len(set(variants(stage, cut))) == 2
+
+
+def test_names_of_variants_that_are_cut_stay_different():
+    names = variants(*({"Prompts.system": "x" * 100 + end} for end in "ab"))
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 100
+    many = variants(*({f"X.y{i}": each for i in range(9)} | {"X.y9": end} for each, end in ("1a", "2a", "2b")))
+    assert len(set(many)) == 3
+    assert "and 6 more" in many[0]

@@ -61,6 +61,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert tags["mlflow.user"] == getpass.getuser()
     assert tags["mlflow.source.name"] == str(ROOT / "scripts" / "train.py")
     assert tags["mlflow.source.type"] == "LOCAL"
+    assert {"train.steps = 2", "train.group_size = 4"} <= set(tags["set"].split("\n")), "the bindings of --set"
     assert tags["git_commit"].startswith(tags["mlflow.source.git.commit"])
     assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablation_newest.gin")
     assert tags["mlflow.note.content"].startswith("the newest trajectory")
@@ -85,6 +86,11 @@ def test_mlflow_lacks_the_metrics_of_parts_that_are_switched_off_and_the_file_ha
     assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
     assert written - sent > {"step", "time", "replay/ess", "rollout/rounds", "policy/clip_share", "reward/ungradable"}
     assert len(sent) < 50 < len(written)
+    assert "eval/validation/avg_at_1" in sent
+    scores = [name for name in sorted(sent) if name.startswith(("eval/validation/", "interval/"))]
+    assert scores[0] == "eval/validation/avg_at_1"
+    bounds = ["interval/validation/avg_at_1_high", "interval/validation/avg_at_1_low"]
+    assert scores[-2:] == bounds, "MLflow shows metrics by name: the bounds come after all scores"
 
 
 def test_a_switched_on_part_has_its_metrics_in_mlflow():

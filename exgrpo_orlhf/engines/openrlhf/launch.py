@@ -29,6 +29,7 @@ from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
 from ...records import Question
+from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
@@ -136,6 +137,12 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     given = settings.all_flags()
     if settings.cpu_bench:
         given |= cpu.FLAGS
+    if key := given.get(wandb := "logger.wandb.key"):  # OpenRLHF would publish it: the environment has it instead
+        if key != REDACTED:
+            os.environ.setdefault("WANDB_API_KEY", str(key))
+        given[wandb] = REDACTED if "WANDB_API_KEY" in os.environ else None
+        if given[wandb] is None:
+            log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", wandb, REDACTED)
     engines = given.get("vllm.num_engines")
     _require(
         engines is not None and not (isinstance(engines, int) and engines < 1),

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
+from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.settings import Optimizer
 from exgrpo_orlhf.training import TrainingRun
 
@@ -382,3 +383,23 @@ def test_the_command_ends_with_one_line_that_names_the_reason(raw_model, tmp_pat
     assert len(errors) == 1, found.stderr
     assert said in errors[0]
     assert "Traceback" not in found.stderr
+
+
+def test_the_key_of_weights_and_biases_goes_by_the_environment_and_a_redacted_one_switches_it_on(
+    raw_model, monkeypatch, caplog
+):
+    key = "0123456789abcdef" * 3
+    for given, variable, passed, left in (
+        (key, None, REDACTED, key),
+        (key, "of the environment", REDACTED, "of the environment"),
+        (REDACTED, key, REDACTED, key),
+        (REDACTED, None, None, None),  # the saved configuration, on a machine without the key
+    ):
+        caplog.clear()
+        monkeypatch.delenv("WANDB_API_KEY", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("WANDB_API_KEY", variable)
+        x = experiment(raw_model, f"OpenRLHF.more_flags = {{'logger.wandb.key': {given!r}}}")
+        assert parsed(x).logger.wandb.key == passed
+        assert os.environ.get("WANDB_API_KEY") == left
+        assert ("nothing is logged to Weights & Biases" in caplog.text) == (passed is None)

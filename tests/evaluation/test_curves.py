@@ -1,0 +1,27 @@
+"""curves.png of a run: whatever its length, its axes can be read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from exgrpo_orlhf.evaluation import charts, curves
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
+def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch):
+    rows = []
+    for step in {0, 1, steps // 2, steps}:
+        rows.append({"step": step, "cost/generated_tokens": step * tokens, curves.ACCURACY: step / steps})
+        rows[-1] |= {"reward/mean": 0.1, "replay/actual_share": 0.5, "replay/retired": 3 * step}
+    figures = []
+    png = charts.Drawing.png
+    monkeypatch.setattr(charts.Drawing, "png", lambda self: figures.append(self.figure) or png(self))
+    curves.plot({"run": sorted(rows, key=lambda row: row["step"])}, tmp_path / "curves.png")
+    for axes in figures[0].axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            boxes = [label.get_window_extent() for label in labels if label.get_text()]
+            assert not any(one.overlaps(other) for one, other in pairwise(boxes)), axes.get_title()
