@@ -7,10 +7,10 @@
     python scripts/train.py --gin gin/quickstart.gin --resume
     python scripts/train.py --gin gin/quickstart.gin --resume-from checkpoint-50     # an older checkpoint
 
-Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
-step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
-ended, 1 for an error while it trained, 2 for a configuration, a model, questions, a folder, or a checkpoint to resume
-from, that cannot be used.
+Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C, SIGTERM and
+SIGHUP (a closed terminal) finish the step and save; --resume continues exactly there. Exit status: 0 for a complete
+run, 128 + signal for one that a signal ended, 1 for an error while it trained, 2 for a configuration, a model,
+questions, a folder, or a checkpoint to resume from, that cannot be used.
 """
 
 from __future__ import annotations

@@ -78,10 +78,11 @@ class VllmEngine:
                 # With chunked prefill vLLM 0.29 rewinds a request's generator. On a CPU that kills the engine.
                 "enable_chunked_prefill": False,
             }
-        # Ctrl-C must reach this process alone, which ends the others. A signal blocked here is blocked in all processes
-        # that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
+        # Ctrl-C and a closed terminal's SIGHUP must reach this process alone, which ends the others. A signal blocked here
+        # is blocked in all processes that start meanwhile. Python's resource tracker unblocks SIGINT when it starts, so
+        # it starts before.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             self._llm = AsyncLLM.from_engine_args(
                 vllm.AsyncEngineArgs(
