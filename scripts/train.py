@@ -16,6 +16,7 @@ questions, a folder, or a checkpoint to resume from, that cannot be used.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -46,6 +47,9 @@ def main() -> int:
         return 2
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
     run = arguments.out or WORKPLACE / "runs" / name
+    if not arguments.out and WORKPLACE / "runs" not in Path(os.path.normpath(run)).parents:
+        print(f"error: --name {name!r} is no folder in {WORKPLACE / 'runs'}; --out takes any folder", file=sys.stderr)
+        return 2
     resume = arguments.resume or arguments.resume_from is not None
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)

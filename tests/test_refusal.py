@@ -59,6 +59,11 @@ for name in ("torch", "transformers", "deepspeed"):
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])
+def test_a_name_that_leaves_the_folder_of_runs_is_refused(name):
+    assert refused("--gin", "base.gin", "--name", name).startswith(f"error: --name {name!r} is no folder in {ROOT}/runs")
+
+
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
     def said(out) -> str:

@@ -38,7 +38,8 @@ class QuestionRecords:
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written
-    source: field of the data set's name; None, or a JSONL row without that field: the source's own name
+    source: field of the data set's name; None, a JSONL row without that field, or a table without a column
+        'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
     meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'; they are
         kept in Question.meta under the last part of their path
@@ -67,10 +68,11 @@ class QuestionRecords:
         return (self.prompt, self.answer, *([] if self.source is None else [self.source]), *self.meta)
 
     def check_columns(self, present: list[str], where: str) -> None:
-        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
+        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing, unless
+        it is that of the source and nobody has named it."""
         bindings = {self.prompt: "prompt", self.answer: "answer", self.source: "source (None: the set's own name)"}
         for name in self.columns:
-            if name not in present:
+            if name not in present and name != QuestionRecords.source:
                 raise ValueError(
                     f"{where}: no column {name!r}, there are {', '.join(present)}; set "
                     f"{self._owner}.{bindings.get(name, 'meta')}"
