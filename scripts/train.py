@@ -60,6 +60,12 @@ def main() -> int:
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,
         )
+    if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
+        print(
+            f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} of the cores: torch is slower "
+            f"by far with more threads than cores; set LocalEngine.threads = {cores} or less",
+            file=sys.stderr,
+        )
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),

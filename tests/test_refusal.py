@@ -61,7 +61,9 @@ for name in ("torch", "transformers", "deepspeed"):
 
 @pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])
 def test_a_name_that_leaves_the_folder_of_runs_is_refused(name):
-    assert refused("--gin", "base.gin", "--name", name).startswith(f"error: --name {name!r} is no folder in {ROOT}/runs")
+    assert refused("--gin", "base.gin", "--name", name).startswith(
+        f"error: --name {name!r} is no folder in {ROOT}/runs"
+    )
 
 
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from ..records import Message, Question
 from ..settings import require
+from .chat_template import refuse_endless
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +100,8 @@ class PromptEncoder:
     """Renders and encodes questions, once each."""
 
     def __init__(self, settings: Prompts, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs."""
+        """Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs, and
+        as `refuse_endless`."""
         template = TEMPLATES[settings.template]
         self._chat = tokenizer.chat_template if template.chat else None
         if not self._chat and template.turns is None:
@@ -112,6 +114,8 @@ class PromptEncoder:
                 f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} does not "
                 f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
             )
+        if self._chat:
+            refuse_endless(tokenizer)
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
         self._ends: list[int] = []
@@ -133,15 +137,24 @@ class PromptEncoder:
             self._encoded[question.id] = ids
         return self._encoded[question.id]
 
-    def check(self, questions: Iterable[Question]) -> None:
+    def check(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
 
         Raises ValueError as `encode`, and for a prompt with letters, digits or signs that the tokenizer has no token
         for: the model would read another prompt.
         """
         readable: dict[str, bool] = {}
-        for question in questions:
-            self.encode(question)
+        for done, question in enumerate(questions):
+            try:
+                self.encode(question)
+            except ValueError as error:
+                lengths = [len(self.token_ids(each)) for each in questions[done:]]
+                if lengths[0] <= self.settings.max_tokens:
+                    raise
+                raise ValueError(
+                    f"{sum(length > self.settings.max_tokens for length in lengths)} of {len(questions)} prompts are too "
+                    f"long, up to {max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
+                ) from error
             text = question.prompt if isinstance(question.prompt, str) else "".join(each for _, each in question.prompt)
             for character in set(text).difference(readable):
                 readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)

@@ -76,7 +76,11 @@ def test_what_is_missing_or_damaged_is_said(raw_model, tmp_path):
         ({"examples": write(tmp_path / "empty.jsonl")}, ValueError, r"SupervisedModel\.examples has no examples"),
         ({"examples": text}, ValueError, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt' \(SupervisedFile\.path\)"),
         ({"model": PretrainedModel(str(cut))}, ValueError, f"^{cut}: its weights cannot be read: .*damaged"),
-        ({"examples": SupervisedFile("no.jsonl")}, FileNotFoundError, r"no\.jsonl: no such file \(SupervisedFile\.path\)"),
+        (
+            {"examples": SupervisedFile("no.jsonl")},
+            FileNotFoundError,
+            r"no\.jsonl: no such file \(SupervisedFile\.path\)",
+        ),
         (
             {"prompts": Prompts(max_tokens=250)},
             ValueError,

@@ -287,9 +287,7 @@ def test_adam_is_fused_on_a_gpu_alone_whatever_wrote_its_checkpoint(warm_model, 
     for device in ("cpu", "cuda"):
         forward = make_engine(warm_model).forward
         forward.device = torch.device(device)
-        updates[device] = PolicyUpdate(
-            forward, None, Optimizer(), micro_batch_tokens=64, gradient_checkpointing=False
-        )
+        updates[device] = PolicyUpdate(forward, None, Optimizer(), micro_batch_tokens=64, gradient_checkpointing=False)
         with (tmp_path / device).open("wb") as file:
             updates[device].save(file)
     for saved in ("cpu", "cuda"):
