@@ -206,9 +206,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
 
     settings = _given(arguments, "device", "dtype", "threads", "rows")
     if arguments.threads > (cores := len(os.sched_getaffinity(0))):
-        logging.warning(
-            "--threads %d: this process has %d of the cores; more threads are slower", arguments.threads, cores
-        )
+        logging.warning("--threads %d, but this process has %d cores: it is slower by far", arguments.threads, cores)
     return lambda: TransformersEngine(model.path, model.tokenizer, **settings)
 
 

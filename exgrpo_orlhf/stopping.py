@@ -19,9 +19,8 @@ class Stop(Protocol):
 
 
 class StopRequest:
-    """Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. A second Ctrl-C or SIGTERM ends
-    it at once. A second SIGHUP does not: one closed terminal sends several. Where SIGHUP is ignored (nohup) it stays so.
-    """
+    """Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. A second one ends it at once,
+    but not a second SIGHUP: one closed terminal sends several. Where SIGHUP is ignored (nohup), it stays so."""
 
     def __init__(self, what_follows: str = "this step is finished and saved, then the run ends") -> None:
         """what_follows: as the user is told"""

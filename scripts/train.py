@@ -62,8 +62,8 @@ def main() -> int:
         )
     if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
         print(
-            f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} of the cores: torch is slower "
-            f"by far with more threads than cores; set LocalEngine.threads = {cores} or less",
+            f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} cores and is slower by "
+            f"far than with --set LocalEngine.threads={cores}",
             file=sys.stderr,
         )
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"

@@ -8,17 +8,14 @@ import os
 import resource
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from typing import Any
 
 _TURNS = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
 _SECONDS, _MEMORY, _CHARACTERS = 5, 2**30, 10**6  # of processor time; bytes beside those of the process
 _TOO_MUCH = 3  # exit status
 
 
-def refuse_endless(tokenizer: PreTrainedTokenizerBase) -> None:
+def refuse_endless(tokenizer: Any) -> None:
     """Raises ValueError for a chat template that takes too long, or writes too much, for two messages of one word.
 
     Only the end of its process ends one that does not return, so it is tried in a fork.
@@ -34,7 +31,7 @@ def refuse_endless(tokenizer: PreTrainedTokenizerBase) -> None:
     process.kill()
 
 
-def _render(tokenizer: PreTrainedTokenizerBase) -> None:
+def _render(tokenizer: Any) -> None:
     gc.disable()  # what belongs to the parent is not finalised here
     signal.signal(signal.SIGXCPU, lambda *_: os._exit(_TOO_MUCH))
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -56,20 +56,17 @@ def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str
     named: the path's binding, for messages
     """
     binding = f" ({named})" if named else ""
-    if path.is_dir():
-        raise ValueError(f"{path.absolute()} is a folder, not a file{binding}; give one of the files in it")
     if not path.is_file():
-        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}")
+        kind = "this is a folder, not a" if path.is_dir() else "no such"
+        raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":
         return _jsonl_rows(path)
     if path.suffix == ".csv":
         return _csv_rows(path, check)
-    unpack = f"; unpack it first: gunzip -k {path}" if path.suffix == ".gz" else ""
-    raise ValueError(
-        f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{binding}{unpack}"
-    )
+    advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
+    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
 
 
 def column_paths(fields: Iterable[Any]) -> Iterator[str]:

@@ -148,12 +148,12 @@ class PromptEncoder:
             try:
                 self.encode(question)
             except ValueError as error:
-                lengths = [len(self.token_ids(each)) for each in questions[done:]]
-                if lengths[0] <= self.settings.max_tokens:
+                limit, lengths = self.settings.max_tokens, [len(self.token_ids(each)) for each in questions[done:]]
+                if lengths[0] <= limit:
                     raise
                 raise ValueError(
-                    f"{sum(length > self.settings.max_tokens for length in lengths)} of {len(questions)} prompts are too "
-                    f"long, up to {max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
+                    f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
                 ) from error
             text = question.prompt if isinstance(question.prompt, str) else "".join(each for _, each in question.prompt)
             for character in set(text).difference(readable):

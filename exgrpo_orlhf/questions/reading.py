@@ -68,11 +68,10 @@ class QuestionRecords:
         return (self.prompt, self.answer, *([] if self.source is None else [self.source]), *self.meta)
 
     def check_columns(self, present: list[str], where: str) -> None:
-        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing, unless
-        it is that of the source and nobody has named it."""
+        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
         bindings = {self.prompt: "prompt", self.answer: "answer", self.source: "source (None: the set's own name)"}
         for name in self.columns:
-            if name not in present and name != QuestionRecords.source:
+            if name not in present and name != QuestionRecords.source:  # which nobody has named
                 raise ValueError(
                     f"{where}: no column {name!r}, there are {', '.join(present)}; set "
                     f"{self._owner}.{bindings.get(name, 'meta')}"

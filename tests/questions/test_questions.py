@@ -158,16 +158,16 @@ def test_a_table_without_a_column_of_sources_has_the_name_of_its_file_as_jsonl_h
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "kind", "message"),
     [
-        ("folder", r"/folder is a folder, not a file \(QuestionFile\.path\); give one of the files in it"),
-        ("folder.jsonl", r"/folder\.jsonl is a folder, not a file"),
-        ("q.jsonl.gz", r"not '\.gz' \(QuestionFile\.path\); unpack it first: gunzip -k .*q\.jsonl\.gz"),
+        ("folder", FileNotFoundError, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
+        ("folder.jsonl", FileNotFoundError, r"/folder\.jsonl: this is a folder, not a file"),
+        ("q.jsonl.gz", ValueError, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
     ],
 )
-def test_a_folder_and_a_compressed_file_are_refused_as_what_they_are(tmp_path, name, message):
+def test_a_folder_and_a_compressed_file_are_refused_as_what_they_are(tmp_path, name, kind, message):
     (tmp_path / name).touch() if name.endswith(".gz") else (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(kind, match=message):
         QuestionFile(str(tmp_path / name)).load()
 
 

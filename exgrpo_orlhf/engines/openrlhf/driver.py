@@ -105,8 +105,7 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
-    # A closed terminal signals its whole process group. Ray's processes keep what is blocked here, as Ray has it for
-    # Ctrl-C: they are needed until the run is saved.
+    # For Ray's processes, as Ray has it for Ctrl-C: a closed terminal signals them too, before the run is saved.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)

@@ -80,9 +80,8 @@ class VllmEngine:
                 # With chunked prefill vLLM 0.29 rewinds a request's generator. On a CPU that kills the engine.
                 "enable_chunked_prefill": False,
             }
-        # Ctrl-C and a closed terminal's SIGHUP must reach this process alone, which ends the others. A signal blocked here
-        # is blocked in all processes that start meanwhile. Python's resource tracker unblocks SIGINT when it starts, so
-        # it starts before.
+        # Ctrl-C and SIGHUP must reach this process alone, which ends the others. What is blocked here is blocked in all
+        # processes that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (its processes print to it for good)
@@ -107,8 +106,8 @@ class VllmEngine:
                 usage_context=UsageContext.LLM_CLASS,  # its batch sizes are meant for throughput
             )
         except (ValueError, RuntimeError, OSError, ImportError) as error:
-            first = first_error(self._printed.fileno()) or error
-            raise EngineFailure(f"vLLM cannot start with {model_path}: {first}") from error
+            reason = first_error(self._printed.fileno()) or error
+            raise EngineFailure(f"vLLM cannot start with {model_path}: {reason}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for number, copy in enumerate(terminal, 1):
@@ -166,8 +165,8 @@ class VllmEngine:
         return Response(request, text, len(response.token_ids), finish)
 
     def _death(self) -> EngineFailure:
-        name, first = self._manager.failed_proc_name or "engine process", first_error(self._printed.fileno())
-        return EngineFailure(f"vLLM's {name} died{f' by {first}' if first else ''}; {GO_ON}")
+        reason = first_error(self._printed.fileno()) or "it printed no error"
+        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died ({reason}); {GO_ON}")
 
     def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
