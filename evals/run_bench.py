@@ -45,7 +45,10 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
-    except (EngineFailure, GradingError) as error:
+    except EngineFailure as error:  # it says itself where the same command can continue
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except GradingError as error:
         print(f"error: {error}\nFinished responses are saved; the same command continues.", file=sys.stderr)
         return 1
     except (ValueError, OSError, RunFolderError) as error:
@@ -252,6 +255,8 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
     from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
 
     settings = _given(arguments, "device", "dtype", "threads", "rows")
+    if arguments.threads > (cores := len(os.sched_getaffinity(0))):
+        logging.warning("--threads %d, but this process has %d cores: it is slower by far", arguments.threads, cores)
     return lambda: TransformersEngine(model.path, model.tokenizer, **settings)
 
 

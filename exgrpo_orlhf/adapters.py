@@ -132,6 +132,7 @@ class Adapter:
         folder.mkdir()
         config = copy.deepcopy(self._wrapped.peft_config[_NAME])
         config.inference_mode = True  # as peft writes it: whoever opens it does not train by default
+        config.target_modules = sorted(config.target_modules)  # a set, whose order is another in each process
         config.save_pretrained(folder)
         save_file(state, folder / WEIGHTS)
         files.write_json(folder / BASE, {"model": self._base, "weights": self.weights})

@@ -71,14 +71,12 @@ def read_experts(
     line: one that is no object, that belongs to no question of the run or to several, or whose response is no text,
     empty, longer than `max_tokens` with its end token, has an end token already, or is not correct.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.absolute()}: no such file of expert trajectories (Work.experience)")
     known: dict[object, list[Question]] = {}
     for question in questions:
         for key in (question.id, question.prompt):
             known.setdefault(key, []).append(question)
     place, asked, encoded = place_of(path), [], []  # one a line
-    for row, record in enumerate(read_rows(path, lambda columns: None, ())):
+    for row, record in enumerate(read_rows(path, lambda columns: None, (), "Work.experience")):
         where, response = place.of(row), record.get("response")
         if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
             raise ValueError(f'{where}: needs "prompt" or "id", and "response", a text; got {dict(record)!r:.200}')

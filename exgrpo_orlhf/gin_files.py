@@ -29,11 +29,16 @@ def find(file: str | Path, included_by: str | None) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
-    known = [str(path.relative_to(GIN_FOLDER)) for path in sorted(GIN_FOLDER.rglob("*.gin"))]
-    near = difflib.get_close_matches(str(file).removeprefix("gin/"), known, n=3)
+    where = f"{included_by}: " if included_by else ""
+    if folder := next(filter(Path.is_dir, candidates), None):
+        raise ConfigError(f"{where}{folder} is a folder, not a gin file; give one of the files in it")
+    shipped = {str(path.relative_to(GIN_FOLDER)): path.stem for path in sorted(GIN_FOLDER.rglob("*.gin"))}
+    near = difflib.get_close_matches(str(file).removeprefix("gin/"), shipped, n=3)
+    stems = dict.fromkeys(difflib.get_close_matches(Path(file).stem, shipped.values(), n=3))
+    near = near or [name for stem in stems for name, own in shipped.items() if own == stem][:3]
     raise ConfigError(
-        f"{included_by or '--gin'}: there is no gin file {str(file)!r}"
-        + (f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(known)}")
+        f"{where}there is no gin file {str(file)!r}; "
+        + (f"did you mean {' or '.join(near)}?" if near else f"those of the project are in {GIN_FOLDER}")
     )
 
 

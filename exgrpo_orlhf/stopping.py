@@ -1,9 +1,12 @@
-"""The end of a program by a signal: Ctrl-C and SIGTERM."""
+"""The end of a program by a signal: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import signal
+import termios
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -16,7 +19,8 @@ class Stop(Protocol):
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once."""
+    """Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. A second one ends it at once,
+    but not a second SIGHUP: one closed terminal sends several. Where SIGHUP is ignored (nohup), it stays so."""
 
     def __init__(self, what_follows: str = "this step is finished and saved, then the run ends") -> None:
         """what_follows: as the user is told"""
@@ -24,7 +28,9 @@ class StopRequest:
         self._what_follows = what_follows
 
     def __enter__(self) -> StopRequest:
-        self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        if self._before[signal.SIGHUP] == signal.SIG_IGN:
+            del self._before[signal.SIGHUP]
         self.take_signals()
         return self
 
@@ -38,9 +44,26 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _request(self, number: int, _: object) -> None:
-        self.signal = signal.Signals(number)
+        repeated, self.signal = self.signal == number, signal.Signals(number)
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+            if not repeated:
+                log.warning("SIGHUP: %s", self._what_follows)
+            return
         log.warning("%s: %s; once more ends it now", self.signal.name, self._what_follows)
         before = self._before[self.signal]
         if before == signal.SIG_IGN:  # a process of the background has Ctrl-C ignored; "now" was promised all the same
             before = signal.default_int_handler if self.signal == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, before)
+
+
+def _leave_closed_terminal() -> None:
+    """Redirect what is open on a closed terminal to /dev/null: writing to it is an error, which would end the run."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(null, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(null)

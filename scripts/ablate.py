@@ -6,8 +6,8 @@
     python scripts/ablate.py --gin base.gin --grid 'ReplayMixer.rho=0.25,0.5,0.75' --seeds 0-2 --group rho --dry-run
 
 Runs go to runs/<group>/<variant>/seed<k>/ and, below one parent run, to MLflow. The same command continues a
-study that was stopped or killed: finished runs are skipped, failed ones are tried again with --retry. After Ctrl-C or
-SIGTERM the running ones finish their step and save; a second signal kills them.
+study that was stopped or killed: finished runs are skipped, failed ones are tried again with --retry. After Ctrl-C,
+SIGTERM or SIGHUP the running ones finish their step and save; a second Ctrl-C or SIGTERM kills them.
 Exit status: 0 if all runs are finished, 1 if one failed, 128 + signal if a signal ended it, 2 if something is wrong
 before anything starts.
 """

@@ -8,15 +8,16 @@
     python scripts/train.py --gin gin/quickstart.gin --resume
     python scripts/train.py --gin gin/quickstart.gin --resume-from checkpoint-50     # an older checkpoint
 
-Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C and SIGTERM finish the
-step and save; --resume continues exactly there. Exit status: 0 for a complete run, 128 + signal for one that a signal
-ended, 1 for an error while it trained, 2 for a configuration, a model, questions, a reward function, a folder, or a
-checkpoint to resume from, that cannot be used.
+Runs go to runs/<name>/ of the project: config.gin, metrics.jsonl, checkpoint-<step>/. Ctrl-C, SIGTERM and
+SIGHUP (a closed terminal) finish the step and save; --resume continues exactly there. Exit status: 0 for a complete
+run, 128 + signal for one that a signal ended, 1 for an error while it trained, 2 for a configuration, a model,
+questions, a reward function, a folder, or a checkpoint to resume from, that cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import signal
@@ -60,6 +61,9 @@ def main() -> int:
     overrides = config.overrides_as_bound(arguments.set)
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
     run = arguments.out or WORKPLACE / "runs" / name
+    if not arguments.out and WORKPLACE / "runs" not in Path(os.path.normpath(run)).parents:
+        print(f"error: --name {name!r} is no folder in {WORKPLACE / 'runs'}; --out takes any folder", file=sys.stderr)
+        return 2
     resume = arguments.resume or arguments.resume_from is not None
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
@@ -72,6 +76,12 @@ def main() -> int:
         )
     if arguments.dry_run:
         return _dry_run(experiment, run)
+    if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
+        print(
+            f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} cores and is slower by "
+            f"far than with --set LocalEngine.threads={cores}",
+            file=sys.stderr,
+        )
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),

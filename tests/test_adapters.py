@@ -37,6 +37,13 @@ def test_a_checkpoint_is_a_whole_model_for_everyone_who_knows_nothing_of_lora(ch
     assert all("proj" in name for name in moved), "what has no adapter is the base model's"
 
 
+def test_the_same_run_writes_the_same_adapter_config(checkpoint):
+    """peft keeps the targets in a set, which has another order in each process."""
+    targets = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
+    assert len(targets) == 14, "of two layers"
+
+
 def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
     (found, prompts), (of_run, of_checkpoint) = (

@@ -152,7 +152,7 @@ def test_characters_that_the_tokenizer_lacks_do_not_pass_for_correct(warm_model,
 
 
 def test_a_file_that_is_not_there_is_said(warm_model, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file of expert trajectories \(Work\.exp"):
+    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file \(Work\.exp"):
         load(warm_model, tmp_path / "experts.jsonl")
 
 

@@ -59,6 +59,21 @@ for name in ("torch", "transformers", "deepspeed"):
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])
+def test_a_name_that_leaves_the_folder_of_runs_is_refused(name):
+    line = refused("--gin", "base.gin", "--name", name)
+    assert line.startswith(f"error: --name {name!r} is no folder in {ROOT}/runs")
+
+
+def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()  # so that it ends there
+    arguments = ["--gin", "base.gin", "--set", "LocalEngine.threads = 5000", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
+    warning, refusal = done.stderr.strip().split("\n")
+    assert warning.startswith("LocalEngine.threads = 5000, but this process has ")
+    assert "holds a run already" in refusal
+
+
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
     def said(out) -> str:

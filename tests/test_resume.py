@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.run import train
-from exgrpo_orlhf.stopping import StopRequest
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
@@ -114,7 +113,7 @@ def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_one(
     number, straight, warm_model, tmp_path
 ):
@@ -316,17 +315,3 @@ def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     train(config.load(["base.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])
-
-
-def test_a_second_ctrl_c_ends_a_process_of_the_background_too():
-    """Its shell has it ignore Ctrl-C; once it has promised to end at the second one, it must."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopRequest() as stop:
-            signal.raise_signal(signal.SIGINT)
-            assert stop.signal == signal.SIGINT
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)

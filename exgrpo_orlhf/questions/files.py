@@ -58,15 +58,18 @@ def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str
     """
     binding = f" ({named})" if named else ""
     if not path.is_file():
+        kind = "this is a folder, not a" if path.is_dir() else "no such"
         remedy = f"; python scripts/prepare_data.py --only {path.stem} makes datasets/{path.stem}.parquet"
-        raise FileNotFoundError(f"{path.absolute()}: no such file{binding}{remedy if path.stem in PUBLIC_SETS else ''}")
+        remedy = remedy if path.stem in PUBLIC_SETS else ""
+        raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}{remedy}")
     if path.suffix == ".parquet":
         return _parquet_rows(path, check, columns)
     if path.suffix == ".jsonl":
         return _jsonl_rows(path)
     if path.suffix == ".csv":
         return _csv_rows(path, check)
-    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{binding}")
+    advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
+    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
 
 
 def column_paths(fields: Iterable[Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 
 from ..records import Message, Question
 from ..settings import require
+from .chat_template import refuse_endless
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +127,7 @@ class PromptEncoder:
         """The tokenizer gets the chat template of `Prompts.chat_template_from`, if that is bound.
 
         Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs, or
-        reads another text than the template writes.
+        reads another text than the template writes, and as `refuse_endless`.
         """
         if settings.chat_template_from is not None:
             _take_chat_template(settings.chat_template_from, tokenizer)
@@ -143,6 +144,8 @@ class PromptEncoder:
                 f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} does not "
                 f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
             )
+        if self._chat:
+            refuse_endless(tokenizer)
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
         self._ends: list[int] = []
@@ -199,15 +202,24 @@ class PromptEncoder:
         own = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
         return {**own, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else own
 
-    def check(self, questions: Iterable[Question]) -> None:
+    def check(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
 
         Raises ValueError as `encode`, and for a prompt with letters, digits or signs that the tokenizer has no token
         for: the model would read another prompt.
         """
         readable: dict[str, bool] = {}
-        for question in questions:
-            self.encode(question)
+        for done, question in enumerate(questions):
+            try:
+                self.encode(question)
+            except ValueError as error:
+                limit, lengths = self.settings.max_tokens, [len(self.token_ids(each)) for each in questions[done:]]
+                if lengths[0] <= limit:
+                    raise
+                raise ValueError(
+                    f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
+                ) from error
             text = question.prompt if isinstance(question.prompt, str) else "".join(each for _, each in question.prompt)
             for character in set(text).difference(readable):
                 readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)

@@ -40,7 +40,8 @@ class QuestionRecords:
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written; or a list of
         these, any of which is right (Verifier.kind 'math', 'math_verify'; 'function' and 'code' get the list)
-    source: field of the data set's name; None, or a JSONL row without that field: the source's own name
+    source: field of the data set's name; None, a JSONL row without that field, or a table without a column
+        'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
     held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
         'validation' these. 'all' with held_out = 0: nothing is kept apart
@@ -83,7 +84,7 @@ class QuestionRecords:
         """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
         bindings = {self.prompt: "prompt", self.answer: "answer", self.source: "source (None: the set's own name)"}
         for name in self.columns:
-            if name not in present:
+            if name not in present and name != QuestionRecords.source:  # which nobody has named
                 raise ValueError(
                     f"{where}: no column {name!r}, there are {', '.join(present)}; set "
                     f"{self._owner}.{bindings.get(name, 'meta')}"

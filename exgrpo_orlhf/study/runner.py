@@ -51,8 +51,8 @@ class Runner:
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
     def go(self) -> None:
-        """Run all. After a first Ctrl-C or SIGTERM the running ones finish their step and save. A second kills them:
-        steps after their last checkpoint are repeated later."""
+        """Run all. After a first Ctrl-C, SIGTERM or SIGHUP the running ones finish their step and save. A second
+        Ctrl-C or SIGTERM kills them: steps after their last checkpoint are repeated later."""
         looked = time.monotonic()
         with StopRequest("the running ones finish their step and save; the same command continues later") as stop:
             try:

@@ -41,8 +41,6 @@ class SupervisedFile:
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path.absolute()}: no such file of examples (SupervisedFile.path)")
         place, found = place_of(path), []
         columns = (self.prompt, self.response)
         for row, record in enumerate(read_rows(path, lambda present: None, columns, "SupervisedFile.path")):

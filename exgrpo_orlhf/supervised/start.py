@@ -113,7 +113,7 @@ class SupervisedModel:
 
         An interrupted training leaves its newest state in a folder beside, and the next call goes on there; on a CPU
         with the same number of threads the result is the same to the bit. Two processes at once make it once: the
-        second one waits. Ctrl-C and SIGTERM finish the step, save and then end the program.
+        second one waits. Ctrl-C, SIGTERM and SIGHUP finish the step, save and then end the program.
 
         Raises FileNotFoundError, ValueError and ArithmeticError, each with what to mend.
         """

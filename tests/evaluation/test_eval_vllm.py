@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,6 +77,16 @@ def test_a_model_that_is_not_there_is_said(tmp_path, engine_processes):
     with pytest.raises(EngineFailure, match="no-such-model"):
         VllmEngine(str(tmp_path / "no-such-model"))
     assert engine_processes() == []
+
+
+@needs_vllm
+def test_a_model_that_vllm_cannot_load_is_refused_by_its_first_error(folder, tmp_path, capfd):
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(EngineFailure, match=r"/broken: .*SafetensorError: .*incomplete"):
+        VllmEngine(str(broken), dtype="float32")
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 @needs_vllm

@@ -164,6 +164,32 @@ def test_a_question_longer_than_the_prompt_limit_is_named(tokenizer):
         encoder.check([Question.make("s", "1+2=", "3"), long])
 
 
+def test_all_prompts_that_are_too_long_are_counted(tokenizer):
+    questions = [Question.make("s", prompt, "0") for prompt in ("1+2=", "1+2+3=", "1+2", "1+2+3+4=")]
+    message = r"^2 of 4 prompts are too long, up to 8 tokens \(Work\.questions = @LengthFilter\(\) leaves them out\)"
+    with pytest.raises(ValueError, match=rf"{message}: question {questions[1].id} "):
+        PromptEncoder(Prompts("plain", 4), tokenizer).check(questions)
+
+
+LOOP = "{% for _ in range(99999) %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        3 * LOOP + 3 * "{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ 'x' * 2000000 }}",
+        "{% if messages | length > 1 %}{{ 'x' * 2000000 }}{% endif %}",
+    ],
+)
+def test_a_chat_template_that_does_not_end_or_fills_the_memory_is_refused(tokenizer, monkeypatch, template):
+    monkeypatch.setattr("exgrpo_orlhf.questions.chat_template._SECONDS", 1)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=r"takes more than 1 s, or writes more than 1,000,000 characters"):
+        PromptEncoder(Prompts("chat"), tokenizer)
+
+
 def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
     tokenizer.chat_template = CHAT
     plain = PromptEncoder(Prompts("plain", 32), tokenizer).fingerprint()

@@ -170,6 +170,28 @@ def test_a_missing_column_is_named_with_those_present(tmp_path, fields, message)
         parquet(tmp_path / "q.parquet", verl_row(), **fields).load()
 
 
+def test_a_table_without_a_column_of_sources_has_the_name_of_its_file_as_jsonl_has(tmp_path):
+    row = {name: value for name, value in verl_row().items() if name != "data_source"}
+    assert [question.source for question in parquet(tmp_path / "mine.parquet", row).load()] == ["mine"]
+    (tmp_path / "other.csv").write_text("question,answer\na,1\n")
+    [question] = QuestionFile(str(tmp_path / "other.csv"), prompt="question", answer="answer").load()
+    assert question.source == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("folder", FileNotFoundError, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
+        ("folder.jsonl", FileNotFoundError, r"/folder\.jsonl: this is a folder, not a file"),
+        ("q.jsonl.gz", ValueError, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
+    ],
+)
+def test_a_folder_and_a_compressed_file_are_refused_as_what_they_are(tmp_path, name, kind, message):
+    (tmp_path / name).touch() if name.endswith(".gz") else (tmp_path / name).mkdir()
+    with pytest.raises(kind, match=message):
+        QuestionFile(str(tmp_path / name)).load()
+
+
 GOOD = b'{"question": "a", "answer": "1"}\n'
 PROMPTS = {
     "7": "a prompt is text or a list",

@@ -277,9 +277,13 @@ def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
     few = snapshot.borrow(tmp_path / "replay", capped, "f", {"a", "b"})
     assert few.n_bytes <= 100
     assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
+    one_each = ReplayBuffer(RetirementPolicy(), per_question=1)
+    snapshot.borrow(tmp_path / "replay", one_each, "f", {"a", "b"})
+    assert (stored(one_each, "a"), stored(one_each, "b")) == ([2], [3]), "of each question the newest"
     aging = ReplayBuffer(RetirementPolicy(), max_age=50)
     buffer = snapshot.borrow(tmp_path / "replay", aging, "f", {"a", "b", "other"})
     assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
+    assert {name: record.observed_step for name, record in buffer.records.items()} == {"a": -100, "b": 0}
     assert not buffer.retired
     assert buffer.n_candidates == 2
     buffer.advance(1)

@@ -17,7 +17,7 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--gin base.gin bse.gin", "variant bse: --gin: there is no gin file 'bse.gin'; did you mean base.gin"),
+        ("--gin base.gin bse.gin", "variant bse: there is no gin file 'bse.gin'; did you mean base.gin"),
         ("--gin base.gin --set ReplayMixer.roh=0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer"),
         ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
         ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
@@ -29,6 +29,10 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
         ("--gin base.gin --group a/b", "--group must be letters"),
         ("--suite base.gin", "Suite.variants must be bound"),
         ("--suite paper/tabel6.gin", "did you mean paper/table6.gin"),
+        ("--suite paper", "paper is a folder, not a gin file; give one of the files in it\n"),
+        ("--suite recipes/papr", "error: there is no gin file 'recipes/papr'; did you mean recipes/paper.gin"),
+        ("--suite suites", "suites is a folder, not a gin file; give one of the files in it\n"),
+        ("--suite zzzzzzzzz", "there is no gin file 'zzzzzzzzz'; those of the project are in "),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, tmp_path, capsys):
@@ -47,7 +51,7 @@ def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, t
         ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
         ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
         ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
-        ("Suite.variants = {'a': ('bse.gin',)}", "variant a: --gin: there is no gin file 'bse.gin'"),
+        ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),
         ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
         ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
     ],

@@ -289,9 +289,9 @@ def test_two_processes_at_once_make_it_once(made, raw_model, tmp_path):
     assert same(weights(tmp_path / made.name), weights(made))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capfd, number):
-    """Then the process ends as if it had not waited: by an exception for Ctrl-C, by the signal for SIGTERM."""
+    """Then the process ends as if it had not waited: by an exception for Ctrl-C, by the signal for others."""
     process = run_process(tmp_path, raw_model, 4, None, number)
     process.join()
     assert process.exitcode == (1 if number == signal.SIGINT else -number)

@@ -80,7 +80,11 @@ def test_what_is_missing_or_damaged_is_said(raw_model, tmp_path):
             ValueError,
             rf"{cut}/model\.safetensors: it cannot be read, it is damaged or incomplete",
         ),
-        ({"examples": SupervisedFile("no.jsonl")}, FileNotFoundError, r"no\.jsonl: no such file of examples"),
+        (
+            {"examples": SupervisedFile("no.jsonl")},
+            FileNotFoundError,
+            r"no\.jsonl: no such file \(SupervisedFile\.path\)",
+        ),
         (
             {"prompts": Prompts(max_tokens=250)},
             ValueError,

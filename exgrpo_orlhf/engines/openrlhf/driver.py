@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -104,6 +105,8 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
+    # For Ray's processes, as Ray has it for Ctrl-C: a closed terminal signals them too, before the run is saved.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
     except Exception as error:  # also a plain one, when a node does not start in time
@@ -111,6 +114,8 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
         ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     if address != "local" and (kept_back := not_forwarded(os.environ)):
         log.info("set here and not passed on to Ray's workers, see docs/cluster.md: %s", ", ".join(kept_back))
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Collection, Generator, Sequence
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
@@ -78,10 +80,14 @@ class VllmEngine:
                 # With chunked prefill vLLM 0.29 rewinds a request's generator. On a CPU that kills the engine.
                 "enable_chunked_prefill": False,
             }
-        # Ctrl-C must reach this process alone, which ends the others. A signal blocked here is blocked in all processes
-        # that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
+        # Ctrl-C and SIGHUP must reach this process alone, which ends the others. What is blocked here is blocked in all
+        # processes that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (its processes print to it for good)
+        terminal = os.dup(1), os.dup(2)
+        for number in (1, 2) if os.environ["VLLM_LOGGING_LEVEL"] == "ERROR" else ():  # else the user wants to read it
+            os.dup2(self._printed.fileno(), number)
         try:
             self._llm = AsyncLLM.from_engine_args(
                 vllm.AsyncEngineArgs(
@@ -100,9 +106,13 @@ class VllmEngine:
                 usage_context=UsageContext.LLM_CLASS,  # its batch sizes are meant for throughput
             )
         except (ValueError, RuntimeError, OSError, ImportError) as error:
-            raise EngineFailure(f"vLLM cannot start with {model_path}: {error}") from error
+            reason = first_error(self._printed.fileno()) or error
+            raise EngineFailure(f"vLLM cannot start with {model_path}: {reason}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number, copy in enumerate(terminal, 1):
+                os.dup2(copy, number)
+                os.close(copy)
         self._config = self._llm.vllm_config
         self._manager = self._llm.engine_core.resources.engine_manager
         self._guard = _kill_after_this_process([process.pid for process in self._manager.processes])
@@ -155,7 +165,8 @@ class VllmEngine:
         return Response(request, text, len(response.token_ids), finish)
 
     def _death(self) -> EngineFailure:
-        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died; {GO_ON}")
+        reason = first_error(self._printed.fileno()) or "it printed no error"
+        return EngineFailure(f"vLLM's {self._manager.failed_proc_name or 'engine process'} died ({reason}); {GO_ON}")
 
     def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
@@ -196,6 +207,13 @@ class VllmEngine:
                 zmq.Socket.close(part, linger=0)
         self._guard.kill()
         self._guard.communicate()
+
+
+def first_error(file: int) -> str:
+    """The first error among what vLLM's processes have printed to a file; '' if there is none."""
+    text = os.pread(file, 2**20, 0).decode(errors="replace")
+    error = re.search(r"(?m)(?:^|[])] )([a-zA-Z_][\w.]*(?:Error|Exception): .*)", text)
+    return error[1] if error else ""
 
 
 def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:

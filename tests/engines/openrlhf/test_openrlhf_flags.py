@@ -333,7 +333,7 @@ def test_a_model_that_brings_code_along_is_refused_because_openrlhf_would_run_it
 
 def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
     bindings = [f"Work.experience = {str(tmp_path / 'experts.jsonl')!r}", "ReplayMixer.collects = False"]
-    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file of expert trajectories"):
+    with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file \(Work\.experience\)"):
         start(raw_model, *bindings)
     x = experiment(raw_model, *bindings)
     launch._check_work(x, str(raw_model), begins=False)  # a resumed run has its own buffer

@@ -175,13 +175,15 @@ def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_
 
 @pytest.mark.parametrize("limit", [None, 1e-9])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_an_update_above_the_bound_is_skipped_and_counted(warm_model, stage, limit):
+def test_an_update_above_the_bound_is_skipped_and_counted_and_the_warm_up_waits_for_it(warm_model, stage, limit):
     batch = mixed_batch(make_engine(warm_model), n=8)
     bindings = [f"Optimizer.skip_above_grad_norm = {limit}", "Optimizer.steps_per_batch = 2"]
+    bindings += ["Optimizer.learning_rate = 1e-2", "Optimizer.warmup_steps = 4"]
     actor = make_actor(warm_model, *bindings, **{"ds.zero_stage": stage})
     before = actor_weights(actor)
     metrics = update(actor, batch)
     assert metrics["policy/skipped_updates"] == (0 if limit is None else 2)
+    assert metrics["policy/learning_rate"] == pytest.approx(1e-2 / 4 if limit is None else 0), "of the second step"
     assert torch.equal(before, actor_weights(actor)) == (limit is not None)
     assert metrics["policy/grad_norm"] > 1e-3
 
