@@ -75,9 +75,7 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
 
 # Settings that came after the first checkpoints of this format, at the values with which a run is what it was without
 # them: these do not count when a run is resumed.
-LATER = {("train.generate_ahead", "0")} | {
-    (name, "None") for name in ("MixedPolicyLoss.max_fresh_weight", "Prompts.chat_template_from")
-}
+LATER = {("train.generate_ahead", "0"), ("MixedPolicyLoss.max_fresh_weight", "None")}
 MOST_ROWS = 2**20  # of a batch: a slip of the keyboard would fill the memory before a word is said
 
 
