@@ -100,8 +100,7 @@ class TrainingRun:
         self.decisions = DecisionLog(run)
         self.decisions.cut_back(self.step)
         self.metrics.cut_back(self.step)
-        if checkpoint:
-            self.metrics.warn_if_missing(range(self.step + 1))
+        self.metrics.warn_if_missing(range(self.step + 1) if checkpoint else ())
         take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)

@@ -2,8 +2,7 @@
 """Examine a machine or a cluster before a long run: does this layout of OpenRLHF train correctly here?
 
     python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin
-    python scripts/doctor.py --gin gin/recipes/paper.gin --gin gin/models/qwen2_5_math_7b.gin \\
-        --gin gin/engines/openrlhf_8gpu.gin --out /shared/runs
+    python scripts/doctor.py --gin gin/paper/qwen2_5_math_7b.gin --out /shared/runs
     python scripts/doctor.py --gin gin/engines/openrlhf_8gpu.gin --only gradient
 
 Takes --gin and --set as train.py does. The layout runs as it is, on a small random model of the bound architecture and

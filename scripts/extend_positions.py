@@ -14,10 +14,10 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import making
 
 
 def main() -> int:
@@ -60,7 +60,10 @@ def extend(model: str, out: Path, positions: int, rope_theta: float) -> dict[str
     if before >= positions:
         raise ValueError(f"{path}: the model has {before} positions already; nothing to extend to {positions}")
     config["max_position_embeddings"], rope["rope_theta"] = positions, rope_theta
-    with making(out) as unfinished:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".unfinished-") as temporary:
+        unfinished = Path(temporary) / out.name
+        unfinished.mkdir()
         for file in folder.iterdir():
             if file.is_file():
                 shutil.copyfile(file, unfinished / file.name)  # through the links of the hub's cache
@@ -70,6 +73,7 @@ def extend(model: str, out: Path, positions: int, rope_theta: float) -> dict[str
             tokenizer = json.loads(settings.read_text(encoding="utf-8"))
             tokenizer["model_max_length"] = positions
             settings.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        unfinished.rename(out)
     return config
 
 

@@ -127,13 +127,16 @@ def main() -> int:
 def _dry_run(x: Experiment, run: Path) -> int:
     """Prints the plan of the run, and a line for each thing that is wrong or missing. Returns the exit status.
 
-    No step is made and no weights are loaded, except of a GGUF file that must be converted first.
+    No step is made, and no model is loaded except a GGUF file that must be converted first.
     """
     from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig, AutoTokenizer
 
+    from exgrpo_orlhf import weights
+    from exgrpo_orlhf.adapters import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
+    from exgrpo_orlhf.pretrained import PretrainedModel, find_gguf
     from exgrpo_orlhf.questions.prompts import PromptEncoder
     from exgrpo_orlhf.supervised.start import SupervisedModel
     from exgrpo_orlhf.supervised.tiny_models import WarmedUpModel
@@ -143,7 +146,7 @@ def _dry_run(x: Experiment, run: Path) -> int:
     problems: list[str] = []
     questions: list[Question] = []
     asked: list[Question] = []
-    config = count = None
+    path, config, count = None, None, None
     with _noted(problems):
         questions, asked = load_questions(x)
         print(f"questions   {len(questions):,} to train on, {len(asked):,} for validation", flush=True)
@@ -154,8 +157,11 @@ def _dry_run(x: Experiment, run: Path) -> int:
     if isinstance(model, WarmedUpModel) and not model.directory.is_dir():
         print(f"model       {name}: trained when the run begins; --smoke trains it now")
     else:
+        with _noted(problems, f"PretrainedModel.path = {name!r}: " if isinstance(model, PretrainedModel) else ""):
+            whole = not isinstance(model, PretrainedModel) or find_gguf(name) or is_adapter(Path(name).expanduser())
+            path = str(model.prepare()) if whole else weights.locate(name)
+    if path is not None:
         with _noted(problems):
-            path = str(model.prepare())
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             count = memory.parameters_of(config, x.lora)
             sizes = [f"{each / 1e6:,.1f} million" for each in count] if count else ["an unknown number of"]
@@ -163,10 +169,14 @@ def _dry_run(x: Experiment, run: Path) -> int:
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
             print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
             problems += filter(None, [too_few_positions(config, longest, name)])
-            weights = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
-            if not Path(path).is_dir() and not any(isinstance(try_to_load_from_cache(path, w), str) for w in weights):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            names = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
+            if Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, each), str) for each in names):
+                with _noted(problems):
+                    weights.check(path, tokenizer)
+            else:
                 problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
-            prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(path, trust_remote_code=False))
+            prompts = PromptEncoder(x.prompts, tokenizer)
             for question in questions[:1]:
                 tokens = len(prompts.token_ids(question))
                 print(f"prompt      {tokens} tokens, with a question of {question.source}:")
@@ -217,11 +227,11 @@ def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int]
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
+def _noted(problems: list[str], prefix: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        problems.append(" ".join(str(error).split()))
+        problems.append(prefix + " ".join(str(error).split()).removeprefix(prefix))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,7 +66,7 @@ def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
     given = {option: [words[i + 1] for i, word in enumerate(words) if word == option] for option in ("--gin", "--set")}
     x = config.load(given["--gin"], given["--set"])
     assert isinstance(x.model, SupervisedModel)
-    assert (x.model.model.path, x.model.learning_rate) == ("Qwen/Qwen2.5-Math-7B", 1e-5)
+    assert (x.model.model.path, x.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
     assert x.mixer.rho == 0
 
 

@@ -20,7 +20,9 @@ from exgrpo_orlhf.settings import Optimizer
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
 ABLATIONS = [name for name in ALL if name.startswith("ablation_")]
-LAYOUTS = [name for name in ALL if name.startswith(("engines/", "models/", "evaluation/", "lora.gin"))]
+LAYOUTS = [
+    name for name in ALL if name.startswith(("engines/", "models/", "evaluation/", "lora.gin", "paper/openr1.gin"))
+]
 # What a file leaves to the user, who has to say it.
 LEFT_OPEN = {
     "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],

@@ -13,7 +13,7 @@ from exgrpo_orlhf.study.suite import of_suite
 
 PAPER = ROOT / "gin" / "paper"
 TABLES = sorted(PAPER.glob("table*.gin"))
-MODELS = sorted(set(PAPER.glob("*.gin")) - set(TABLES))
+MODELS = sorted(set(PAPER.glob("*.gin")) - {*TABLES, PAPER / "openr1.gin"})
 ROWS = [(table.stem, variant) for table in TABLES for variant in of_suite(config.load_suite(table), str(table))]
 
 

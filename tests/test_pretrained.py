@@ -331,6 +331,7 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
 def test_what_is_no_hub_id_is_refused_without_a_request(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(
-        ValueError, match=r"PretrainedModel\.path = 'a/b/c': no folder of that name, and no model from the hub: Repo id"
+        ValueError,
+        match=r"PretrainedModel\.path = 'a/b/c': no folder of that name, .*and no model from the hub: Repo id",
     ):
         PretrainedModel("a/b/c").prepare()

@@ -82,7 +82,14 @@ def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model
         finally:
             ended.append(time.monotonic())
 
-    (tmp_path / "reward.py").write_text("1 / 0")
+    reward = (  # it starts once, for the check before the run; its process ends, and the next one cannot start
+        "import os, pathlib\n"
+        "started = pathlib.Path(__file__).with_suffix('.started')\n"
+        "assert not started.exists() or 1 / 0\n"
+        "started.touch()\n"
+        "def reward_func(queries, prompts, labels):\n    os._exit(1)\n"
+    )
+    (tmp_path / "reward.py").write_text(reward)
     monkeypatch.setattr(TorchEngine, "rollout", generating)
     function = ("Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
     with pytest.raises(GradingError, match="ZeroDivisionError") as raised:

@@ -141,17 +141,19 @@ def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
     assert "a cache of 2,5" in short_of(small, QWEN_1B, 24e9)
 
 
-def test_parameters_are_counted_without_loading_any():
+def test_parameters_are_counted_without_loading_any(tmp_path):
     assert memory.parameters_of(QWEN_7B, LoRA()) == (7_615_616_512,) * 2
     assert memory.parameters_of(QWEN_1B, LoRA()) == (1_543_714_304,) * 2
     assert memory.parameters_of(CLIPConfig(), LoRA()) is None
     for tied in (True, False):
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         small = Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=50, tie_word_embeddings=tied)
-        count = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
+        model = AutoModelForCausalLM.from_config(small)
+        model.save_pretrained(tmp_path / str(tied))
+        count = sum(weight.numel() for weight in model.parameters())
         assert memory.parameters_of(small, LoRA()) == (count, count)
         for lora in (LoRA(rank=4), LoRA(rank=2, targets=("q_proj", "down_proj"))):
-            adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, "model", seed=0)
+            adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, str(tmp_path / str(tied)), seed=0)
             trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
             assert memory.parameters_of(small, lora) == (count, trained)
 
