@@ -64,7 +64,7 @@ def log_of(folder: Path) -> str:
 def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
     status, lines = doctor(tmp_path, *CPU_LAYOUT)
     assert status == 0, (lines, log_of(tmp_path))
-    without_cuda = {"driver", "compiler", "kernels", "sleep", "nodes"}
+    without_cuda = {"driver", "compiler", "kernels", "memory", "sleep", "nodes"}
     assert {check for check, line in lines.items() if line.startswith("skipped")} == without_cuda
     assert lines.keys() - without_cuda == {
         *("versions", "disk", "shm", "model", "start"),
