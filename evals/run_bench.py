@@ -29,6 +29,7 @@ from typing import Any
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write_json
 from exgrpo_orlhf.places import PROJECT, WORKPLACE
+from exgrpo_orlhf.redaction import without_password
 
 
 def main() -> int:
@@ -117,7 +118,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             "model": model.describe(),
             "template": asker.describe(),
             "seed": arguments.seed,
-            "command": [Path(sys.argv[0]).name, *(re.sub(r"//[^/@\s]+@", "//", word) for word in words)],
+            "command": [Path(sys.argv[0]).name, *map(without_password, words)],
             "asked_otherwise": _asked_otherwise(asker, trained_with),
         },
         session=session(),

@@ -239,15 +239,19 @@ def merge(folder: Path, directory: Path) -> Path:
     content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
     replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
     content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
+    # The adapter's own tokenizer, or that of the checkpoint around it, which has the chat template of its training.
+    places = [folder, *([folder.parent] if folder.name == FOLDER else [])]
+    own = next((place for place in places if any(place.glob("tokenizer*"))), None)
+    beside = [*own.glob("tokenizer*"), *own.glob("chat_template*")] if own else []
+    content += [files.sha256(path) for path in sorted(beside) if path.is_file()]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
     made = directory / f"merged-{name}-{FORMAT}"
     if cache.has(made):
         return made
     try:
         manifest.verify_model(folder.parent, folder.name)
-        own = any(folder.glob("tokenizer*"))
         base = weights.locate(base)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder if own else base, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(own or base, trust_remote_code=False)
         weights.check(base, tokenizer)
         refuse_other_base(folder, weights.fingerprint(base))
         loading: Any = transformers.AutoModelForCausalLM

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.places import CHECKOUT, WORKPLACE
+from exgrpo_orlhf.redaction import REDACTED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -59,7 +60,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     overrides = config.overrides_as_bound(arguments.set)
-    name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change)
+    name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change, overrides)
     run = arguments.out or WORKPLACE / "runs" / name
     if not arguments.out and WORKPLACE / "runs" not in Path(os.path.normpath(run)).parents:
         print(f"error: --name {name!r} is no folder in {WORKPLACE / 'runs'}; --out takes any folder", file=sys.stderr)
@@ -271,13 +272,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], bool]) -> str:
-    """The same experiment gets the same name, so that --resume finds its run, also to make it longer."""
+def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], bool], overrides: list[str]) -> str:
+    """The same experiment gets the same name, so that --resume finds its run, also to make it longer.
+
+    overrides: the bindings of --set as they may be written; one with a secret is no part of the name
+    """
+    hidden = {text.partition(" = ")[0] for text in overrides if REDACTED in text}
     files = [Path(file) for file in arguments.gin]
     parts = [f"{file.parent.name}-again" if file.name == "config.gin" else file.stem for file in files]
     for binding in arguments.set:
         name, _, value = binding.partition("=")
-        if not may_change(name.strip()):
+        if name.strip() not in hidden and not may_change(name.strip()):
             parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
     return "-".join([*parts, f"seed{seed}"])
 

@@ -72,7 +72,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     model: a folder, a hub id, a .gguf file, the name of an installed package that ships one, or the folder of a LoRA
         adapter, which is merged into its base model
     """
-    from transformers import AutoConfig, AutoTokenizer  # seconds
+    from transformers import AutoConfig  # seconds
 
     from ..pretrained import find_model
 
@@ -91,8 +91,6 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if adapters.is_adapter(given):
         checkpoint = checkpoint.parent
     state = checkpoint / "trainer" / "state.json"
-    if state.is_file() and adapters.is_adapter(given):  # the chat template of the run, which the base may not have
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     subject = Subject(path, tokenizer, context, hash=hash_of(folder, entries))
     if not state.is_file():
         return subject, {}

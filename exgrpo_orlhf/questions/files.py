@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..places import WORKPLACE
 from ..records import Question
 from .catalogue import PUBLIC_SETS
 from .reading import Place, QuestionRecords
@@ -27,7 +28,7 @@ class _Number(str):
 class QuestionFile(QuestionRecords):
     """A file of questions with verifiable answers; the other fields are those of `QuestionRecords`.
 
-    path: .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8). Its name without
+    path: from the working directory, else from the project's folder (datasets/); .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8). Its name without
         the suffix is the source of questions that say none
     """
 
@@ -38,7 +39,7 @@ class QuestionFile(QuestionRecords):
 
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
-        path = Path(self.path)
+        path = Path(self.path) if Path(self.path).exists() else WORKPLACE / self.path
         rows = read_rows(
             path, lambda present: self.check_columns(present, str(path)), self.columns, "QuestionFile.path"
         )

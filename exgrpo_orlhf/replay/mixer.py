@@ -120,14 +120,20 @@ class ReplayMixer:
         only_sound: bool = False,
         collects: bool = True,
     ) -> None:
-        """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse,
-        fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1], or μ above K success
-        counts."""
+        """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
+        replays no question, fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1],
+        or μ above K success counts."""
         check(ReplayMixer, locals())
         require(
             (rho_end is None) == (rho_steps is None),
             "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
             f"{rho_end!r} and {rho_steps!r}",
+        )
+        largest = as_fraction(max(rho, rho_end or 0))
+        require(
+            largest == 0 or largest * questions_per_step >= 1,
+            f"ReplayMixer.rho · train.questions_per_step = {float(largest * questions_per_step):g} is rounded down to "
+            "0: no question would ever be replayed; raise one of them, or bind 0",
         )
         require(
             fresh_beside in (None, "all") or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),

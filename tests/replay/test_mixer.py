@@ -21,6 +21,11 @@ def graded(n_correct: int, n: int) -> list[RolloutGroup]:
 # -- how much is replayed ---------------------------------------------------------------------------------------------
 
 
+def test_a_rho_that_replays_no_question_is_refused():
+    with pytest.raises(ValueError, match=r"ReplayMixer\.rho · train\.questions_per_step = 0\.8 is rounded down to 0"):
+        mixer(4, rho=0.2)
+
+
 @pytest.mark.parametrize(
     ("rho", "b", "replayed"),
     [
@@ -31,7 +36,6 @@ def graded(n_correct: int, n: int) -> list[RolloutGroup]:
         (0.5, 5, 2),
         (0.25, 7, 1),
         (0.3, 10, 3),
-        (0.1, 4, 0),
         (0.7, 10, 7),
     ],
 )

@@ -48,7 +48,7 @@ def grader(where: str) -> Grader:
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
         path, name = where, NAME
-    file = Path(path).expanduser()
+    file = Path(path).expanduser().absolute()  # as tracebacks name it
     if not file.is_file():
         raise ValueError(f"Verifier.function = {where!r}: there is no file {str(file.absolute())!r}")
     spec = importlib.util.spec_from_file_location(f"reward_function_{file.stem}", file)
