@@ -24,7 +24,6 @@ from typing import Any
 
 from . import manifest
 from .files import locked, sync
-from .settings import LATER
 
 FORMAT = 2
 BEST = "best"
@@ -245,7 +244,7 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
             f"{path}: format {state['format']!r} cannot be read here, only {FORMAT}; begin the run again under "
             "another --name"
         )
-    before = {name: value for name, value in state["identity"].items() if (name, value) not in LATER}
+    before: dict[str, str] = state["identity"]
     if before != identity:
         changed = [
             f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
