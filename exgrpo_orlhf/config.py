@@ -36,14 +36,7 @@ from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
 from .redaction import redacted
-from .replay import (
-    DifficultyBuckets,
-    QuestionSampler,
-    ReplayBuffer,
-    ReplayMixer,
-    RetirementPolicy,
-    TrajectorySelector,
-)
+from .replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
 from .settings import (
