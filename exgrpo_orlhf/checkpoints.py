@@ -25,7 +25,6 @@ from typing import Any
 from . import manifest
 from .files import locked, sync
 
-FORMAT = 2
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
@@ -224,7 +223,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     """The trainer's own state, as JSON, into a checkpoint that is being written."""
     path = folder / STATE
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
@@ -239,11 +238,6 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
     except manifest.ManifestError as error:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if state["format"] != FORMAT:
-        raise UnusableCheckpoint(
-            f"{path}: format {state['format']!r} cannot be read here, only {FORMAT}; begin the run again under "
-            "another --name"
-        )
     before: dict[str, str] = state["identity"]
     if before != identity:
         changed = [
