@@ -51,7 +51,7 @@ class Adapter:
 
         Raises AdapterError for targets that the model does not have, or that cannot be merged.
         """
-        self.model, self._base, self.weights = model, str(base), weights.fingerprint(base)
+        self.model, self._base = model, {"model": str(base), "weights": weights.fingerprint(base)}
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             self._wrapped, self._layers = _insert(model, settings, base)
@@ -135,14 +135,13 @@ class Adapter:
         config.target_modules = sorted(config.target_modules)  # a set, whose order is another in each process
         config.save_pretrained(folder)
         save_file(state, folder / WEIGHTS)
-        files.write_json(folder / BASE, {"model": self._base, "weights": self.weights})
+        files.write_json(folder / BASE, self._base)
 
     def load(self, folder: Path) -> None:
-        """Loads what `save` wrote. Raises AdapterError for another base model, and for missing or further tensors."""
+        """Loads what `save` wrote. Raises AdapterError for missing or further tensors."""
         import peft
         from safetensors.torch import load_file
 
-        refuse_other_base(folder, self.weights)
         state = load_file(folder / WEIGHTS)
         own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
         if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
@@ -208,16 +207,6 @@ def _gathered(weights: list[Any]) -> Iterator[None]:
         yield
 
 
-def refuse_other_base(folder: Path, fingerprint: str) -> None:
-    """Raises AdapterError if the adapter in `folder` was made on another model. fingerprint: of the model's weights"""
-    path = folder / BASE
-    made = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if made.get("weights", fingerprint) != fingerprint:
-        raise AdapterError(
-            f"{folder} was trained on other weights than {made['model']} has now: give it that model again"
-        )
-
-
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds an adapter alone."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
@@ -253,7 +242,9 @@ def merge(folder: Path, directory: Path) -> Path:
         base = weights.locate(base)
         tokenizer = transformers.AutoTokenizer.from_pretrained(own or base, trust_remote_code=False)
         weights.check(base, tokenizer)
-        refuse_other_base(folder, weights.fingerprint(base))
+        known = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
+        if known and known["weights"] != weights.fingerprint(base):
+            raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
         loading: Any = transformers.AutoModelForCausalLM
         model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         wrapped = peft.PeftModel.from_pretrained(model, folder)

@@ -24,9 +24,7 @@ from typing import Any
 
 from . import manifest
 from .files import locked, sync
-from .settings import LATER
 
-FORMAT = 2
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
@@ -225,7 +223,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     """The trainer's own state, as JSON, into a checkpoint that is being written."""
     path = folder / STATE
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
@@ -240,12 +238,7 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
     except manifest.ManifestError as error:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if state["format"] != FORMAT:
-        raise UnusableCheckpoint(
-            f"{path}: format {state['format']!r} cannot be read here, only {FORMAT}; begin the run again under "
-            "another --name"
-        )
-    before = {name: value for name, value in state["identity"].items() if (name, value) not in LATER}
+    before: dict[str, str] = state["identity"]
     if before != identity:
         changed = [
             f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"

@@ -36,18 +36,10 @@ from .questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
 from .redaction import redacted
-from .replay import (
-    DifficultyBuckets,
-    QuestionSampler,
-    ReplayBuffer,
-    ReplayMixer,
-    RetirementPolicy,
-    TrajectorySelector,
-)
+from .replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
 from .settings import (
-    LATER,
     ConfigError,
     Evaluation,
     LocalEngine,
@@ -84,10 +76,6 @@ _SUPPLIED = {
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
     for name, target in _TARGETS.items()
-}
-_REMOVED = {  # settings of earlier versions
-    "ScoreReuse": "every candidate is scored in every step; delete the binding",
-    "OpenRLHF.seed_requests": "every vLLM request has a seed of its own; delete the binding",
 }
 
 
@@ -204,7 +192,7 @@ def _build() -> Experiment:
     redact()
     text = gin.operative_config_str()
     params = _flatten(text)
-    identity = {n: value for n, value in params.items() if not may_change(n) and (n, value) not in LATER}
+    identity = {n: value for n, value in params.items() if not may_change(n)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))
     return Experiment(
@@ -236,7 +224,7 @@ def overrides_as_bound(overrides: Sequence[str]) -> list[str]:
 def variant_of(params: Mapping[str, str]) -> dict[str, str]:
     """Those of a run's params by which two runs are of different variants, once the seed is left out: all but those
     that may change when a run is continued. OpenRLHF's flags are told apart one by one."""
-    kept = {name: text for name, text in params.items() if not may_change(name) and (name, text) not in LATER}
+    kept = {name: text for name, text in params.items() if not may_change(name)}
     given: dict[str, Any] = {}
     for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
         try:
@@ -293,8 +281,6 @@ def _parameters(name: str) -> list[str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    if removed := _REMOVED.get(f"{selector}.{parameter}", _REMOVED.get(selector)):
-        raise ConfigError(f"{where}: {selector}.{parameter} was removed: {removed}")
     known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
     if f"{selector}.{parameter}" in known:
         return

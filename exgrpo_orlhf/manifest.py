@@ -119,9 +119,7 @@ def read(folder: Path, renamed: bool = False) -> Manifest:
         text = path.read_text(encoding="ascii")
         manifest: Any = json.loads(text)
     except (FileNotFoundError, NotADirectoryError):
-        raise ManifestError(
-            f"{path}: the file is missing; it was deleted, or the checkpoint is of a version that wrote none"
-        ) from None
+        raise ManifestError(f"{path}: the file is missing") from None
     except (OSError, ValueError) as error:
         raise ManifestError(f"{path}: the file is damaged and cannot be read ({error})") from None
     if (
@@ -161,17 +159,16 @@ def verify(folder: Path, contents: bool = True) -> Manifest:
     return manifest
 
 
-def verify_model(folder: Path, part: str = "") -> Files:
-    """Compare a model's own files, or those in the subfolder `part`, with the manifest beside them. The folder may have
-    been renamed, and other files be gone. Returns their entries: none without a manifest. Raises ManifestError.
+def verify_model(folder: Path, part: str = "") -> None:
+    """Compare a model's own files, or those in the subfolder `part`, with the manifest beside them, if there is one.
+    The folder may have been renamed, and other files be gone. Raises ManifestError.
     """
     path = folder / NAME
     if not path.is_file() or FORMAT not in path.read_text(encoding="utf-8", errors="replace"):  # or of another program
-        return {}
+        return
     files = {name: entry for name, entry in read(folder, renamed=True).files.items() if name.rpartition("/")[0] == part}
     if wrong := _wrong(folder, files, contents=True):
         raise ManifestError(f"{wrong[0]}; if that was changed on purpose, remove {path}")
-    return files
 
 
 def verify_file(folder: Path, name: str) -> None:

@@ -57,8 +57,8 @@ class PretrainedModel:
             raise ValueError(f"PretrainedModel.path = {self.path!r}: {error}") from error
 
 
-def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase, manifest.Files]:
-    """What `from_pretrained` takes, the tokenizer, and the files' hashes where a manifest is beside them.
+def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase]:
+    """What `from_pretrained` takes, and the tokenizer.
 
     name: as `PretrainedModel.path`; directory: the cache
     Raises as `PretrainedModel.prepare`.
@@ -71,7 +71,7 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
     if adapters.is_adapter(Path(path)):
         path = str(adapters.merge(Path(path), directory))
     try:
-        entries = manifest.verify_model(Path(path))
+        manifest.verify_model(Path(path))
         transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except manifest.ManifestError as error:
@@ -85,7 +85,7 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
             "(tokenizer.save_pretrained)"
         )
     weights.check(path, tokenizer)
-    return path, tokenizer, entries
+    return path, tokenizer
 
 
 def find_gguf(name: str) -> Path | None:

@@ -73,9 +73,6 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
         require(fits, f"{name or owner.__name__}.{parameter} {says} got {value!r}")
 
 
-# Settings that came after the first checkpoints of this format, at the values with which a run is what it was without
-# them: these do not count when a run is resumed.
-LATER = {("train.generate_ahead", "0"), ("MixedPolicyLoss.max_fresh_weight", "None")}
 MOST_ROWS = 2**20  # of a batch: a slip of the keyboard would fill the memory before a word is said
 
 

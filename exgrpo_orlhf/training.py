@@ -114,7 +114,7 @@ class TrainingRun:
             run_id=state["mlflow_run_id"] if state else None,
             start=MetricsLog(run / CURVE) if (run / CURVE).exists() else None,
             questions={"training": questions, "validation": asked},
-            leave_out=silent_metrics(x),
+            leave_out=[*silent_metrics(x)],
         )
         self.tracker.artifact(run / "config.gin")
         self.page = RunPage(run, self.tracker, questions, self.engine.decode)

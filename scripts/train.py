@@ -165,8 +165,8 @@ def _dry_run(x: Experiment, run: Path) -> int:
         with _noted(problems):
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             count = memory.parameters_of(config, x.lora)
-            sizes = [f"{each / 1e6:,.1f} million" for each in count] if count else ["an unknown number of"]
-            trained = f" ({sizes[1]} of them trained, LoRA)" if count and x.lora.rank else ""
+            sizes = [f"{each / 1e6:,.1f} million" for each in count]
+            trained = f" ({sizes[1]} of them trained, LoRA)" if x.lora.rank else ""
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
             print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
             problems += filter(None, [too_few_positions(config, longest, name)])
@@ -214,7 +214,7 @@ def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int]
         print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
     else:
         card, checkpoint = hours.CARDS[x.openrlhf.gpu], memory.checkpoint_bytes(*count)
-        sums = memory.memory_of(x, config, count, card.memory)
+        sums = memory.memory_of(x, config, card.memory)
         cache = f"{sums.cache:,} tokens, {sums.cache / memory.longest_sequence(x):.0f} of the longest rows"
         print(f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({x.openrlhf.gpu}); vLLM's cache {cache}")
         if short := memory.too_little_memory(x, sums, card.memory):

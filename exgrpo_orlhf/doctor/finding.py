@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .. import places
 from ..redaction import redacted
 
 if TYPE_CHECKING:
@@ -82,5 +82,4 @@ def _key(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _path(flags: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(_key(flags), default=str).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf").expanduser()
-    return cache / "doctor" / f"{digest}.json"
+    return places.cache(None) / "doctor" / f"{digest}.json"

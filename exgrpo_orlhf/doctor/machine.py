@@ -33,12 +33,7 @@ NAMES = ("versions", "driver", "disk", "memory", "shm", "compiler", "kernels")
 
 
 def examine(
-    names: Collection[str],
-    folder: Path,
-    x: Experiment,
-    model: str | None,
-    *,
-    elsewhere: bool,
+    names: Collection[str], folder: Path, x: Experiment, model: str | None, *, elsewhere: bool
 ) -> Iterator[Finding]:
     """The checks of this machine with these names, in the order of NAMES.
 
@@ -50,13 +45,13 @@ def examine(
     """
     offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False) if model else None
-    count = parameters_of(config, x.lora) if config else None
+    checkpoint = checkpoint_bytes(*parameters_of(config, x.lora)) if config else None
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
     checks: dict[str, Callable[[], Finding]] = {
         "versions": versions,
         "driver": driver,
-        "disk": lambda: disk(folder, checkpoint_bytes(*count) if count else None, x.settings.keep),
-        "memory": lambda: memory(x, config, count),
+        "disk": lambda: disk(folder, checkpoint, x.settings.keep),
+        "memory": lambda: memory(x, config),
         "shm": shared_memory,
         "compiler": lambda: compiler(offload),
         "kernels": lambda: kernels(offload),
@@ -146,12 +141,12 @@ def driver(compute: bool = True) -> Finding:
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
 
-def memory(x: Experiment, config: PretrainedConfig | None, count: tuple[int, int] | None) -> Finding:
+def memory(x: Experiment, config: PretrainedConfig | None) -> Finding:
     """The estimated sum of the layout, against the smallest GPU and the memory of this machine."""
     total, host = gpu_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if total is None or config is None or count is None:
+    if total is None or config is None:
         return Finding("memory", "skipped", "no GPU here" if total is None else "the model's size is not known")
-    sums = memory_of(x, config, count, total)
+    sums = memory_of(x, config, total)
     text = f"estimated: {sums.text()} of {total / GB:.1f} GB; {sums.host / GB:.0f} of this machine's {host / GB:.0f} GB"
     short = too_little_memory(x, sums, total)
     return judged("memory", short is None and sums.host < host, short or text, "docs/cluster.md, What a layout needs")

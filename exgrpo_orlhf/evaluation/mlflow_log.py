@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..redaction import without_password
-from ..tracking.client import (
-    LOG_TAG,
-    connect,
-    experiment_id,
-    first_line,
-    known_run,
-    log_metrics,
-    tagged_run,
-)
+from ..tracking.client import LOG_TAG, connect, experiment_id, first_line, known_run, log_metrics, tagged_run
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics

@@ -16,7 +16,6 @@ from jinja2 import TemplateError
 from .. import adapters, places
 from ..checkpoints import BEST, find
 from ..files import sha256
-from ..manifest import Files
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
 from .benchmarks import Benchmark
@@ -80,7 +79,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if given.is_dir() and not any((given / name).is_file() for name in ("config.json", adapters.CONFIG)):
         raise SubjectError(_no_model(given))
     try:
-        path, tokenizer, entries = find_model(model, places.cache(None))
+        path, tokenizer = find_model(model, places.cache(None))
     except (OSError, ValueError) as error:
         raise SubjectError(f"--model {model}: {error}") from error
     folder, config = Path(path), AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -91,7 +90,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if adapters.is_adapter(given):
         checkpoint = checkpoint.parent
     state = checkpoint / "trainer" / "state.json"
-    subject = Subject(path, tokenizer, context, hash=hash_of(folder, entries))
+    subject = Subject(path, tokenizer, context, hash=hash_of(folder))
     if not state.is_file():
         return subject, {}
     known, run = json.loads(state.read_text(encoding="utf-8")), checkpoint.parent
@@ -125,16 +124,12 @@ def served(name: str, tokenizer: str | None) -> Subject:
     return Subject(name, known, context)
 
 
-def hash_of(folder: Path, entries: Files) -> str:
-    """Hash of a model's files, names and contents, without other files of training or evaluation.
-
-    entries: of files that were hashed already
-    """
+def hash_of(folder: Path) -> str:
+    """Hash of a model's files, names and contents, without other files of training or evaluation."""
     total = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.iterdir()):
         if path.suffix in _OWN_FILES and path.is_file():
-            digest = entries[path.name].sha256 if path.name in entries else sha256(path)
-            total.update(f"{path.name} {digest}\n".encode())
+            total.update(f"{path.name} {sha256(path)}\n".encode())
     return total.hexdigest()
 
 

@@ -28,8 +28,9 @@ class _Number(str):
 class QuestionFile(QuestionRecords):
     """A file of questions with verifiable answers; the other fields are those of `QuestionRecords`.
 
-    path: from the working directory, else from the project's folder (datasets/); .parquet, .jsonl (one object a line), or .csv (a header, then one question a record; UTF-8). Its name without
-        the suffix is the source of questions that say none
+    path: from the working directory, else from the project's folder (datasets/); .parquet, .jsonl (one object a line),
+        or .csv (a header, then one question a record; UTF-8). Its name without the suffix is the source of questions
+        that say none
     """
 
     path: str

@@ -10,12 +10,8 @@ from collections.abc import Iterator
 from ..experiment import Experiment
 
 
-def silent_metrics(x: Experiment) -> tuple[str, ...]:
+def silent_metrics(x: Experiment) -> Iterator[str]:
     """Names of metrics, and beginnings of names ending in '/'."""
-    return tuple(_silent(x))
-
-
-def _silent(x: Experiment) -> Iterator[str]:
     yield "reward/ungradable"  # timeout_share + error_share
     yield from ("time/rollout_from", "time/rollout_to", "time/update_from", "time/update_to")  # clock times
     if not x.settings.generate_ahead:

@@ -23,17 +23,7 @@ from typing import Any, Literal
 from ..records import Question
 from ..redaction import without_password
 from ..settings import Tracking
-from .client import (
-    LOG_TAG,
-    address,
-    connect,
-    experiment_id,
-    first_line,
-    known_run,
-    load,
-    page,
-    tagged_run,
-)
+from .client import LOG_TAG, address, connect, experiment_id, first_line, known_run, load, page, tagged_run
 from .inputs import datasets
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
 

@@ -32,7 +32,6 @@ from transformers import (
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor import finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
-from exgrpo_orlhf.engines.openrlhf import memory
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
@@ -170,9 +169,9 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     def examined(mebibytes: int) -> Finding:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-        return machine.memory(x, model, memory.parameters_of(model, x.lora))
+        return machine.memory(x, model)
 
-    assert machine.memory(x, model, None).outcome == "skipped"
+    assert machine.memory(x, None).outcome == "skipped"
     fits, small = examined(81559), examined(24564)
     assert (fits.outcome, small.outcome) == ("ok", "failed")
     assert "update 38.3, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured

@@ -254,7 +254,7 @@ def test_runs_of_one_name_with_different_settings_are_variants_and_their_names_s
     rho, rate = "ReplayMixer.rho", "Optimizer.learning_rate"
     same = {rho: "0.5", rate: "1e-6"}
     assert variants(same, same) == ["quickstart.gin"] * 2, "but for the seed"
-    changeable = {"train.steps": "9", "Tracking.uri": "x", "train.generate_ahead": "0"}
+    changeable = {"train.steps": "9", "Tracking.uri": "x"}
     assert variants(same, {**same, **changeable}) == ["quickstart.gin"] * 2, "as when a run is continued"
     three = variants(same, {**same, rho: "0.25"}, {**same, rate: "1e-5"}, same)
     assert three[0] == three[3] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.5)"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -34,13 +33,10 @@ def dtype_of(settings: LocalEngine, device: torch.device) -> torch.dtype:
 
 
 def load(path: str | Path, device: torch.device) -> PreTrainedModel:
-    """A causal language model with float32 weights. Raises ValueError for a file of weights that is damaged."""
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )
-    except SafetensorError as error:
-        raise ValueError(f"{path}: its weights cannot be read: {error}; a file is damaged or incomplete") from error
+    """A causal language model with float32 weights."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+    )
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     model.eval()  # with dropout, the behaviour log-probs would be those of another policy
     return model

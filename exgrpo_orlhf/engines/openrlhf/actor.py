@@ -141,16 +141,13 @@ class MixedActor(Actor):  # type: ignore[misc]
     adapter: in the model, with LoRA; else None
     """
 
-    def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, resumed: Path | None, **kwargs: Any) -> None:
-        """resumed: the checkpoint that DeepSpeed loads next. Raises AdapterError if its base model is another one."""
+    def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, **kwargs: Any) -> None:
         super().__init__(pretrain, *args, **kwargs)
         self.adapter: adapters.Adapter | None = None
         if lora.rank is not None:
             # Reentrant checkpoints have a gradient only where one of their inputs has.
             self.model.enable_input_require_grads()
             self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
-            if resumed is not None:  # DeepSpeed would put the old base model's weights in the place of these
-                adapters.refuse_other_base(resumed / adapters.FOLDER, self.adapter.weights)
 
     def forward(
         self,
@@ -222,9 +219,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        settings, ckpt = strategy.args.exgrpo, strategy.args.ckpt
-        resumed = Path(ckpt.path) if ckpt.load_enable else None
-        made = partial(MixedActor, lora=settings.lora, seed=settings.seed, resumed=resumed)
+        settings = strategy.args.exgrpo
+        made = partial(MixedActor, lora=settings.lora, seed=settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(settings.prompts, self.tokenizer)  # which gives it the chat template that is saved with it

@@ -277,10 +277,7 @@ def _check_node(x: Experiment, args: Any, model_path: str) -> None:
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-        count = memory.parameters_of(config, x.lora)
-        if count is None:
-            log.info("the size of %s is not known: its share of the GPU's memory is not estimated", model_path)
-        elif short := memory.too_little_memory(x, memory.memory_of(x, config, count, total), total):
+        if short := memory.too_little_memory(x, memory.memory_of(x, config, total), total):
             log.warning("%s", short)
 
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 GB = 1e9
-RESERVE = (
-    5 * GB
-)  # of a GPU beside the sums: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments (assumed)
+# Of a GPU beside the sums: 3 GB of CUDA and NCCL in up to three processes, 2 GB of fragments (assumed).
+RESERVE = 5 * GB
 _BUCKET = 1 * GB  # DeepSpeed's reduce bucket, 5·10^8 gradients in bf16
 _ENGINE = 5 * GB  # vLLM's working memory beside weights and cache (assumed)
 
@@ -51,14 +50,11 @@ class Memory:
         return ", ".join(f"{name} {part / GB:.1f}" for name, part in {**parts, "rollout": self.rollout}.items() if part)
 
 
-def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int] | None:
+def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int]:
     """Parameters of the causal language model with this configuration, tied ones once, and how many of the model or its
-    adapter are trained. None where transformers has no such model, as for one with images."""
+    adapter are trained."""
     with torch.device("meta"):
-        try:
-            model: Any = transformers.AutoModelForCausalLM.from_config(config)
-        except ValueError:
-            return None
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
     count: int = sum(weight.numel() for weight in model.parameters())
     layers = [
         layer
@@ -74,10 +70,10 @@ def checkpoint_bytes(parameters: int, trained: int) -> int:
     return 4 * parameters + 12 * trained
 
 
-def memory_of(x: Experiment, config: PretrainedConfig, count: tuple[int, int], total: float) -> Memory:
-    """The sums for a model (count: `parameters_of`) with the experiment's layout on GPUs of `total` bytes."""
+def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
+    """The sums for a model with the experiment's layout on GPUs of `total` bytes."""
     flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
-    parameters, trained = count
+    parameters, trained = parameters_of(config, x.lora)
     stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
     ranks = flags.get("actor.num_nodes", 1) * per_node
     colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")

@@ -38,11 +38,7 @@ def wrong_nvcc(args: Any) -> str | None:
     if not args.ds.adam_offload or not torch.cuda.is_available():
         return None
     from deepspeed.git_version_info import installed_ops
-    from deepspeed.ops.op_builder.builder import (
-        CUDAMismatchException,
-        MissingCUDAException,
-        assert_no_cuda_mismatch,
-    )
+    from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException, assert_no_cuda_mismatch
 
     if installed_ops.get("cpu_adam"):
         return None  # built when DeepSpeed was installed

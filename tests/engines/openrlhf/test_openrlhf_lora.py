@@ -56,9 +56,7 @@ def assert_checkpoint_is_merged(folder, base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_resumes_exactly_on_the_same_base_model_alone(
-    stage, warm_model, raw_model, tmp_path, moved
-):
+def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_resumes_exactly(stage, warm_model, tmp_path, moved):
     actor = make_actor(warm_model, *LORA, **{"ds.zero_stage": stage})
     batch = mixed_batch(make_engine(warm_model), n=8)
     update(actor, batch)
@@ -72,8 +70,6 @@ def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_resumes_exactly_o
         update(one, batch)
     first, second = (one.actor.adapter.merged_state() for one in (actor, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    with pytest.raises(adapters.AdapterError, match="was trained on other weights"):
-        make_actor(raw_model, *LORA, resume=folder, **{"ds.zero_stage": stage})
 
 
 @pytest.mark.slow
