@@ -39,6 +39,11 @@ def test_on_policy_behind_it_is_the_baseline(file):
     assert {name for name in ours if ours[name] != theirs[name]} == {"ReplayMixer.rho"}
 
 
+@pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
+def test_a_table_with_another_models_file_behind_it_is_that_models_run(file):
+    assert config.load([PAPER / "table1.gin", file]).params == config.load([file]).params
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_the_rows_of_a_table_differ_from_its_reference_in_what_they_say(table):
     """And on the test bed in the same."""
