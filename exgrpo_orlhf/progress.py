@@ -70,6 +70,11 @@ def evaluations_left(done: int, steps: int, every: int | None) -> int:
     return 0 if every is None or done >= steps else -(-steps // every) - done // every
 
 
+def duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{seconds / 3600:.1f} h"
+
+
 class Progress:
     """A line every few seconds: where the run is, how it does, when it ends."""
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from .experiment import Experiment, Outcome
-from .progress import evaluations_left
+from .progress import duration, evaluations_left
 from .questions.prompts import PromptEncoder
 from .redaction import without_password
 from .run import train
@@ -58,11 +58,12 @@ class SmokeRun(TrainingRun):
         begin = time.perf_counter()
         self._save()
         folder = self.run / f"checkpoint-{self.step}"
+        model = getattr(self.engine, "model", None)  # OpenRLHF's is in other processes
         report = {
             "steps": done,
             "save": time.perf_counter() - begin,
             "checkpoint": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-            "parameters": self._parameters(),
+            "parameters": None if model is None else sum(each.numel() for each in model.parameters()),
             "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         }
@@ -76,10 +77,6 @@ class SmokeRun(TrainingRun):
             return 0
         unit = self.x.optimizer.steps_per_batch
         return min(whole, int(_SECONDS / seconds * tiny) // unit * unit)
-
-    def _parameters(self) -> int | None:
-        model = getattr(self.engine, "model", None)  # OpenRLHF's is in other processes
-        return None if model is None else sum(each.numel() for each in model.parameters())
 
 
 def smoke(x: Experiment, run: Path, tracking_uri: str) -> Iterator[str]:
@@ -193,11 +190,6 @@ def seconds_of(questions: int, measured: Sequence[tuple[int, float]]) -> float:
     (n, last), (m, before) = measured[-1], measured[-2] if len(measured) > 2 else measured[-1]
     slope = last / n if n == m else max((last - before) / (n - m), 0.0)
     return last + slope * (questions - n)
-
-
-def duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{seconds / 3600:.1f} h"
 
 
 def size(bytes_: float) -> str:

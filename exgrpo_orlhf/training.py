@@ -262,9 +262,8 @@ class TrainingRun:
         return chosen, {one.id: Considered(stored, scores.get(one, ())) for one, stored in candidates.items()}
 
     def _rollout(self, plan: Plan, before: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
-        """Sample and grade a plan's questions. OpenRLHF's groups come as they are complete, and are graded while it is
-        still generating others. With train.generate_ahead they get the log-probs of the policy that sampled them, which
-        is another one when they are trained on. before: the step's groups that are graded already"""
+        """Sample and grade a plan's questions; OpenRLHF's groups while it is still generating others. With
+        train.generate_ahead they get the log-probs of the policy that sampled them. before: groups graded already"""
         engine, K = self.engine, self.x.mixer.group_size
         with closing(clock.lap_after("rollout", engine.rollout(plan, K))) as coming:
             groups = plan.in_order(self.x.verifier.grade_groups(coming, engine.decode, before))

@@ -22,11 +22,8 @@ def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
 
 
 def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Validation must not contain training questions, nor those of a supervised start's examples.
-
-    Texts that differ in typesetting alone count as the same; other words are another question here
-    (scripts/prepare_data.py --check-overlap finds those that share a run of words).
-    """
+    """Raises ValueError for validation questions that are training questions or a supervised start's examples, in the
+    same words (scripts/prepare_data.py --check-overlap finds those that share a run of words)."""
     shared = same_questions(questions, validation)
     if shared:
         mine, theirs = shared[0]

@@ -204,7 +204,8 @@ def _dry_run(x: Experiment, run: Path) -> int:
 
 def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import hours, memory
-    from exgrpo_orlhf.smoke import buffer_bytes, disk_text, duration, size
+    from exgrpo_orlhf.progress import duration
+    from exgrpo_orlhf.smoke import buffer_bytes, disk_text, size
 
     buffer = buffer_bytes(x, 0.5, min(hours.RESPONSE, x.sampling.max_response_tokens))
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"

@@ -74,9 +74,11 @@ class Drawing:
         self.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
         width, height = self.figure.get_size_inches() * 72
         inner = re.sub(r"^.*?<svg[^>]*>|<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.S)
-        inner = re.sub(r' id="(?:[a-z2]+|matplotlib\.axis|\w+Collection)_\d+"', _tick_class, inner)
+        tick_class = lambda found: f' class="{found[0][5:10]}"' if "tick_" in found[0] else ""
+        inner = re.sub(r' id="(?:[a-z2]+|matplotlib\.axis|\w+Collection)_\d+"', tick_class, inner)
         inner = re.sub(r'<g id="mark-(\d+)">', self._group, inner).replace("xlink:href", "href")
-        inner = re.sub(r'style="[^"]*"', lambda style: re.sub(r"#[0-9a-f]{6}", _variable, style[0]), inner)
+        variable = lambda colour: _VARIABLES.get(colour[0], colour[0])
+        inner = re.sub(r'style="[^"]*"', lambda style: re.sub(r"#[0-9a-f]{6}", variable, style[0]), inner)
         return (
             f'<svg class="chart {kind}" role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}">{inner}'
@@ -90,14 +92,6 @@ class Drawing:
     def _group(self, found: re.Match[str]) -> str:
         classes, words = self._marks[int(found[1])]
         return f'<g class="{classes}">' + (f"<title>{escape(words)}</title>" if words else "")
-
-
-def _tick_class(found: re.Match[str]) -> str:
-    return f' class="{found[0][5:10]}"' if "tick_" in found[0] else ""
-
-
-def _variable(found: re.Match[str]) -> str:
-    return _VARIABLES.get(found[0], found[0])
 
 
 @contextmanager

@@ -144,10 +144,7 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
 
 
 def _averages(folder: Path, benchmark: str, known: Results) -> dict[Question, float]:
-    """The share of correct samples of a benchmark's questions, in the order of their rows.
-
-    known: its entry in results.json
-    """
+    """The share of correct samples of each question, by row. known: the benchmark's entry in results.json"""
     path = folder / benchmark / SAMPLES
     asked: dict[int, tuple[str, str, str]] = {}
     verdicts: defaultdict[int, list[bool]] = defaultdict(list)

@@ -10,6 +10,9 @@ from typing import Any
 from .folder import Results
 from .tables import NONE, markdown_table, model_name, percent, shortfall
 
+# A share, its interval, and the departure from the paper or why there is no score: each of them or None.
+Score = tuple[float | None, tuple[float, float] | None, str | None]
+
 
 @dataclass(frozen=True)
 class Paper:
@@ -85,8 +88,7 @@ def bounds_text(bounds: tuple[float, float] | None) -> str:
     return " to ".join(map(percent, bounds)) if bounds else NONE
 
 
-def score(results: Results, paper: Paper, column: str) -> tuple[float | None, tuple[float, float] | None, str | None]:
-    """(share, its interval, the departure from the paper or why there is no score), each of them or None."""
+def score(results: Results, paper: Paper, column: str) -> Score:
     if column in paper.averages:
         return _average(results, paper, column)
     benchmark = results["benchmarks"].get(column)
@@ -110,9 +112,7 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
     return found
 
 
-def _average(
-    results: Results, paper: Paper, column: str
-) -> tuple[float | None, tuple[float, float] | None, str | None]:
+def _average(results: Results, paper: Paper, column: str) -> Score:
     """As `score`; without an interval if the results have no mean over just these columns."""
     of, run = paper.averages[column], results["benchmarks"]
     parts = {key: shortfall(run[key]) if key in run else "not run" for key in of}

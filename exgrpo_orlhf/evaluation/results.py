@@ -118,7 +118,8 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
 
     correct = _correct(rows, "verdict")
     plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
-    keys = [[_key(sample) for sample in row] for row in rows]
+    answers = [[sample["extracted"] for sample in row] for row in rows]
+    keys = [[None if answer is None else normalised_answer(answer) for answer in row] for row in answers]
     n, score = correct.shape[1], avg_at_k(correct)
     ks = at_k(n)
     voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in keys for key in row) else []
@@ -171,10 +172,6 @@ def _by_group(groups: Sequence[str | None], score: Array, rng: np.random.Generat
 def _mean(scores: Mapping[str, Array], of: Sequence[str], kind: str) -> dict[str, Any]:
     mean = mean_over([scores[benchmark] for benchmark in of], _rng(kind), micro=kind == "micro")
     return {**asdict(mean), "benchmarks": list(of)}
-
-
-def _key(sample: Sample) -> str | None:
-    return None if sample["extracted"] is None else normalised_answer(sample["extracted"])
 
 
 def _rng(name: str) -> np.random.Generator:

@@ -138,7 +138,9 @@ def evaluate(
             for file in files.values():
                 file.sort()
             facts, not_run, graded_with = _with_earlier(out, evaluation, files)
-            record = {**evaluation.record, **_sessions(out), **graded_with, "finished": now()}
+            sessions = read_sessions(out)
+            record = {**evaluation.record, **sessions[-1], **graded_with, "finished": now()}
+            record |= {"sessions": sessions} if len(sessions) > 1 else {}
             results = summarise(out.resolve().name, record, facts, not_run, files, total_times(out))
             write_json(out / RESULTS, results)
             return results
@@ -225,12 +227,6 @@ def _begin_session(out: Path, session: dict[str, Any]) -> None:
     write_json(path, [*(each for each in sessions if each != session), session])
 
 
-def _sessions(out: Path) -> dict[str, Any]:
-    """The record of the last session, and of all sessions if they differ."""
-    sessions = read_sessions(out)
-    return {**sessions[-1], **({"sessions": sessions} if len(sessions) > 1 else {})}
-
-
 class _Progress:
     """Logs a line every few seconds: responses done, speed, time left."""
 
@@ -261,10 +257,8 @@ class _Progress:
 def _with_earlier(
     out: Path, evaluation: EvaluationPlan, files: dict[str, SampleFile]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
-    """(facts, not_run, graded_with), including benchmarks that were run in this folder before, whose files are added.
-
-    `settle` has checked that they were run in the same way. graded_with: how they were regraded, {} if they were not
-    """
+    """(facts, not_run, graded_with), with benchmarks that were run in this folder before, in the same way (`settle`).
+    Their files are added. graded_with: how they were regraded, {} if they were not"""
     facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
     if (out / RESULTS).exists():
         before = read_results(out)

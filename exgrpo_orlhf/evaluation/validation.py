@@ -62,8 +62,9 @@ class Validation:
         Raises:
             ValueError: a test set has some of the questions.
         """
-        self._level = _level(questions)
-        self.questions, self.settings = [_by_level(question, self._level) for question in questions], settings
+        self._level = level = _level(questions)
+        self.settings = settings
+        self.questions = [grouped(each, level) if level and _has(each, level) else each for each in questions]
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         benchmark = Benchmark(
             name=NAME,
@@ -125,10 +126,6 @@ def _level(questions: Sequence[Question]) -> str | None:
 def _has(question: Question, level: str) -> bool:
     """A field of this name in a user's own file may hold anything: the text of worked steps, say."""
     return type(question.meta.get(level)) is int
-
-
-def _by_level(question: Question, level: str | None) -> Question:
-    return grouped(question, level) if level is not None and _has(question, level) else question
 
 
 def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[str]:

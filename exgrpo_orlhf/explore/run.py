@@ -65,15 +65,11 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
     found = checkpoints.find(run)
     if not found:
         missing = "The run has no checkpoint yet: what is stored is not shown."
-        return page(read(run, None, None, questions, _no_text), run.resolve().name, [*notes, missing])
+        return page(read(run, None, None, questions, lambda ids: ""), run.resolve().name, [*notes, missing])
     step, folder = max(found.items())
     buffer = ReplayBuffer(RetirementPolicy())
     snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
     return page(read(run, buffer, step, questions, _decoder(folder)), run.resolve().name, notes)
-
-
-def _no_text(ids: npt.NDArray[np.int32]) -> str:
-    return ""
 
 
 def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:

@@ -224,9 +224,7 @@ class MixedPolicyLoss:
     def _fresh_metrics(self, rows: Sequence[tuple[float, Floats, Floats]]) -> dict[str, float]:
         """approx_kl: mean of w − 1 − log w, w = π_θ/π_old of a token. clip_share: tokens whose gradient the clip takes
         away. truncated_share: tokens whose weight is above the largest one, where there is one.
-
-        rows: advantage, log π_θ (T,), log π_old (T,)
-        """
+        rows: advantage, log π_θ (T,), log π_old (T,)"""
         tokens = clipped = truncated = 0
         kl = 0.0
         for advantage, policy, behaviour in rows:
@@ -248,11 +246,8 @@ class MixedPolicyLoss:
         return {name: total / max(tokens, 1) for name, total in found.items()}
 
     def _replayed_metrics(self, log_weights: Sequence[npt.NDArray[np.float64]]) -> dict[str, float]:
-        """Of all replayed tokens, in log space, w* = π_θ/π_past.
-
-        ess: effective sample size (Σw)²/Σw² as a share of the tokens, 1 when all weigh the same
-        truncated_share: tokens whose weight is above the largest one, where there is one
-        """
+        """Of all replayed tokens, in log space, w* = π_θ/π_past. ess: effective sample size (Σw)²/Σw² as a share of the
+        tokens, 1 when all weigh the same. truncated_share: tokens whose weight is above the largest one."""
         found = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
         log_w = np.concatenate([*log_weights, np.zeros(0)])
         used = log_w

@@ -128,7 +128,7 @@ class QuestionRecords:
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", self.prompt)
-        answer = _present(record, self.answer, where, f"{self._owner}.answer")
+        answer = present(record, self.answer, where, f"{self._owner}.answer")
         several = isinstance(answer, list)
         answers = [str(each) if type(each) is int else each for each in (answer if several else [answer])]
         if not answers or not all(isinstance(each, str) and each.strip() for each in answers):
@@ -143,7 +143,7 @@ class QuestionRecords:
             raise ValueError(f"{where}: field {self.source!r} is {source!r:.80}; a source is the data set's name")
         meta: dict[str, Any] = {"row": row}
         for name in self.meta:
-            meta[name.rpartition(".")[2]] = _present(record, name, where, f"{self._owner}.meta")
+            meta[name.rpartition(".")[2]] = present(record, name, where, f"{self._owner}.meta")
         if several:
             meta["answers"] = [*map(str, answers)]
         return Question.make(source, prompt, json.dumps(meta["answers"]) if several else str(answers[0]), meta)
@@ -181,7 +181,7 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
     binding: what the user sets to name another field
     Raises ValueError that begins with `where`.
     """
-    value = _present(record, name, where, binding)
+    value = present(record, name, where, binding)
     where = f"{where}: field {name!r}"
     if type(value) is str:  # not a JSON number, which is a subclass of str (files.py)
         if not value.strip():
@@ -200,7 +200,7 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
     return tuple(messages)
 
 
-def _present(record: Mapping[str, Any], name: str, where: str, binding: str) -> Any:
+def present(record: Mapping[str, Any], name: str, where: str, binding: str) -> Any:
     """The field's value. Raises ValueError if the record lacks the field."""
     try:
         return field_value(record, name)

@@ -144,11 +144,8 @@ class _Cell:
 
 
 class _AgedCell:
-    """One bucket whose members weigh 2^(step/half-life), step being that of their newest trajectory.
-
-    Sorting by log weight plus Gumbel noise gives the order in which drawing one after the other without replacement
-    would take them (Gumbel top-k, arXiv 1903.06059).
-    """
+    """One bucket whose members weigh 2^(step/half-life), step being that of their newest trajectory. They are sorted by
+    log weight plus Gumbel noise, as drawing without replacement would take them (Gumbel top-k, arXiv 1903.06059)."""
 
     def __init__(
         self,

@@ -75,9 +75,7 @@ def _curves(
     chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None, dots: bool = False
 ) -> bool:
     """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
-
-    dots: dots to point at. Returns whether there are curves to draw.
-    """
+    dots: dots to point at. Returns whether there are curves to draw."""
     unit, size = UNITS[axis]
     axes.set(xlabel=unit, ylim=_limits(_ends(comparison)[:2]))
     every = enumerate(zip(comparison.variants, comparison.bands[axis], strict=True))

@@ -77,12 +77,11 @@ def _settings(comparisons: Sequence[Comparison]) -> str:
     differing, _ = settings(variants)
     if not differing:
         return html.said("None: all variants have the same parameters.")
-    rows = [[_setting(value) for value in (name, *values)] for name, values in differing.items()]
+    rows = [
+        [f'<code title="{escape(value)}">{escape(short(value, CELL)) or "–"}</code>' for value in (name, *values)]
+        for name, values in differing.items()
+    ]
     return html.table(("setting", *(variant.name for variant in variants)), [rows], len(variants) + 1, box="scroll")
-
-
-def _setting(value: str) -> str:
-    return f'<code title="{escape(value)}">{escape(short(value, CELL)) or "–"}</code>'
 
 
 def _runs(comparisons: Sequence[Comparison]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ..engines.rows import ForwardRow
 from ..questions.files import place_of, read_rows
 from ..questions.prompts import PromptEncoder
-from ..questions.reading import field_value, read_prompt
+from ..questions.reading import present, read_prompt
 from ..records import Question
 
 Example = tuple[Question, str]  # the response without end token
@@ -51,13 +51,7 @@ class SupervisedFile:
         return found
 
     def _response(self, record: Any, where: str) -> str:
-        try:
-            response = field_value(record, self.response)
-        except KeyError as error:
-            there = error.args[0]
-            raise ValueError(
-                f"{where}: no field {self.response!r}, there are {there}; set SupervisedFile.response"
-            ) from None
+        response = present(record, self.response, where, "SupervisedFile.response")
         if type(response) is not str:  # not a JSON number, which is a subclass of str (questions/files.py)
             raise ValueError(f"{where}: field {self.response!r} is {response!r:.80}; a response is text")
         if not response.strip():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..lazy import torch
+from ..progress import duration
 
 SAY_EVERY = 5.0  # seconds
 
@@ -60,10 +61,6 @@ def optimiser_steps(
         now = time.monotonic()
         if now - said > SAY_EVERY:
             left = (now - began) / (number - first + 1) * (last - number)
-            print(f"{what}: step {number} of {last}, loss {loss:.3f}, {_duration(left)} left", file=sys.stderr)
+            print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(left)} left", file=sys.stderr)
             said = now
         yield Done(number, loss, rate, norm)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

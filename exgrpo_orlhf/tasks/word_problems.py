@@ -163,10 +163,8 @@ def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
 
 
 def _equations(text: str) -> Iterator[list[str]]:
-    """The numbers and signs of each stretch of text that has nothing else in it, if there is an equals sign.
-
-    The bullet of a list is no minus. Its number needs no care: of `1. 4 * 12 = 48` the full stop ends a stretch.
-    """
+    """The numbers and signs of each stretch of text that has nothing else in it, if there is an equals sign. The bullet
+    of a list is no minus, and its number is in no stretch: of `1. 4 * 12 = 48` the full stop ends one."""
     stretch: list[str] = []
     for sign, times, other in _TOKEN.findall(_BULLET.sub("", text)):
         if sign or times:

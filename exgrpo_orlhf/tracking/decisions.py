@@ -204,10 +204,7 @@ def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode:
 
 
 def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
-    """Text by token, with log-probs in nats; of a long response the first and the last tokens.
-
-    left_out: tokens between them
-    """
+    """Text by token, with log-probs in nats; of a long response without the tokens (`left_out`) in its middle."""
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
     found: dict[str, Any] = {"tokens": len(ids), "left_out": out}

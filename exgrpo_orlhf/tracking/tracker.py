@@ -81,7 +81,7 @@ class MlflowTracker:
         self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
         self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
         self._failure: str | None = None
-        self._artifacts: deque[tuple[Path, str | None]] = deque()
+        self._artifacts: deque[Path] = deque()
         self._experiment = ""  # the id
         self._status = "RUNNING"
         self._closing = threading.Event()
@@ -101,13 +101,13 @@ class MlflowTracker:
         """Whether anything is sent at all."""
         return self._settings.enabled
 
-    def artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Queues a file or folder for upload; it must stay in place until it is uploaded.
+    def artifact(self, path: Path) -> None:
+        """Queues a file for upload; it must stay in place until it is uploaded.
 
         One that waits for its upload already is uploaded once, as it then is.
         """
-        if self.enabled and (Path(path), artifact_path) not in list(self._artifacts):
-            self._artifacts.append((Path(path), artifact_path))
+        if self.enabled and path not in list(self._artifacts):
+            self._artifacts.append(path)
 
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
         """Sends what is left, within `timeout` seconds, and sets the run's status. Does not raise in an outage.
@@ -169,26 +169,18 @@ class MlflowTracker:
             self._client.set_terminated(self._run_id, self._status)
         while self._artifacts:
             waiting = self._artifacts.popleft()  # first, so that a file that changes meanwhile is queued again
+            if not waiting.exists():
+                logger.warning("%s is gone, so it could not be uploaded to MLflow", waiting)
+                continue
             try:
-                self._upload(*waiting)
+                self._client.log_artifact(self._run_id, str(waiting))
             except Exception:
                 self._artifacts.appendleft(waiting)
                 raise
 
-    def _upload(self, path: Path, artifact_path: str | None) -> None:
-        if not path.exists():
-            logger.warning("%s is gone, so it could not be uploaded to MLflow", path)
-        elif path.is_dir():
-            self._client.log_artifacts(self._run_id, str(path), artifact_path)
-        else:
-            self._client.log_artifact(self._run_id, str(path), artifact_path)
-
     def _batches(self, step_metric: str) -> Iterator[list[Any]]:
         """A log's rows beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
-        (MLflow's client would split a batch that is too large at any metric.)
-
-        The row's own time makes a repeated request harmless: MLflow drops a metric equal in name, step, time and value.
-        """
+        Each has its row's time: of a repeated request MLflow drops a metric equal in name, step, time and value."""
         from mlflow.entities import Metric
 
         batch: list[Any] = []
@@ -227,7 +219,9 @@ class MlflowTracker:
         self._first = False
         self._client.log_batch(run.info.run_id, params=missing, tags=tags)
         if not run.inputs.dataset_inputs:
-            self._client.log_inputs(run.info.run_id, datasets(self._questions, self._sources()))
+            bound = {"training": "Work.questions", "validation": "Work.validation"}
+            sources = {context: self._params[name] for context, name in bound.items() if name in self._params}
+            self._client.log_inputs(run.info.run_id, datasets(self._questions, sources))
         self._client.update_run(run.info.run_id, status="RUNNING")
         self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
         self._run_id, self._experiment = run.info.run_id, run.info.experiment_id
@@ -245,10 +239,6 @@ class MlflowTracker:
         seconds = self._settings.system_seconds
         self._system = monitor(self._run_id, seconds, resume_logging=True, tracking_uri=self._uri)
         self._system.start()
-
-    def _sources(self) -> dict[str, str]:
-        bound = {"training": "Work.questions", "validation": "Work.validation"}
-        return {context: self._params[name] for context, name in bound.items() if name in self._params}
 
     def _known_run(self) -> Any:
         if self._run_id is None:
@@ -269,10 +259,7 @@ class MlflowTracker:
 
 
 def _param_text(value: Any) -> str:
-    """A param as text, a string without its quotes.
-
-    A long one is cut and gets its length and hash, so that different values stay different.
-    """
+    """A param as text, a string without its quotes. A long one is cut and gets its length and hash."""
     text = str(value)
     if text[:1] in "'\"":
         with contextlib.suppress(ValueError, SyntaxError):

@@ -125,10 +125,8 @@ def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
     sender = tracker(log, fresh_sqlite, params=params, tags={"engine": "local", "seed": 0})
     fill(log, range(3))
     (tmp_path / "plot.txt").write_text("plot")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "one.txt").write_text("one")
-    for name in ("plot.txt", "gone.txt", "folder"):
-        sender.artifact(tmp_path / name, "files")
+    for name in ("plot.txt", "gone.txt"):
+        sender.artifact(tmp_path / name)
     sender.close("FINISHED")
     (run,) = all_runs(fresh_sqlite)
     assert run.info.run_id == sender.run_id
@@ -145,8 +143,7 @@ def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
     )
     assert times == [round(row["time"] * 1000) for row in log.rows()]
     assert run.info.artifact_uri.startswith((tmp_path / "mlartifacts" / "exgrpo").as_uri())
-    listed = [file.path for file in MlflowClient(fresh_sqlite).list_artifacts(sender.run_id, "files")]
-    assert listed == ["files/one.txt", "files/plot.txt"]
+    assert [file.path for file in MlflowClient(fresh_sqlite).list_artifacts(sender.run_id)] == ["plot.txt"]
 
 
 def test_long_params_are_cut_with_their_hash(tmp_path, sqlite):

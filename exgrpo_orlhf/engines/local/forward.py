@@ -60,10 +60,8 @@ class PolicyForward:
         return self._stats(hidden.to(self.compute_dtype), targets)
 
     def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
-        """The hidden states that predict the rows' response tokens, end to end: (T, D).
-
-        Rows are padded on the right. Causal attention never looks there, so no mask is needed.
-        """
+        """The hidden states that predict the rows' response tokens, (T, D). Causal attention never looks at the padding
+        on the right, so no mask is needed."""
         ids, responses = padded(rows)  # (R, W)
         predicts = np.roll(responses, -1, axis=1)  # a row begins with a prompt token, so nothing wraps around
         output = self.model.base_model(input_ids=torch.from_numpy(ids).to(self.device), use_cache=False)
@@ -79,11 +77,8 @@ class PolicyForward:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Some architectures cap or scale the logits after the output layer, or the hidden states before it: `_stats`
-        would be wrong for them.
-
-        Compared in float32, whatever dtype the run computes in, because rounding would hide a difference.
-        """
+        """Raises ValueError for an architecture that caps or scales logits, or hidden states before the output layer.
+        Compared in float32, whatever the run computes in, because rounding would hide a difference."""
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         ids = torch.arange(1, 9, device=self.device)[None] % vocabulary
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()

@@ -183,9 +183,7 @@ def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1
 
 def _first_above(cumulative: Tensor, aim: Tensor) -> Tensor:
     """cumulative: (R, N) float64, aim: (R, 1) → (R, 1): the first that exceeds it, whose own share is not 0 therefore.
-
-    Rounding can make `aim` as large as the last; then it is the first that equals the last.
-    """
+    Where rounding has made `aim` as large as the last one, it is the first that equals the last."""
     below = torch.nextafter(cumulative[:, -1:], torch.zeros_like(aim))
     found = torch.searchsorted(cumulative, aim.minimum(below), right=True)
     return found.clamp_(max=cumulative.shape[1] - 1)  # of NaN

@@ -23,7 +23,9 @@ def large_products(model: nn.Module) -> Iterator[None]:
     changed = []
     if torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu"):
         for layer in model.modules():
-            if type(layer) is nn.Linear and _is_large(layer.weight) and "forward" not in vars(layer):
+            if type(layer) is not nn.Linear or "forward" in vars(layer) or layer.weight.numel() < LARGE:
+                continue
+            if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
                 layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
                 changed.append(layer)
     try:
@@ -31,10 +33,6 @@ def large_products(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in changed:
             del layer.forward
-
-
-def _is_large(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= LARGE
 
 
 def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:

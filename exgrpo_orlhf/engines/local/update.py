@@ -108,9 +108,7 @@ class PolicyUpdate:
 
     def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
-
-        rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory
-        """
+        rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory"""
         lengths = torch.tensor([len(work.rows[i].token_ids) for i in members])
         weights = dict(zip(members, loss.row_weights(lengths, rows=rows).tolist(), strict=True))
         token_weight = 1 / int(lengths.sum())

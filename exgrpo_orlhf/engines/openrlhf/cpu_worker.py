@@ -14,11 +14,8 @@ from vllm.model_executor.layers import utils as vllm_layers
 
 
 def _keep_plain_weight(layer: Any, remove_weight: bool) -> None:
-    """A linear layer that reads its weight at each call.
-
-    vLLM's CPU backend computes from a repacked copy and drops the weight. A weight sync then either raises or, for an
-    output head tied to the embedding, leaves the copy as it was: rollouts would come from an old policy without notice.
-    """
+    """A linear layer that reads its weight at each call. vLLM's CPU backend computes from a repacked copy, which a
+    weight sync may leave as it was: rollouts would come from an old policy without notice."""
     layer.cpu_linear = torch.nn.functional.linear
 
 

@@ -157,11 +157,8 @@ def _kill_actors() -> None:
 
 
 class _Watch:
-    """A thread beside the program: it passes a signal on to the trainer, and ends the wait for a dead actor.
-
-    OpenRLHF waits without time limits, and an actor that waits for a dead one in a collective never fails. The watch
-    then kills all actors, so that whatever the program waits for fails; `reason` holds the cause.
-    """
+    """A thread beside the program: it passes a signal on to the trainer, and ends the wait for a dead actor, which has
+    no time limit in OpenRLHF: it kills all actors, so that whatever the program waits for fails. reason: the cause"""
 
     def __init__(self, stop: StopRequest, run: Path, timeout: float, output: Output | None) -> None:
         self.stop, self.run, self.timeout, self.output = stop, run, timeout, output

@@ -232,10 +232,8 @@ def needed_gpus(args: Any) -> int:
 
 
 def _check_shapes(x: Experiment, args: Any) -> None:
-    """Every rank must have the same number of rows, or OpenRLHF drops rows or carries half a step into the next batch.
-
-    Raises LaunchError for this and for other flags that would fail, or train wrongly, later.
-    """
+    """Raises LaunchError for flags that would fail, or train wrongly, later: with another number of rows on a rank
+    OpenRLHF drops rows or carries half a step into the next batch."""
     given = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
         _require(
@@ -284,10 +282,8 @@ def _check_node(x: Experiment, args: Any, model_path: str) -> None:
 def _check_work(
     x: Experiment, model_path: str, loaded: tuple[list[Question], list[Question]] | None = None, *, begins: bool
 ) -> None:
-    """Raises what would otherwise stop the run after minutes of loading, for model, tokenizer, prompts and limits.
-
-    begins: whether the run begins here, so that the experience that it begins with is checked too
-    """
+    """Raises what would stop the run after minutes of loading, for model, tokenizer, prompts and limits. begins:
+    whether the run begins here, so that the experience that it begins with is checked too"""
     tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     mapped = getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map")
@@ -299,14 +295,10 @@ def _check_work(
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        changed = changes_logits(model)
+        if changes_logits(model):
+            raise LaunchError(f"{model_path} does more to its logits than its output layer does, such as scaling them")
     except (RuntimeError, TypeError) as error:
-        changed = False
         log.warning("%s: whether it scales or caps its logits could not be checked (%s)", model_path, error)
-    if changed:
-        raise LaunchError(
-            f"{model_path} does more to its logits than its output layer does, such as scaling or capping"
-        )
     # OpenRLHF trains in training mode, where log-probs would be those of another policy than the one that samples.
     settings = config.get_text_config().to_dict()
     random = [name for name in settings if ("drop" in name or "jitter" in name) and settings[name]]

@@ -136,10 +136,8 @@ class MixedLoss(nn.Module):
     def _count(
         self, loss: Tensor, log_w: Tensor, row_of: Tensor, advantages: Tensor, gap: Tensor, correction: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Adds to `totals`, over fresh tokens: whose gradient the clip removes, and the distance from π_old.
-
-        Tensors are of the fresh tokens, (T,). gap: the vLLM engine's log-probs minus the trainer's
-        """
+        """Adds to `totals`, over fresh tokens (T,): whose gradient the clip removes, and the distance from π_old.
+        gap: the vLLM engine's log-probs minus the trainer's"""
         tokens = max(len(log_w), 1)
         w = log_w.double().clamp(max=LARGEST_LOG_RATIO).exp()
         ratio = self.loss.fresh_log_ratio(log_w.double(), row_of).clamp(max=LARGEST_LOG_RATIO).exp()

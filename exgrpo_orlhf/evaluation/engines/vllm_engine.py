@@ -217,8 +217,7 @@ def first_error(file: int) -> str:
 
 
 def _kill_after_this_process(pids: Sequence[int]) -> subprocess.Popen[bytes]:
-    """A shell that kills these processes when this one ends: after kill -9 they would run for ever and keep the GPU's
-    memory. The end of this process closes the shell's standard input.
-    """
+    """A shell that kills these processes when this one ends and so closes the shell's standard input: after kill -9
+    they would run for ever and keep the GPU's memory."""
     command = ["sh", "-c", 'cat > /dev/null; kill -9 "$@"', "sh", *map(str, pids)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)

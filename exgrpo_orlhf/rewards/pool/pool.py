@@ -232,10 +232,8 @@ class _Slot(threading.Thread):
 
 
 class _Process:
-    """A worker process, the connection to it, and the file in which it finds the answers.
-
-    The connection has short messages only: a write to it never waits for a process that has stopped reading.
-    """
+    """A worker process, the connection to it, and the file in which it finds the answers: the connection has short
+    messages only, so that a write to it never waits for a process that has stopped reading."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._connection, theirs = Pipe()

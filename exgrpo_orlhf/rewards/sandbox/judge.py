@@ -56,7 +56,8 @@ def _run(tests: Sequence[str], program: Program) -> None:
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     }
     theirs = set(program.call(program.look_up, (sorted(set().union(*used)),), {}))
-    known = {name for name in theirs if _is_pythons(name)}
+    pythons = {*dir(builtins), *sys.stdlib_module_names, *_IMPORTED, *_SHORT}
+    known = theirs & pythons
     if theirs - known - assigned or len(known) > 1:
         theirs -= known
         names |= {name: _pythons(name) for name in known if not hasattr(builtins, name)}
@@ -67,10 +68,6 @@ def _run(tests: Sequence[str], program: Program) -> None:
         given |= program.call(program.look_up, (sorted(free),), {})
         names |= {name: given[name] for name in free if name in given}
         exec(compile(tree, "tests", "exec"), names)
-
-
-def _is_pythons(name: str) -> bool:
-    return hasattr(builtins, name) or name in sys.stdlib_module_names or name in _IMPORTED or name in _SHORT
 
 
 def _pythons(name: str) -> Any:

@@ -101,13 +101,10 @@ def with_commands(text: str) -> str:
     r"""Writes sin(x), 2pi, sqrt(3), ln 2, infinity as \sin(x), 2\pi, \sqrt{3}, \ln 2, \infty."""
     if match := re.fullmatch(_INFINITY, text, re.IGNORECASE):
         return ("-" if match[1] or match[2] == "-" else "") + r"\infty"
-    text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=\{))", _root, text)
+    root = lambda match: r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
+    text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=\{))", root, text)
     text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?=\s?\(|\s[a-z0-9]\b|\s\\)", r"\\\1", text)
     return re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)pi(?![A-Za-z])", r"\\pi ", text)
-
-
-def _root(match: re.Match[str]) -> str:
-    return r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
 
 
 def _undelimited(text: str) -> str:
