@@ -62,7 +62,7 @@ def needs(layout: str) -> dict[str, Any]:
     assert count is not None
     assert x.openrlhf is not None
     card = hours.CARDS[x.openrlhf.gpu]
-    sums = memory.memory_of(x, MODELS[name], count, card.memory)
+    sums = memory.memory_of(x, MODELS[name], card.memory)
     buffer = buffer_bytes(x, 0.5, hours.RESPONSE)
     same = {gpu: hours.step_of(x, count[0], one) for gpu, one in hours.CARDS.items() if one.memory == card.memory}
     return {

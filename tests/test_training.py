@@ -217,8 +217,18 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
     names = []
     for more in (one, other):
         arguments = script._parser().parse_args(["--gin", "base.gin", *more])
-        names.append(script._name(arguments, arguments.seed or 0, config.may_change))
+        names.append(script._name(arguments, arguments.seed or 0, config.may_change, []))
     assert (names[0] == names[1]) == same
+
+
+def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train as script
+
+    bindings = ["PW = 'hunter2'", "ReplayMixer.rho = 0.25"]
+    arguments = script._parser().parse_args(["--gin", "base.gin", "--set", bindings[0], "--set", bindings[1]])
+    written = ["PW = '***'", bindings[1]]
+    assert script._name(arguments, 0, config.may_change, written) == "base-ReplayMixer.rho_0.25-seed0"
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
