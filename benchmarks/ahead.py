@@ -26,10 +26,10 @@ import engine_sim as sim
 import numpy as np
 from command_line import finish, make_parser
 
-from exgrpo_orlhf.evaluation.charts import PALETTE, drawing
-from exgrpo_orlhf.evaluation.tables import markdown_table
+from exgrpo_orlhf.evaluation.plots import PALETTE, drawing
+from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.study.tables import csv_text
+from exgrpo_orlhf.study.comparison_tables import csv_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BATCHES = 9  # simulated for each figure

@@ -47,14 +47,14 @@ from command_line import TINY, finish, make_parser
 from kills import count_calls, different, kill_at_call
 from safetensors.torch import load_file, save_file
 
-from exgrpo_orlhf import checkpoints, config, manifest
-from exgrpo_orlhf.checkpoints import UnusableCheckpoint
-from exgrpo_orlhf.evaluation.tables import aligned
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
+from exgrpo_orlhf.evaluation.results_table import aligned
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.places import PROJECT
-from exgrpo_orlhf.pretrained import PretrainedModel
-from exgrpo_orlhf.run import train
-from exgrpo_orlhf.supervised.tiny_models import ChainModel
+from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf.paths import PROJECT
+from exgrpo_orlhf.training.run import train
 
 STEPS = 8
 SMALL_SEED = 1

@@ -38,12 +38,12 @@ from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation import evaluated_model, sets
+from exgrpo_orlhf.evaluation.backends import GenerationEngine, GenerationRequest, Key, Response
+from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
+from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
+from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-from exgrpo_orlhf.evaluation.engines import GenerationEngine, GenerationRequest, Key, Response
-from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
-from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
-from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
 from exgrpo_orlhf.questions.prompts import Prompts
 
 GOAL = 0.05
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = parse()
     with tempfile.TemporaryDirectory() as folder:
         model_path = make_model(Path(folder) / "model", arguments.width, arguments.layers)
-        model, _ = subject.load(str(model_path))
+        model, _ = evaluated_model.load(str(model_path))
         benchmark = override(
             Definitions((DEFINITIONS,)).benchmark(arguments.benchmark),
             samples=arguments.samples,
@@ -63,7 +63,7 @@ def main() -> int:
             max_tokens=arguments.max_tokens,
         )
         asked = sets.load(benchmark, (arguments.data, sets.DATASETS), arguments.limit)
-        asker = subject.Asker(model, Prompts(template="plain"), seed=0)
+        asker = evaluated_model.Asker(model, Prompts(template="plain"), seed=0)
         evaluation = EvaluationPlan(
             asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
             engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,

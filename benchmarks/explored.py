@@ -27,14 +27,14 @@ import transformers
 from command_line import TINY, finish, make_parser
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.explore.explorer_page import page
 from exgrpo_orlhf.explore.history import read
-from exgrpo_orlhf.explore.page import page
-from exgrpo_orlhf.explore.run import explore
+from exgrpo_orlhf.explore.run_page import explore
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.tracking.step_log import StepLog
+from exgrpo_orlhf.training.run import train
 
 LOG_SHARE, LOG_BYTES, PAGE_BYTES = 0.01, 1e6, 16e6
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

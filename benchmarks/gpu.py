@@ -46,13 +46,13 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import measure
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
+from exgrpo_orlhf.models.tiny_models import ChainModel, chain_tokenizer
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.objective.token_stats import token_stats
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
-from exgrpo_orlhf.supervised.tiny_models import ChainModel, chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 Figures = dict[str, Any]  # a number, or a number and what it may be at most (None: anything)

@@ -21,9 +21,9 @@ from transformers import Qwen2Config
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import hours, memory
-from exgrpo_orlhf.evaluation.tables import markdown_table
+from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.smoke import buffer_bytes, duration
+from exgrpo_orlhf.training.smoke import buffer_bytes, duration
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
 # The sizes in the models' config.json: of Qwen2.5-Math-7B and Qwen2.5-Math-1.5B.
@@ -39,7 +39,7 @@ MODELS = {
 }  # fmt: skip
 STEPS = {"7B": 700, "1.5B": 500}  # of the paper's runs
 LAYOUTS = {  # model, and files beside the layout
-    "1gpu_24gb": ("1.5B", ["lora.gin"]),
+    "1gpu_24gb": ("1.5B", ["recipes/lora.gin"]),
     "4gpu_24gb": ("1.5B", []),
     "1gpu": ("1.5B", []),
     "8gpu": ("7B", []),

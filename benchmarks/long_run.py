@@ -22,8 +22,8 @@ import transformers
 from command_line import TINY, finish, make_parser
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.training.run import train
 
 GOAL = 1.05
 BINDINGS = [

@@ -46,7 +46,7 @@ from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.records import Grade, Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.training import TrainingRun
+from exgrpo_orlhf.training.loop import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
 

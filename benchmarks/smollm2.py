@@ -33,14 +33,14 @@ import numpy as np
 from command_line import DATA, TINY, finish, make_parser
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.evaluation.tables import NONE, markdown_table, percent
+from exgrpo_orlhf.evaluation.results_table import NONE, markdown_table, percent
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.pretrained import PretrainedModel
-from exgrpo_orlhf.study.charts import picture
+from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.comparison_charts import picture
+from exgrpo_orlhf.study.comparison_tables import csv_text, terminal
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
-from exgrpo_orlhf.study.tables import csv_text, terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE, FILE = "gin/suites/smollm2.gin", "smollm2.gin"

@@ -28,7 +28,7 @@ from typing import Any
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write_json
-from exgrpo_orlhf.places import PROJECT, WORKPLACE
+from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.redaction import without_password
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     action = words.pop(0) if words and words[0] in actions else "run"
     terminal.messages()
     from exgrpo_orlhf.checkpoints import RunFolderError
-    from exgrpo_orlhf.evaluation.engines import EngineFailure
+    from exgrpo_orlhf.evaluation.backends import EngineFailure
     from exgrpo_orlhf.rewards import GradingError
 
     try:
@@ -67,11 +67,11 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
         _require_model(arguments.model)
     import transformers
 
-    from exgrpo_orlhf.evaluation import sets, subject
+    from exgrpo_orlhf.evaluation import evaluated_model, sets
+    from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.environment import session
     from exgrpo_orlhf.evaluation.folder import progress
-    from exgrpo_orlhf.evaluation.run import EvaluationPlan, evaluate
+    from exgrpo_orlhf.evaluation.session import session
     from exgrpo_orlhf.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
@@ -100,7 +100,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
     if not found:
         raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
-    asker = subject.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
+    asker = evaluated_model.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
     engine = _engine(arguments, model)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     evaluation = EvaluationPlan(
@@ -140,7 +140,8 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
 
 def _require_model(name: str) -> None:
     """Refuse a model that is not there before the imports that take seconds."""
-    from exgrpo_orlhf import pretrained, weights
+    from exgrpo_orlhf import weights
+    from exgrpo_orlhf.models import pretrained
 
     if name not in pretrained.SHIPPED and not pretrained.find_gguf(name):
         try:
@@ -160,12 +161,12 @@ def _list(definitions: Any) -> int:
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str, str]]:
     """(the model, the prompt settings of its training, the settings of a server)."""
-    from exgrpo_orlhf.evaluation import subject
+    from exgrpo_orlhf.evaluation import evaluated_model
 
     if arguments.engine != "openai":
         if arguments.tokenizer:
             raise ValueError("--tokenizer is for --engine openai: other engines load the model's own tokenizer")
-        return *subject.load(arguments.model), {}
+        return *evaluated_model.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
     known = {"model": arguments.model, "api": arguments.api}
@@ -175,8 +176,12 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
                 "--engine openai needs --tokenizer FOLDER-OR-HUB-ID of the served model, to write its prompts; or "
                 "--api chat, where the server writes them"
             )
-        return *subject.load(arguments.model), known
-    return subject.served(arguments.model, arguments.tokenizer if arguments.api == "completions" else None), {}, known
+        return *evaluated_model.load(arguments.model), known
+    return (
+        evaluated_model.served(arguments.model, arguments.tokenizer if arguments.api == "completions" else None),
+        {},
+        known,
+    )
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
@@ -242,18 +247,18 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
         arguments.engine = "vllm" if find_spec("vllm") else "transformers"
         logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
-        from exgrpo_orlhf.evaluation.engines.server import ServerEngine
+        from exgrpo_orlhf.evaluation.backends.server import ServerEngine
 
         key = os.environ.get(arguments.key_variable)
         server = ServerEngine(arguments.base_url, arguments.model, key=key, **_given(arguments, "api", "concurrency"))
         server.check()
         return lambda: server
     if arguments.engine == "vllm":
-        from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
+        from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
 
         settings = _given(arguments, "dtype", "tensor_parallel", "replicas", "gpu_memory")
         return lambda: VllmEngine(model.path, **settings)
-    from exgrpo_orlhf.evaluation.engines.transformers_engine import TransformersEngine
+    from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
 
     settings = _given(arguments, "device", "dtype", "threads", "rows")
     if arguments.threads > (cores := len(os.sched_getaffinity(0))):
@@ -267,13 +272,13 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _write(out: Path, results: dict[str, Any]) -> None:
     """Write report.html and, if a benchmark of the paper was run, paper.md; print the table."""
-    from exgrpo_orlhf.evaluation import paper, report, tables
+    from exgrpo_orlhf.evaluation import paper, report, results_table
 
     published = paper.read_paper(PROJECT / "evals" / "paper.toml")
     if set(published.samples) & set(results["benchmarks"]):
         (out / "paper.md").write_text(paper.markdown(results, published), encoding="utf-8")
     report.write_report([out], out / "report.html")
-    print(tables.terminal(results))
+    print(results_table.terminal(results))
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -345,7 +350,7 @@ def _regrade(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     _add_grading(parser)
     arguments = parser.parse_args(words)
-    from exgrpo_orlhf.evaluation.run import regrade
+    from exgrpo_orlhf.evaluation.bench_run import regrade
 
     folder = arguments.folder
     _write(folder, regrade(folder, arguments.timeout, arguments.workers, not arguments.one_grader))

@@ -6,7 +6,7 @@ import runpy
 import sys
 from functools import partial
 
-from .places import PROJECT
+from .paths import PROJECT
 
 SCRIPTS = {
     "train": "scripts/train.py",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from . import manifest
+from .checkpoints import manifest
 from .files import sync
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.places import PROJECT, WORKPLACE
+from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 
 if TYPE_CHECKING:
     from exgrpo_orlhf.study.runs import StudyRun

@@ -18,16 +18,16 @@ import sys
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.places import WORKPLACE
+from exgrpo_orlhf.paths import WORKPLACE
 
 
 def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.study import charts, tables
+    from exgrpo_orlhf.study import comparison_charts, comparison_tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
-    from exgrpo_orlhf.study.page import page
+    from exgrpo_orlhf.study.comparison_page import page
     from exgrpo_orlhf.study.store import Store, StoreError
 
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
@@ -43,17 +43,17 @@ def main() -> int:
         mixed = [note for each in compared for note in settings(each.variants)[1]]
         notes = [*selection.notes, *dict.fromkeys(mixed)]
         notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
-        print(tables.terminal(compared, notes))
+        print(comparison_tables.terminal(compared, notes))
         title = f"{arguments.experiment}{', ' + arguments.group if arguments.group else ''}: {', '.join(metrics)}"
         about = f"{len(selection.runs)} runs of experiment {arguments.experiment}"
         about += f", group {arguments.group}" if arguments.group else ""
         about += f", with {arguments.filter}" if arguments.filter else ""
         about += f", from {store.uri}"
         outputs = (
-            (arguments.markdown, lambda: tables.markdown(title, compared, notes)),
-            (arguments.csv, lambda: tables.values_csv(compared)),
-            (arguments.curves, lambda: tables.curves_csv(compared)),
-            (arguments.png, lambda: charts.picture(compared)),
+            (arguments.markdown, lambda: comparison_tables.markdown(title, compared, notes)),
+            (arguments.csv, lambda: comparison_tables.values_csv(compared)),
+            (arguments.curves, lambda: comparison_tables.curves_csv(compared)),
+            (arguments.png, lambda: comparison_charts.picture(compared)),
             (arguments.out, lambda: page(title, about, compared, notes)),
         )
         for path, make in outputs:

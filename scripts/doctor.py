@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.places import WORKPLACE
+from exgrpo_orlhf.paths import WORKPLACE
 
 ENVIRONMENT = dict(os.environ)  # before any library changes it
 

@@ -23,7 +23,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.explore.run import explore
+    from exgrpo_orlhf.explore.run_page import explore
 
     out = arguments.html or arguments.run / "explore.html"
     notes, questions = [], []

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write_json
-from exgrpo_orlhf.places import WORKPLACE
+from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest

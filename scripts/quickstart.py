@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.places import PROJECT, WORKPLACE
+from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
 RARE = {
-    "late injection": ["quickstart_rare.gin", "ablation_late_injection.gin"],
+    "late injection": ["quickstart_rare.gin", "ablations/late_injection.gin"],
     "on-policy": ["quickstart_rare.gin", "baselines/on_policy.gin"],
 }
 OVER_SEEDS = "one seed does not show which method is better: over eight seeds "

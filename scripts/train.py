@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.places import CHECKOUT, WORKPLACE
+from exgrpo_orlhf.paths import CHECKOUT, WORKPLACE
 from exgrpo_orlhf.redaction import REDACTED
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
 
-    from exgrpo_orlhf import config, gin_files
+    from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint, refuse_earlier
+    from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.rewards import GradingError, NoGrader
-    from exgrpo_orlhf.run import train
     from exgrpo_orlhf.tracking.client import own_tags
+    from exgrpo_orlhf.training.run import train
 
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
@@ -99,7 +100,7 @@ def main() -> int:
     try:
         if arguments.smoke:
             refuse_earlier(run, resume)  # before the imports that take seconds
-            from exgrpo_orlhf.smoke import smoke
+            from exgrpo_orlhf.training.smoke import smoke
 
             for line in smoke(experiment, run, uri):
                 print(line, flush=True)
@@ -134,14 +135,14 @@ def _dry_run(x: Experiment, run: Path) -> int:
     from transformers import AutoConfig, AutoTokenizer
 
     from exgrpo_orlhf import weights
-    from exgrpo_orlhf.adapters import is_adapter
+    from exgrpo_orlhf.engines.adapters import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
-    from exgrpo_orlhf.pretrained import PretrainedModel, find_gguf
+    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf
+    from exgrpo_orlhf.models.supervised_start import SupervisedModel
+    from exgrpo_orlhf.models.tiny_models import WarmedUpModel
     from exgrpo_orlhf.questions.prompts import PromptEncoder
-    from exgrpo_orlhf.supervised.start import SupervisedModel
-    from exgrpo_orlhf.supervised.tiny_models import WarmedUpModel
-    from exgrpo_orlhf.work import load_questions
+    from exgrpo_orlhf.training.load_questions import load_questions
 
     s, mixer, longest = x.settings, x.mixer, memory.longest_sequence(x)
     problems: list[str] = []
@@ -205,7 +206,7 @@ def _dry_run(x: Experiment, run: Path) -> int:
 def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import hours, memory
     from exgrpo_orlhf.progress import duration
-    from exgrpo_orlhf.smoke import buffer_bytes, disk_text, size
+    from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
 
     buffer = buffer_bytes(x, 0.5, min(hours.RESPONSE, x.sampling.max_response_tokens))
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"

@@ -14,7 +14,7 @@ import torch
 import transformers
 from run_builders import DATA, ROOT
 
-from exgrpo_orlhf import manifest
+from exgrpo_orlhf.checkpoints import manifest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def warm_model(tmp_path_factory) -> Path:
     """A chain model after a very short warm-up on 2 and 3 operands: it answers, and is right now and then."""
-    from exgrpo_orlhf.supervised.tiny_models import ChainModel
+    from exgrpo_orlhf.models.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return _open(ChainModel(operands=(2, 3), steps=150, width=32, layers=2, cache=str(cache)).prepare())
@@ -60,7 +60,7 @@ def warm_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def raw_model(tmp_path_factory) -> Path:
     """A chain model that has seen next to nothing."""
-    from exgrpo_orlhf.supervised.tiny_models import ChainModel
+    from exgrpo_orlhf.models.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return _open(ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare())

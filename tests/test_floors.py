@@ -11,26 +11,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 
 # From the top: a room imports what lies on its own floor or below it.
 FLOORS = (
-    {"config", "run", "smoke", "doctor", "__main__"},
-    {"training", "study", "explore"},
-    {"work", "ahead", "engines", "supervised", "evaluation", "tracking", "progress", "health"},
-    {"experiment", "experience"},  # what engines and the loop are given: everything a run is built of
-    {"replay", "objective", "rewards", "questions", "tasks", "pretrained", "adapters"},
-    {
-        "records",
-        "lazy",
-        "terminal",
-        "settings",
-        "gin_files",
-        "files",
-        "places",
-        "checkpoints",
-        "manifest",
-        "stopping",
-        "cache",
-        "weights",
-        "redaction",
-    },
+    {"doctor", "config", "__main__"},
+    {"training"},
+    {"study", "explore"},
+    {"evaluation", "models"},
+    {"engines"},
+    {"tracking", "experiment", "initial_buffer"},
+    {"rewards"},
+    {"replay", "objective", "questions", "tasks", "checkpoints", "cache"},
+    {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"},
 )
 
 

@@ -13,7 +13,7 @@ from run_builders import ROOT, small_bindings
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor.finding import layout_of
 from exgrpo_orlhf.redaction import REDACTED, redacted
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 SECRET = "hunter2-0123456789abcdef"
 

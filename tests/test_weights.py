@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import weights
 from exgrpo_orlhf.doctor import tiny
-from exgrpo_orlhf.evaluation import subject
-from exgrpo_orlhf.pretrained import PretrainedModel
+from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.models.pretrained import PretrainedModel
 
 UP = "model.layers.1.mlp.up_proj.weight"
 CODE = 'raise SystemExit("code of the model was run")\n'
@@ -106,8 +106,8 @@ def test_the_doctor_and_every_engine_of_the_evaluation_refuse_it_too(raw_model, 
     )
     assert named == str(folder)
     assert "lacks 1 of its weights" in str(trouble)
-    with pytest.raises(subject.SubjectError, match=f"--model {folder}: {folder} lacks 1 of its weights"):
-        subject.load(str(folder))
+    with pytest.raises(evaluated_model.SubjectError, match=f"--model {folder}: {folder} lacks 1 of its weights"):
+        evaluated_model.load(str(folder))
 
 
 def test_files_that_are_not_there_or_no_weights_are_named(raw_model, tmp_path):
@@ -232,7 +232,7 @@ def test_code_that_comes_with_a_model_is_never_run(raw_model, tmp_path, monkeypa
     strange = {"model_type": "strange", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
     folder = copied(raw_model, tmp_path / "model", config=strange)
     (folder / "code.py").write_text("raise SystemExit('code of the model was run')\n")
-    for load in (lambda path: PretrainedModel(path).prepare(), subject.load):
+    for load in (lambda path: PretrainedModel(path).prepare(), evaluated_model.load):
         with pytest.raises(ValueError, match="needs Python files of its own, which are not run here"):
             load(str(folder))
 
@@ -257,5 +257,5 @@ def test_a_name_that_is_a_path_is_refused_without_a_request(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for name in ("runs/nope", "./nope", "/nope", "~/nope", "runs/x/checkpoint-9", str(tmp_path / "x")):
-        with pytest.raises(subject.SubjectError, match=f"--model {name}: "):
-            subject.load(name)
+        with pytest.raises(evaluated_model.SubjectError, match=f"--model {name}: "):
+            evaluated_model.load(name)

@@ -1,4 +1,4 @@
-"""The table of docs/ablations.md: every gin/ablation_*.gin, its hypothesis, its bindings, and what the study found.
+"""The table of docs/ablations.md: every file of gin/ablations/, its hypothesis, its bindings, and what the study found.
 
 Hypothesis and bindings are read from the gin file. A finding is a variant of docs/study/suites/<part>.gin that names
 the file and has figures in <part>.csv; a new part appears here as soon as both exist.
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import combined
 
-from exgrpo_orlhf.evaluation.tables import markdown_table
-from exgrpo_orlhf.gin_files import GIN_FOLDER, hypothesis
+from exgrpo_orlhf.config.gin_files import GIN_FOLDER, hypothesis
+from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.study.comparison import MEASURES
+from exgrpo_orlhf.study.comparison_tables import difference
 from exgrpo_orlhf.study.seeds import Mean, mean
 from exgrpo_orlhf.study.suite import Suite
-from exgrpo_orlhf.study.tables import difference
 
 if TYPE_CHECKING:
     from document import Document
@@ -34,7 +34,7 @@ def table(document: Document) -> str:
     """Raises ValueError for a file without a hypothesis."""
     suites = {part: _suite(document, part) for part in document.parts()}
     rows = []
-    for path in sorted(GIN_FOLDER.glob("ablation_*.gin")):
+    for path in sorted([*GIN_FOLDER.glob("ablation_*.gin"), *GIN_FOLDER.glob("ablations/*.gin")]):
         words, bindings = read(path)
         found = [line for part, suite in suites.items() for line in _findings(document, part, suite, path.name)]
         shown = "<br>".join(f"`{binding}`" for binding in bindings)

@@ -28,7 +28,7 @@ import quarters
 from document import Document, DocumentError
 
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.study.tables import csv_text
+from exgrpo_orlhf.study.comparison_tables import csv_text
 
 FIGURES = Path(__file__).resolve().parent
 ROOT = FIGURES.parent.parent
@@ -126,7 +126,7 @@ def _run(part: str, jobs: int | None) -> int:
 def _experience(jobs: int | None) -> int:
     """Make what RLEP and LUFFY start from: the buffer of a finished run, and a correct solution of every question."""
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.experience import write_experts
+    from exgrpo_orlhf.initial_buffer import write_experts
     from exgrpo_orlhf.tasks.modular_chains import right_reasoning
 
     experts = ROOT / "runs" / "study_experience" / "experts.jsonl"

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.study import charts
+from exgrpo_orlhf.study import comparison_charts
 from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
-from exgrpo_orlhf.study.tables import curves_csv, values_csv
 
 
 class Combined(NamedTuple):
@@ -112,7 +112,7 @@ def make(folder: Path) -> None:
         compared = compare(_metric(folder, combined), [c for c in curves if c.run.seed in common], combined.baseline)
         write(folder / f"{part}.csv", values_csv([compared]))
         write(folder / f"{part}_curves.csv", curves_csv([compared]))
-        write(folder / f"{part}.png", charts.picture([compared]))
+        write(folder / f"{part}.png", comparison_charts.picture([compared]))
 
 
 def _names(combined: Combined) -> list[str]:

@@ -15,10 +15,10 @@ import ablations
 import combined
 import numpy as np
 
-from exgrpo_orlhf.evaluation.tables import markdown_table
+from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.study.comparison import MEASURES
+from exgrpo_orlhf.study.comparison_tables import difference, number, p_value, plus_minus
 from exgrpo_orlhf.study.seeds import Mean, mean, paired
-from exgrpo_orlhf.study.tables import difference, number, p_value, plus_minus
 
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")
 _SHOWN = ("final", "equal_tokens", "area_tokens", "area_steps")  # measures of a table

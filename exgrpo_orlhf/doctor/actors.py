@@ -118,7 +118,7 @@ def rollout_actor(cpu_bench: bool) -> Any:
     class DoctorRollout(base):  # type: ignore[misc, valid-type]
         async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
             if not cpu_bench:
-                kwargs["worker_extension_cls"] = "exgrpo_orlhf.doctor.worker.DoctorWorker"
+                kwargs["worker_extension_cls"] = "exgrpo_orlhf.doctor.vllm_worker.DoctorWorker"
             kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
             await super().__init__(*args, **kwargs)
 

@@ -21,12 +21,12 @@ import ray
 
 from ..engines.engine import EngineLost
 from ..engines.openrlhf import cpu
-from ..engines.openrlhf.environment import forwarded, not_forwarded
-from ..engines.openrlhf.samples import Request, Sampler
+from ..engines.openrlhf.samples_generator import Request, Sampler
 from ..engines.openrlhf.trainer import MixedTrainer, StopFile
+from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
 from ..replay import snapshot
-from ..training import TrainingRun
+from ..training.loop import TrainingRun
 from . import parity
 from .actors import different
 from .finding import BOARD, Finding, judged

@@ -16,10 +16,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .. import config
 from ..engines.engine import EngineLost
 from ..engines.openrlhf import launch
-from ..engines.openrlhf.environment import ray_address
+from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..settings import OpenRLHF
-from ..training import TrainingRun
+from ..training.loop import TrainingRun
 from . import machine, tiny
 from .finding import BOARD, CLUSTER, Finding, judged, layout_of, remember
 

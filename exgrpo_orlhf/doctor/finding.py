@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import places
+from .. import paths
 from ..redaction import redacted
 
 if TYPE_CHECKING:
@@ -82,4 +82,4 @@ def _key(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _path(flags: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(_key(flags), default=str).encode()).hexdigest()[:16]
-    return places.cache(None) / "doctor" / f"{digest}.json"
+    return paths.cache(None) / "doctor" / f"{digest}.json"

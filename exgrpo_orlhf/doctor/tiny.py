@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 
 from .. import config
 from ..experiment import Experiment
-from ..pretrained import PretrainedModel
+from ..models.pretrained import PretrainedModel
+from ..models.supervised_start import SupervisedModel
+from ..models.tiny_models import chain_tokenizer
 from ..settings import ConfigError
-from ..supervised.start import SupervisedModel
-from ..supervised.tiny_models import chain_tokenizer
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model, at least; width of a head; standard deviation of a logit
 RESPONSE, PROMPT = 24, 32  # longest, tokens

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .folder import SAMPLES, Results, check_count, read_results
+from .results_table import aligned, missing
 from .samples import read_samples
 from .statistics import Array, PairedDifference, holm, paired
-from .tables import aligned, missing
 
 # Settings that two evaluations must share for their difference to be that of the models.
 SETTINGS = ("samples", "temperature", "top_p", "max_tokens", "verifier", "ask")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..files import write
 from ..tracking.metrics_log import MetricsLog
-from .charts import PALETTE, SERIES, drawing
-from .tables import aligned
+from .plots import PALETTE, SERIES, drawing
+from .results_table import aligned
 
 Rows = list[dict[str, float]]
 TOKENS = "cost/generated_tokens"

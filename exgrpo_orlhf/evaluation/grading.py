@@ -11,8 +11,8 @@ from typing import Any
 from ..questions.text import plain_text
 from ..records import Question
 from ..rewards import GradingError, Verifier
+from .backends import Response
 from .benchmarks import BenchmarkError
-from .engines import Response
 from .folder import Times
 from .samples import Sample, SampleFile
 from .sets import BenchmarkSet

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .folder import Results
-from .tables import NONE, markdown_table, model_name, percent, shortfall
+from .results_table import NONE, markdown_table, model_name, percent, shortfall
 
 # A share, its interval, and the departure from the paper or why there is no score: each of them or None.
 Score = tuple[float | None, tuple[float, float] | None, str | None]

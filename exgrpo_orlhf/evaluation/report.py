@@ -13,12 +13,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..files import write
-from . import charts
-from .charts import NAMES, SERIES, Point
+from . import plots
 from .folder import Results, ResultsFolder
-from .page import figure, legend, page, panels, read, said, table, wide
+from .html import figure, legend, page, panels, read, said, table, wide
+from .plots import NAMES, SERIES, Point
+from .results_table import NONE, interval, largest, means, missing, notes, of_questions, rates_and_tokens, shortfall
 from .samples import VERDICTS, Line, Sample, choose
-from .tables import NONE, interval, largest, means, missing, notes, of_questions, rates_and_tokens, shortfall
 
 CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -104,7 +104,7 @@ def _accuracy(models: Models) -> str:
     ]
     about = said("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
     marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("hollow", "part of the questions")]
-    return about + legend(marks) + wide(charts.intervals(rows, "avg@k, %"))
+    return about + legend(marks) + wide(plots.intervals(rows, "avg@k, %"))
 
 
 def _point(series: int, name: str, model: ResultsFolder, key: str, score: str) -> Point:
@@ -121,10 +121,10 @@ def _pass_at_k(models: Models) -> str:
                 found.setdefault(benchmark["title"], []).append((i, benchmark["pass"], benchmark["maj"]))
     if not found:
         return said("Every benchmark has one sample a question, so there is no curve over k.")
-    top = charts.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
+    top = plots.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
     about = said("Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic.")
     marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("dash", "maj@k")]
-    drawn = [figure(title, charts.pass_curves(title, lines, top)) for title, lines in found.items()]
+    drawn = [figure(title, plots.pass_curves(title, lines, top)) for title, lines in found.items()]
     return about + legend(marks) + panels(drawn)
 
 
@@ -135,7 +135,7 @@ def _lengths(models: Models) -> str:
         for _, name, model in those:
             limit = model.results["benchmarks"][key]["max_tokens"]
             heading = _heading(models, title, name)
-            drawn.append(figure(heading, charts.lengths(heading, model.lines[key], longest, limit)))
+            drawn.append(figure(heading, plots.lengths(heading, model.lines[key], longest, limit)))
     marks = [("correct", "correct, upwards"), ("wrong", "not correct (all other verdicts), downwards")]
     about = "Number of samples by response length. Panels of one benchmark share the horizontal axis, not the vertical."
     return said(about) + legend([*marks, ("dash", "limit on response tokens")]) + panels(drawn)
@@ -148,7 +148,7 @@ def _verdicts(models: Models) -> str:
     ]
     marks = [*((verdict, NAMES[verdict]) for verdict in VERDICTS), ("hatched", "truncated")]
     about = said("All samples. Timeout and error: the grader gave no verdict; avg@k counts these as not solved.")
-    return about + legend(marks) + wide(charts.verdicts(rows))
+    return about + legend(marks) + wide(plots.verdicts(rows))
 
 
 def _two_graders(models: Models) -> str:
@@ -164,7 +164,7 @@ def _two_graders(models: Models) -> str:
     if not rows:
         return said("No benchmark was also graded by the plain math-verify recipe.")
     about = said("avg@k of the same samples by this project's grader and by the plain math-verify recipe.")
-    return about + legend([("m2", "ours"), ("m3", "plain math-verify")]) + wide(charts.intervals(rows, "avg@k, %"))
+    return about + legend([("m2", "ours"), ("m3", "plain math-verify")]) + wide(plots.intervals(rows, "avg@k, %"))
 
 
 # -- tables; all text is escaped here --------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _disagreement(model: int, key: str, title: str, line: Line, sample: Sample) 
     place = {"model": model, "benchmark": key, "verdict": "disagree", "sample": f"{line.row}.{line.sample}"}
     link = f'<a class="nowrap" href="#{escape(urlencode(place))}">row {line.row}, sample {line.sample}</a>'
     texts = (sample["gold"], sample["extracted"] or "")
-    answers = [f"<code>{escape(charts.short(text, CELL))}</code>" for text in texts]
+    answers = [f"<code>{escape(plots.short(text, CELL))}</code>" for text in texts]
     return [escape(title), link, *answers, NAMES[line.verdict], NAMES[str(line.plain)]]
 
 

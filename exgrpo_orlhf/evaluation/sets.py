@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..places import WORKPLACE
+from ..paths import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
-from ..questions.files import read_rows
 from ..questions.hub import HubError, commit, load_table, table_rows
+from ..questions.question_files import read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..records import Question
 from .benchmarks import Benchmark, BenchmarkError, SetFile

@@ -19,15 +19,15 @@ from ..records import Question, Rollout
 from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
+from .backends import Response
 from .benchmarks import Benchmark, Definitions
-from .engines import Response
-from .environment import now
+from .evaluated_model import Subject, requests_of, write_prompt
 from .folder import RESULTS, SAMPLES
 from .grading import graded
 from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
 from .samples import SampleFile
+from .session import now
 from .sets import grouped
-from .subject import Subject, requests_of, write_prompt
 
 log = logging.getLogger(__name__)
 _LEVELS = ("operands", "steps")  # fields of the questions that are made here

@@ -5,8 +5,8 @@ source without its long prompts.
 """
 
 from .derived import LengthFilter, QuestionMix
-from .files import QuestionFile
 from .hub import QuestionHub
+from .question_files import QuestionFile
 from .reading import fingerprint
 
 __all__ = ["LengthFilter", "QuestionFile", "QuestionHub", "QuestionMix", "fingerprint"]

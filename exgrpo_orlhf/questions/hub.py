@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import Question
-from .files import column_paths
+from .question_files import column_paths
 from .reading import Place, QuestionRecords
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..files import replacing
 from ..records import Question
-from .files import place_of, read_rows
+from .question_files import place_of, read_rows
 from .reading import read_prompt
 from .text import Prompt, normalised, plain_text, words
 

@@ -15,8 +15,8 @@ from typing import Any
 from ..files import replacing, sha256, write
 from .catalogue import PublicSet
 from .conversions import own_system, verl_messages
-from .files import QuestionFile
 from .hub import commit, load_table
+from .question_files import QuestionFile
 from .reading import fingerprint
 
 MANIFEST = "manifest.json"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
-from ..evaluation.charts import short
+from ..evaluation.plots import short
 from ..evaluation.statistics import holm
 from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
 from .seeds import Mean, mean, paired

@@ -7,8 +7,8 @@ from scipy.special import ndtri
 from ..evaluation.benchmarks import Definitions
 from ..evaluation.folder import Results
 from ..evaluation.paper import Paper, bounds_text, score, value_text
+from ..evaluation.results_table import NONE, aligned, percent
 from ..evaluation.statistics import LEVEL
-from ..evaluation.tables import NONE, aligned, percent
 from .seeds import mean
 from .suite import Suite
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from .. import checkpoints
-from ..evaluation.tables import aligned
+from ..evaluation.results_table import aligned
 from ..experiment import Experiment
 from ..files import locked
 from ..progress import evaluations_left

@@ -33,7 +33,7 @@ class Suite:
     def __post_init__(self) -> None:
         require(
             isinstance(self.variants, dict) and bool(self.variants),
-            f"Suite.variants must be a dict such as {{'rho_25': ('ablation_rho_25.gin',)}}, got {self.variants!r}",
+            f"Suite.variants must be a dict such as {{'rho_25': ('ablations/rho_25.gin',)}}, got {self.variants!r}",
         )
         for name, parts in self.variants.items():
             check_name(name, "Suite.variants: the name of a variant")

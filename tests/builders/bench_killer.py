@@ -19,12 +19,6 @@ from pathlib import Path
 import torch
 import transformers  # noqa: F401
 
-import exgrpo_orlhf.config
-import exgrpo_orlhf.evaluation.mlflow_log
-import exgrpo_orlhf.evaluation.paper
-import exgrpo_orlhf.evaluation.report
-import exgrpo_orlhf.evaluation.run  # noqa: F401
-
 RUN_BENCH = Path(__file__).resolve().parents[2] / "evals" / "run_bench.py"
 
 

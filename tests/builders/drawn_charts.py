@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from exgrpo_orlhf.evaluation.charts import text_width
+from exgrpo_orlhf.evaluation.plots import text_width
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

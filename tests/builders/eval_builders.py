@@ -14,7 +14,7 @@ from run_builders import ROOT, byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.evaluation.engines import GenerationEngine, GenerationRequest, Key, Response
+from exgrpo_orlhf.evaluation.backends import GenerationEngine, GenerationRequest, Key, Response
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")

@@ -23,10 +23,11 @@ from pathlib import Path
 
 import ray
 
-from exgrpo_orlhf import config, training
+from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import RunFolderError
 from exgrpo_orlhf.engines.openrlhf import cpu
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.loop import loop
+from exgrpo_orlhf.training.run import train
 
 os.environ.update(cpu.environment())
 cpu.install()
@@ -42,7 +43,7 @@ class CheckedTrainer(trainer.MixedTrainer):
     def fit(self):
         import numpy as np
 
-        go, seen, trainer = training.TrainingRun.go, self.job.run / "seen", self
+        go, seen, trainer = loop.TrainingRun.go, self.job.run / "seen", self
         seen.mkdir(exist_ok=True)
         self.killed, self.killing = threading.Event(), (self.job.run / "kill-an-engine").exists()
 
@@ -54,16 +55,16 @@ class CheckedTrainer(trainer.MixedTrainer):
             (folder / "state.json").write_text(json.dumps(state))
             return go(run, stop)
 
-        training.TrainingRun.go = looked_at
+        loop.TrainingRun.go = looked_at
         if (seen.parent / "fill-the-store").exists():
-            step = training.TrainingRun._step
+            step = loop.TrainingRun._step
 
             def full(run, number):
                 if number == 3:  # never released
                     trainer.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(1500)]
                 return step(run, number)
 
-            training.TrainingRun._step = full
+            loop.TrainingRun._step = full
         super().fit()
 
     def rollout(self, plan, group_size):

@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -12,8 +12,8 @@ from exgrpo_orlhf.evaluation import benchmarks
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions, override
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.results import metrics, summarise
+from exgrpo_orlhf.evaluation.results_table import means
 from exgrpo_orlhf.evaluation.samples import SampleFile
-from exgrpo_orlhf.evaluation.tables import means
 from exgrpo_orlhf.files import write_json
 
 ASKED = {"math500": (12, 12, 12, 1), "arc_c": (8, 8, 8, 1)}

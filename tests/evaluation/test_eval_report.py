@@ -16,8 +16,8 @@ from results_builder import make_results
 
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.evaluation.results_table import percent, terminal
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
-from exgrpo_orlhf.evaluation.tables import percent, terminal
 
 ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}

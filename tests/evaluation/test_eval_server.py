@@ -20,8 +20,8 @@ import torch
 from eval_builders import everything, greedy_by_transformers, needs_vllm, published_model, request, texts
 from run_builders import wait_until
 
-from exgrpo_orlhf.evaluation.engines import EngineFailure, GenerationRequest
-from exgrpo_orlhf.evaluation.engines.server import ServerEngine
+from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
+from exgrpo_orlhf.evaluation.backends.server import ServerEngine
 
 KEY = "sk-secret"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is, else as JSON

@@ -14,7 +14,7 @@ from eval_builders import HERE, definition
 from safetensors.torch import load_file, save_file
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Benchmark, BenchmarkError, Definitions, override
 from exgrpo_orlhf.questions.hub import HubError, explain
 from exgrpo_orlhf.questions.overlap import same_questions
@@ -77,13 +77,13 @@ def test_a_limit_takes_questions_spread_over_the_set_and_a_larger_one_takes_them
 
 
 def test_instructions_stand_below_the_question_unless_the_template_has_its_own(byte_model):
-    model, _ = subject.load(str(byte_model))
+    model, _ = evaluated_model.load(str(byte_model))
     benchmark = override(Definitions().benchmark("math500"), max_tokens=8)
     question = sets.Question.make("math500", "What is 1 + 1?", "2")
     asked = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
 
     def prompt(template: str, system: str | None = None) -> str:
-        return subject.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
+        return evaluated_model.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
 
     assert "boxed" in prompt("plain")
     assert prompt("chat").count("boxed") == 1

@@ -27,8 +27,8 @@ from eval_builders import (
 )
 from run_builders import byte_tokenizer
 
-from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
-from exgrpo_orlhf.evaluation.engines.vllm_engine import VllmEngine
+from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
+from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def sampled(engine) -> dict[tuple, Response]:
 
 
 def test_without_vllm_it_is_said_what_to_do(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.engines.vllm_engine.find_spec", lambda name: None)
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.vllm_engine.find_spec", lambda name: None)
     with pytest.raises(EngineFailure, match=r"pip install.*--engine transformers"):
         VllmEngine("anything")
 

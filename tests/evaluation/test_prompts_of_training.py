@@ -12,12 +12,12 @@ from run_builders import THINKING, byte_tokenizer, small_bindings
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.evaluation import sets, subject
+from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 ROWS = "Show your work, then \\boxed{} it."  # the system message of the rows
 DEFAULT = "Sort it out in two parts, and put the result in \\boxed{}."  # that of the chat template
@@ -42,9 +42,9 @@ def asked(script, byte_model):
     """What run_bench.py asks: (prompts of the training, its options …) → the prompt of a question, its departures."""
 
     def run(trained_with, *words, model=None) -> tuple[str, list[str]]:
-        model = model or subject.load(str(byte_model))[0]
+        model = model or evaluated_model.load(str(byte_model))[0]
         settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, trained_with)
-        asker = subject.Asker(model, settings, 0)
+        asker = evaluated_model.Asker(model, settings, 0)
         return asker.encoder.render(Question.make("", "2+2?", "4")), script._asked_otherwise(asker, trained_with)
 
     return run
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
 
     checkpoint = tmp_path / "run" / "checkpoint-1"
     for folder in (checkpoint, checkpoint / "adapter"):
-        model, prompts = subject.load(str(folder))
+        model, prompts = evaluated_model.load(str(folder))
         assert model.tokenizer.chat_template == THINKING
         assert prompts == {"template": "chat", "system": None, "row_systems": [ROWS]}
         assert asked(prompts, model=model) == asked(prompts, "--row-system", model=model) == (asks(ROWS, "2+2?"), [])
@@ -94,7 +94,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
 
 
 def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, asked):
-    model = subject.Subject("here", AutoTokenizer.from_pretrained(thinking), None)
+    model = evaluated_model.Subject("here", AutoTokenizer.from_pretrained(thinking), None)
     training = {"template": "chat", "system": None, "row_systems": [DEFAULT]}
     assert (
         asked(training, model=model)
@@ -173,10 +173,10 @@ def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template
     files = '[{ name = "exgrpo_valid.parquet", convert = "verl" }]'
     block = Definitions((DEFINITIONS, definition(tmp_path, files=files))).benchmark("mine")
     benchmark = sets.load(override(block, max_tokens=8), (shared_data,), None, hub=False)
-    model, _ = subject.load(str(byte_model))
+    model, _ = evaluated_model.load(str(byte_model))
 
     def texts(system: str | None) -> list[str]:
-        asker = subject.Asker(model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0)
+        asker = evaluated_model.Asker(model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0)
         requests = asker.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
         return [request.prompt for request in requests]
 

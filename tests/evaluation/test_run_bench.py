@@ -18,9 +18,9 @@ from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
-from exgrpo_orlhf.evaluation.engines import EngineFailure, Response
+from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
 from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
 def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(tmp_path, chains, monkeypatch):
     chains("--limit", 4)
     before = timeless_results(tmp_path)
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.environment.versions", lambda: {"torch": "another"})
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.session.versions", lambda: {"torch": "another"})
     chains("--limit", 4)
     assert timeless_results(tmp_path) == before
 

@@ -15,7 +15,7 @@ from exgrpo_orlhf.evaluation import sets
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.validation import metric_names
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
 

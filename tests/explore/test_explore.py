@@ -17,9 +17,9 @@ from mlflow import MlflowClient
 from run_builders import MIXED_PHASE, ROOT, run_here
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.explore.explorer_page import page
 from exgrpo_orlhf.explore.history import KINDS, History, NoHistory, diversity, forgotten_by_step, read
-from exgrpo_orlhf.explore.page import page
-from exgrpo_orlhf.explore.run import RunPage, explore
+from exgrpo_orlhf.explore.run_page import RunPage, explore
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.settings import Tracking
@@ -180,7 +180,7 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
     for name in ("decisions.jsonl", "rollouts.jsonl"):
         (folder / name).write_bytes((run / name).read_bytes())
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("exgrpo_orlhf.explore.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("exgrpo_orlhf.explore.run_page.time.monotonic", lambda: now[0])
     sender = MlflowTracker(
         MetricsLog(folder / "metrics.jsonl"), Tracking(), default_uri=uri, run_name="run", params={}, tags={}
     )

@@ -11,10 +11,10 @@ from run_builders import ROOT, THINKING, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from exgrpo_orlhf.models.tiny_models import chain_tokenizer
 from exgrpo_orlhf.questions import prompts
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.supervised.tiny_models import chain_tokenizer
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")
 LETTERS_CHAT = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

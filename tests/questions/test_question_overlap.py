@@ -16,7 +16,7 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.overlap import COMMON, WORDS, TrainingTexts
 from exgrpo_orlhf.questions.text import normalised, normalised_answer, words
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.work import _refuse_overlap
+from exgrpo_orlhf.training.load_questions import _refuse_overlap
 
 
 @pytest.fixture

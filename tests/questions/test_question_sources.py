@@ -21,7 +21,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 # -- the hub's library ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions import QuestionFile, fingerprint
-from exgrpo_orlhf.questions.files import read_rows
+from exgrpo_orlhf.questions.question_files import read_rows
 from exgrpo_orlhf.rewards import Verifier
 
 

@@ -15,7 +15,8 @@ import torch
 from run_builders import ROOT, byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf import checkpoints, config, manifest
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import manifest
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Trajectory

@@ -16,8 +16,8 @@ from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, Sampled
-from exgrpo_orlhf.run import train
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.training.run import train
 
 K = 4
 QUESTIONS = ModularChains(count=30, operands=(2, 3)).load()

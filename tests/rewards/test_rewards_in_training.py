@@ -12,7 +12,7 @@ from run_builders import small_bindings
 from exgrpo_orlhf import config
 from exgrpo_orlhf.rewards import GradingError, NoSandbox
 from exgrpo_orlhf.rewards.sandbox import sandbox
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.training.run import train
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """

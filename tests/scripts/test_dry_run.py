@@ -11,7 +11,7 @@ import pytest
 from run_builders import byte_tokenizer, small_bindings
 from transformers import Qwen2Config
 
-from exgrpo_orlhf.supervised.tiny_models import ChainModel
+from exgrpo_orlhf.models.tiny_models import ChainModel
 
 SHAPE = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
 HEADS = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}

@@ -25,12 +25,12 @@ from study_builders import ablate
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import claim
-from exgrpo_orlhf.pretrained import PretrainedModel
-from exgrpo_orlhf.run import train
+from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import Variant
+from exgrpo_orlhf.training.run import train
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
 SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]

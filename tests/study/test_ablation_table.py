@@ -12,7 +12,7 @@ from study_builders import made
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.tables import values_csv
+from exgrpo_orlhf.study.comparison_tables import values_csv
 
 FIGURES = ROOT / "docs" / "study"
 sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
@@ -20,7 +20,7 @@ import ablations  # noqa: E402
 import build  # noqa: E402
 from document import Document  # noqa: E402
 
-FILES = sorted((ROOT / "gin").glob("ablation_*.gin"))
+FILES = sorted([*(ROOT / "gin").glob("ablation_*.gin"), *(ROOT / "gin").glob("ablations/*.gin")])
 PAGE = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
 
 
@@ -53,7 +53,7 @@ def test_every_part_that_ran_an_ablation_is_in_its_row() -> None:
     for part in parts:
         for variant, words in ablations._suite(document, part).variants.items():
             for file in FILES:
-                if file.name in words and document.has(part, variant):
+                if file.name in (Path(word).name for word in words) and document.has(part, variant):
                     assert f"[{part}](study.md" in cells(PAGE, file.name)[3]
 
 
@@ -61,9 +61,9 @@ SUITE = """include 'base.gin'
 Suite.variants = {
     'on_policy': ('baselines/on_policy.gin',),
     'start': ('Optimizer.learning_rate = 3e-4', 'train.steps = 20'),
-    'tuned': ('ablation_late_injection.gin', 'Optimizer.learning_rate = 3e-4', 'train.steps = 30'),
-    'alone': ('gin/ablation_in_place.gin',),
-    'waits': ('ablation_one_success.gin',),
+    'tuned': ('ablations/late_injection.gin', 'Optimizer.learning_rate = 3e-4', 'train.steps = 30'),
+    'alone': ('gin/ablations/in_place.gin',),
+    'waits': ('ablations/one_success.gin',),
 }
 Suite.baseline = 'on_policy'
 """
@@ -88,22 +88,22 @@ def table(tmp_path: Path) -> str:
 
 
 def test_a_new_part_is_found_and_compared_with_what_differs_in_the_ablation_alone(table: str, tmp_path: Path) -> None:
-    found = cells(table, "ablation_late_injection.gin")[3]
+    found = cells(table, "late_injection.gin")[3]
     place = f"[new]({tmp_path.name}.md#whats-new) with `Optimizer.learning_rate = 3e-4`"
     effect = Document(tmp_path).fill("{{difference new tuned start equal_tokens}}")
     assert found.startswith(f"{place}: uncorrected, above `start` ({effect} at equal tokens, ")
     assert "; **above** `on_policy` (**+" in found
     assert found.endswith("; 3 seeds)")
-    assert "**below** `on_policy`" in cells(table, "ablation_in_place.gin")[3]
+    assert "**below** `on_policy`" in cells(table, "in_place.gin")[3]
 
 
 def test_an_ablation_without_figures_is_not_run_yet(table: str) -> None:
     rows = {file.name: cells(table, file.name)[3] for file in FILES}
-    ran = {"ablation_late_injection.gin", "ablation_in_place.gin"}
+    ran = {"late_injection.gin", "in_place.gin"}
     assert {name for name, found in rows.items() if found != ablations.NOT_RUN} == ran
 
 
 def test_a_file_without_a_hypothesis_is_named(tmp_path: Path) -> None:
-    (tmp_path / "ablation_x.gin").write_text("# What if?\ninclude 'base.gin'\nReplayMixer.rho = 0.1\n")
-    with pytest.raises(ValueError, match=r"ablation_x\.gin must begin with # Hypothesis"):
-        ablations.read(tmp_path / "ablation_x.gin")
+    (tmp_path / "x.gin").write_text("# What if?\ninclude 'base.gin'\nReplayMixer.rho = 0.1\n")
+    with pytest.raises(ValueError, match=r"x\.gin must begin with # Hypothesis"):
+        ablations.read(tmp_path / "x.gin")

@@ -14,7 +14,7 @@ from study_builders import made
 
 from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.evaluation.statistics import holm
-from exgrpo_orlhf.study import charts, page, seeds, tables
+from exgrpo_orlhf.study import comparison_charts, comparison_page, comparison_tables, seeds
 from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings, told_apart
 from exgrpo_orlhf.study.curve import band
 
@@ -60,12 +60,12 @@ def test_a_cheap_variant_is_compared_at_equal_tokens_and_at_equal_steps():
     assert values["cheap"] == pytest.approx((0.3, 0.2))
     differences = {each.measure: each.mean.value for each in found.differences}
     assert (differences["equal_tokens"], differences["equal_steps"]) == pytest.approx((0.15, 0.0))
-    table = tables.tables(found)[0]
+    table = comparison_tables.tables(found)[0]
     assert table.head[4:6] == ("at equal tokens", "at equal steps")
-    assert "at equal steps: after 20 steps, interpolated linearly" in tables.remarks(found)
-    shown = page.page("t", "a", [found], [])
+    assert "at equal steps: after 20 steps, interpolated linearly" in comparison_tables.remarks(found)
+    shown = comparison_page.page("t", "a", [found], [])
     assert shown.count("at equal steps") >= 3  # both tables, the remark and the chart of differences
-    assert "difference,eval/avg,equal_steps,cheap" in tables.values_csv([found])
+    assert "difference,eval/avg,equal_steps,cheap" in comparison_tables.values_csv([found])
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
     assert "no record of tokens at the steps of eval/avg, so no comparison by tokens: b, seed 0 (b-0, b-0)" in [
         *found.notes
     ]
-    table = tables.tables(found)[0]
+    table = comparison_tables.tables(found)[0]
     assert table.rows[0][4] == "–"
     once = compare(METRIC, curves[::2], None)
     assert any("measured once only" in note and "c, seed 0" in note for note in once.notes)
-    assert "NaN" not in tables.values_csv([found, once]).replace("nan", "NaN")
+    assert "NaN" not in comparison_tables.values_csv([found, once]).replace("nan", "NaN")
     for shown in (found, once):
-        assert page.page("t", "a", [shown], []).startswith("<!doctype html>")
-        assert charts.picture([shown]).startswith(b"\x89PNG")
+        assert comparison_page.page("t", "a", [shown], []).startswith("<!doctype html>")
+        assert comparison_charts.picture([shown]).startswith(b"\x89PNG")
 
 
 def test_bands_are_means_with_intervals_where_all_seeds_are():
@@ -176,7 +176,7 @@ def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
 
 def test_more_variants_than_colours_get_a_panel_each():
     curves = [made(f"v{v:02}", seed, [0.1, 0.3 + v / 50 + seed / 100]) for v in range(20) for seed in (0, 1)]
-    text = page.page("t", "a", [compare(METRIC, curves, "v03")], [])
+    text = comparison_page.page("t", "a", [compare(METRIC, curves, "v03")], [])
     assert len(re.findall('<svg class="chart learning"', text)) == 3 + 19
     assert (
         len(re.findall('class="(?:curve|mean) series m3 d2"', text)) == 3 + 1 + 1
@@ -192,7 +192,7 @@ def noisy(seeds: int) -> list:
 
 def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
     found = compare(METRIC, noisy(3), "on_policy")
-    text = page.page("t", "a", [found], [])
+    text = comparison_page.page("t", "a", [found], [])
     kinds = {"learning": ("band", "curve", "thin", "knot"), "finals": ("spread", "mean", "dot")}
     for kind, classes in kinds.items():
         for chart in drawn_charts(text, kind):
@@ -210,7 +210,7 @@ def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
 
 def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_and_said():
     wide = compare(METRIC, [made("a", seed, [0.1, 0.4 + 0.4 * seed]) for seed in (0, 1)], None)  # ± 12.7 · 0.2
-    text = page.page("t", "a", [wide], [])
+    text = comparison_page.page("t", "a", [wide], [])
     assert "A band that reaches the edge of a plot goes on beyond it." in text
     for chart in drawn_charts(text, "learning"):
         _, top, _, bottom = plot(chart)
@@ -226,13 +226,13 @@ def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_an
 
 def test_the_names_of_variants_are_whole_in_every_chart():
     found = compare(METRIC, noisy(2), "on_policy")
-    text = page.page("t", "a", [found], [])
+    text = comparison_page.page("t", "a", [found], [])
     longest = max((variant.name for variant in found.variants), key=len)
     for kind in ("finals", "differences"):
         (chart,) = drawn_charts(text, kind)
         assert longest in "".join(texts(chart))
     many = [made(longest + str(v), seed, [0.1, 0.3 + seed / 9]) for v in range(9) for seed in (0, 1)]
-    text = page.page("t", "a", [compare(METRIC, many, None)], [])
+    text = comparison_page.page("t", "a", [compare(METRIC, many, None)], [])
     assert all(f"<figcaption>{longest}{v}</figcaption>" in text for v in range(9))
     assert "…" not in text
 
@@ -240,7 +240,7 @@ def test_the_names_of_variants_are_whole_in_every_chart():
 def test_a_name_in_the_markdown_file_is_text_and_no_html():
     name = '<img src=x onerror="alert(1)"> & <b>|'
     found = compare(METRIC, [made(name, 0, [0.1, 0.2]), made("b", 0, [0.1, 0.2])], name)
-    text = tables.markdown(name, [found], [name])
+    text = comparison_tables.markdown(name, [found], [name])
     assert "<" not in text.replace("p <", "")
     assert text.count('&lt;img src=x onerror="alert(1)"&gt; &amp; &lt;b&gt;') >= 4, "title, heading, cells, notes"
 

@@ -14,7 +14,7 @@ from study_builders import made
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.comparison import compare
-from exgrpo_orlhf.study.tables import curves_csv, values_csv
+from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 FIGURES = ROOT / "docs" / "study"

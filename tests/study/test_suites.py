@@ -23,7 +23,7 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
         ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
         ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),
         ("--gin base.gin gin/base.gin", "two variants have the name base"),
-        ("--gin base.gin ablation_rho_25.gin --set ReplayMixer.rho=0.1", "base and ablation_rho_25 are the"),
+        ("--gin base.gin ablations/rho_25.gin --set ReplayMixer.rho=0.1", "base and rho_25 are the"),
         ("--gin base.gin --grid train.steps=10,20", "apart from train.steps, which does not change the experiment"),
         ("--gin base.gin --group ''", "give --group NAME"),
         ("--gin base.gin --group a/b", "--group must be letters"),
@@ -67,10 +67,10 @@ def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_pa
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():
     grid = ["ReplayMixer.rho=0.25,0.5", "DifficultyBuckets.thresholds = (0.1, 0.9),(0.3, 0.7)"]
-    variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablation_no_shaping.gin"]), grid)
+    variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablations/no_shaping.gin"]), grid)
     built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
     assert len(built) == 2 * 2 * 2
-    x = built["ablation_no_entropy+ablation_no_shaping-rho=0.25-thresholds=0.3_0.7"]
+    x = built["ablation_no_entropy+no_shaping-rho=0.25-thresholds=0.3_0.7"]
     assert (x.selector.by, x.loss.shaping, float(x.mixer.rho)) == ("random", False, 0.25)
     assert x.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
 
@@ -104,7 +104,7 @@ def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_ot
     file = tmp_path / "mine.gin"
     file.write_text(
         "include 'base.gin'\nReplayMixer.rho = 0.1\ntrain.steps = 7\n"
-        "Suite.variants = {'a': (), 'b': ('ablation_rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
+        "Suite.variants = {'a': (), 'b': ('ablations/rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
     )
     runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
     assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]

@@ -10,8 +10,8 @@ import pytest
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.run import train
-from exgrpo_orlhf.supervised.start import CURVE, take_curve
+from exgrpo_orlhf.models.supervised_start import CURVE, take_curve
+from exgrpo_orlhf.training.run import train
 
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 

@@ -16,7 +16,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from run_builders import ROOT, small_bindings, wait_until
 
-from exgrpo_orlhf import config, gin_files
+from exgrpo_orlhf import config
+from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker
 from exgrpo_orlhf.tracking.client import page
@@ -55,7 +56,7 @@ def trained(model, store, out, *more, file="base.gin") -> str:
 
 
 def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, store, tmp_path):
-    said = trained(warm_model, store, tmp_path, "train.steps = 2", file="ablation_newest.gin")
+    said = trained(warm_model, store, tmp_path, "train.steps = 2", file="ablations/newest.gin")
     run = the_run(store)
     tags = run.data.tags
     assert tags["mlflow.user"] == getpass.getuser()
@@ -63,7 +64,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert tags["mlflow.source.type"] == "LOCAL"
     assert {"train.steps = 2", "train.group_size = 4"} <= set(tags["set"].split("\n")), "the bindings of --set"
     assert tags["git_commit"].startswith(tags["mlflow.source.git.commit"])
-    assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablation_newest.gin")
+    assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablations/newest.gin")
     assert tags["mlflow.note.content"].startswith("the newest trajectory")
     assert run.data.params["TrajectorySelector.by"] == "recency", "without quotes"
     assert f"#/experiments/{run.info.experiment_id}?workflowType=machine_learning" in said
@@ -109,7 +110,7 @@ def test_a_switched_on_part_has_its_metrics_in_mlflow():
     plain, full = (set(silent_metrics(config.load(["base.gin"], more))) for more in ([], on))
     assert full == {"reward/ungradable", "reward/pass_at_1", "replay/injected", "time/inject"} | clock
     assert plain > full
-    late = set(silent_metrics(config.load(["ablation_late_injection.gin"])))
+    late = set(silent_metrics(config.load(["ablations/late_injection.gin"])))
     assert "replay/injected" not in late
     assert {"replay/actual_share", "replay/candidates_scored"} <= late
     math = ["Verifier.kind = 'math'", "ReplayMixer.only_sound = False"]

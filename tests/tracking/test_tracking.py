@@ -13,11 +13,12 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import Server
 from run_builders import ROOT, small_bindings, wait_until
 
-from exgrpo_orlhf import config, run
+from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT, address
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
 from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
+from exgrpo_orlhf.training.loop import run
 
 FAST = Tracking(flush_seconds=0.05)
 

@@ -1,5 +1,5 @@
 """The local engine: one process, one CPU or one GPU."""
 
-from .engine import TorchEngine
+from .torch_engine import TorchEngine
 
 __all__ = ["TorchEngine"]

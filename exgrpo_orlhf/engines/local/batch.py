@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from .attention import SHARED, Unfit, attention_is
-from .cache import reserve
+from .kv_cache import reserve
 from .shared_prompt import SharedPromptCache, fits
 
 

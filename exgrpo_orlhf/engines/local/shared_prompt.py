@@ -23,7 +23,7 @@ from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedMode
 from transformers.cache_utils import DynamicLayer
 
 from .attention import SHARED, Unfit, is_plain, refuse
-from .cache import Reserved, first
+from .kv_cache import Reserved, first
 
 LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; with fewer, copying is as fast
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, get_scheduler
 
-from ...manifest import HashedFile
+from ...checkpoints.manifest import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs
 from .forward import PolicyForward, measure, per_row
-from .machine import Recomputing
+from .placement import Recomputing
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from ... import adapters
+from ...checkpoints.manifest import Files, record_files, writing
 from ...experiment import Experiment
-from ...manifest import Files, record_files, writing
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured
 from ...settings import LoRA
+from .. import adapters
 from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard

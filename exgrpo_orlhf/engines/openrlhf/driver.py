@@ -25,9 +25,9 @@ from ...stopping import StopRequest
 from ..engine import EngineLost, Job
 from . import cpu
 from .actor import ActorSettings, MixedPolicyActor
-from .environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
 from .output import Output
 from .trainer import MixedTrainer, StopFile
+from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20

@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ... import adapters, checkpoints, experience
+from ... import checkpoints, initial_buffer
 from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
@@ -33,6 +33,7 @@ from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
+from .. import adapters
 from ..engine import Job, Loop
 from ..model import changes_logits, too_few_positions
 from . import cpu, memory, node
@@ -319,5 +320,5 @@ def _check_work(
     prompts = PromptEncoder(x.prompts, tokenizer)
     prompts.check([*questions, *asked])
     if begins and x.experience:
-        experience.load(x, questions, prompts)
+        initial_buffer.load(x, questions, prompts)
         close_pools()  # the workers that graded the experts must not run beside Ray's

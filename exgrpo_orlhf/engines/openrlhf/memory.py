@@ -142,7 +142,7 @@ def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None
         return f"{vllm}, {held / GB:.1f} GB of {', '.join(memory.stays)} and {reserve}: {most}"
     for part, size, flag in (("an update", memory.update, "train"), ("a reference pass", memory.reference, "rollout")):
         if size + RESERVE > total:
-            remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/lora.gin) or take more GPUs"
+            remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/recipes/lora.gin) or take more GPUs"
             return f"{size / GB:.1f} GB of {part} on {total / GB:.1f} GB and {reserve}: {remedy}"
     if memory.cache < longest_sequence(x):
         return f"{vllm} leaves a cache of {memory.cache:,} tokens, less than the longest sequence: raise the share"

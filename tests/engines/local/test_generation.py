@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import batch, cache
+from exgrpo_orlhf.engines.local import batch, kv_cache
 from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, check_rows, generate, sample
 
 CONFIGS = {
@@ -223,7 +223,7 @@ def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkey
             kinds.add((type(layer).__name__, getattr(layer, "keys", None) is not None and layer.keys.dtype))
 
     with torch.autocast("cpu", torch.bfloat16):
-        monkeypatch.setattr(cache, "BLOCK", 3)
+        monkeypatch.setattr(kv_cache, "BLOCK", 3)
         model.register_forward_hook(look, with_kwargs=True)
         ours = responses(model, prompts)
         reserved = kinds & {(name, torch.bfloat16) for name in ("ReservedLayer", "ReservedSlidingLayer")}

@@ -35,13 +35,13 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
+from exgrpo_orlhf.models.tiny_models import END, PAD
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
-from exgrpo_orlhf.supervised.tiny_models import END, PAD
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 

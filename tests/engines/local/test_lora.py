@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.adapters import AdapterError, refuse_targets
+from exgrpo_orlhf.engines.adapters import AdapterError, refuse_targets
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch

@@ -37,10 +37,10 @@ from exgrpo_orlhf.engines.local import forward as forward_module
 from exgrpo_orlhf.engines.local.forward import PolicyForward, measure
 from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batches, repeated_share
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
+from exgrpo_orlhf.models.tiny_models import chain_tokenizer
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
-from exgrpo_orlhf.supervised.tiny_models import chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser

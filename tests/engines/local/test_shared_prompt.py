@@ -22,12 +22,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from exgrpo_orlhf.engines.local import attention, batch, cache, shared_prompt
+from exgrpo_orlhf.engines.local import attention, batch, kv_cache, shared_prompt
 from exgrpo_orlhf.engines.local.attention import Unfit
 from exgrpo_orlhf.engines.local.batch import Batch
-from exgrpo_orlhf.engines.local.cache import first
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.generation import generate
+from exgrpo_orlhf.engines.local.kv_cache import first
 from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.engines.rows import ForwardRow
 
@@ -106,7 +106,7 @@ def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
 def test_responses_are_those_of_copied_prompts(config, settings, attended, monkeypatch):
     """In float64, in which rounding changes no token. Rows end at different times, and prompts lose all rows."""
     model = random_model(config).double()
-    monkeypatch.setattr(cache, "BLOCK", 5)  # the buffers grow several times
+    monkeypatch.setattr(kv_cache, "BLOCK", 5)  # the buffers grow several times
     ours = responses(model, **settings)
     assert len(set(attended)) > 1, "no row left the batch before another"
     calls = len(attended)

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.engines.local.machine import Recomputing
+from exgrpo_orlhf.engines.local.placement import Recomputing
 from exgrpo_orlhf.engines.local.update import PolicyUpdate
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch

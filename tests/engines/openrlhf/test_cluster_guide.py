@@ -10,7 +10,7 @@ from run_builders import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import layouts
 
-from exgrpo_orlhf.engines.openrlhf import environment
+from exgrpo_orlhf.engines.openrlhf import worker_environment
 
 GUIDE = (ROOT / "docs" / "cluster.md").read_text()
 
@@ -34,7 +34,7 @@ def test_its_table_of_layouts_is_what_the_sums_give_and_has_every_layout_of_gpus
 def test_every_group_of_variables_is_in_the_right_half_of_its_table():
     rows = GUIDE[GUIDE.index("| variables | what happens |") :].split("\n\n")[0].splitlines()[2:]
     [passed_on] = [row for row in rows if "| forwarded " in row]
-    for pattern in environment._FORWARDED:
+    for pattern in worker_environment._FORWARDED:
         assert f"`{pattern}`" in passed_on, pattern
-    for pattern in {*environment._OF_A_NODE} - {"RAY_[a-z]*"}:
+    for pattern in {*worker_environment._OF_A_NODE} - {"RAY_[a-z]*"}:
         assert any(f"`{pattern}`" in row for row in rows if row != passed_on), pattern

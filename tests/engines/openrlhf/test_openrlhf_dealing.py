@@ -23,8 +23,8 @@ from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.run import train
 from exgrpo_orlhf.settings import Optimizer
+from exgrpo_orlhf.training.run import train
 
 pytestmark = pytest.mark.openrlhf
 

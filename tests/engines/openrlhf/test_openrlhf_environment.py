@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 from ray_node import running_ray
 
-from exgrpo_orlhf.engines.openrlhf.environment import (
+from exgrpo_orlhf.engines.openrlhf.worker_environment import (
     JOB_CONFIG,
     for_cpu_adam,
     forwarded,

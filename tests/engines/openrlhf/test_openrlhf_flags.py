@@ -26,7 +26,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.settings import Optimizer
-from exgrpo_orlhf.training import TrainingRun
+from exgrpo_orlhf.training.loop import TrainingRun
 
 pytestmark = pytest.mark.openrlhf
 

@@ -17,7 +17,7 @@ from test_config import stated
 from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, seen, start
 from transformers import AutoModelForCausalLM
 
-from exgrpo_orlhf import adapters
+from exgrpo_orlhf.engines import adapters
 from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
 
 pytestmark = pytest.mark.openrlhf
@@ -91,7 +91,7 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
 ):
     """The candidates are scored with the adapter, the reference of the KL term is measured without it."""
     run = tmp_path / "run"
-    late = [f"{name} = {value}" for name, value in stated("ablation_late_injection.gin").items()]
+    late = [f"{name} = {value}" for name, value in stated("ablations/late_injection.gin").items()]
     late += ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
     more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}

@@ -7,7 +7,8 @@ import re
 import pytest
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from exgrpo_orlhf import adapters, config
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines import adapters
 from exgrpo_orlhf.engines.openrlhf import hours, memory
 from exgrpo_orlhf.settings import LoRA
 

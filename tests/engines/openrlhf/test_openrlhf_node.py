@@ -33,7 +33,11 @@ LAYOUTS = sorted(path.stem.removeprefix("openrlhf_") for path in (ROOT / "gin" /
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "multinode", "multinode_ahead"])
 def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_papers_batch(layout):
-    files = ["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *(["lora.gin"] if layout == "1gpu_24gb" else [])]
+    files = [
+        "recipes/paper.gin",
+        f"engines/openrlhf_{layout}.gin",
+        *(["recipes/lora.gin"] if layout == "1gpu_24gb" else []),
+    ]
     x = config.load(files, ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"])
     args = launch.parse(x, "model", Path("state"), resume=False)
     launch._check_shapes(x, args)

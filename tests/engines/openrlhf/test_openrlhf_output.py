@@ -16,7 +16,7 @@ from exgrpo_orlhf.engines.openrlhf.output import MARK, Output
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as ray_lines
 
 terminal.messages()
-ours, theirs = logging.getLogger("exgrpo_orlhf.training"), logging.getLogger("vllm")
+ours, theirs = logging.getLogger("exgrpo_orlhf.training.loop"), logging.getLogger("vllm")
 
 def actor(lines, pid="17", ip="10.0.0.1", name="PolicyActor"):
     ray_lines.emit({"pid": pid, "ip": ip, "actor_name": name, "task_name": None, "lines": lines, "is_err": True})
@@ -33,7 +33,7 @@ with Output(Path(sys.argv[1])) as output:
     actor(["Node status"], pid="autoscaler", name=None)
     assert output.last_lines(17, 1) in (["12:00:00 step 1/3"], ["of another node"]), output.last_lines(17, 1)
     BODY
-logging.getLogger("exgrpo_orlhf.run").info("after it")
+logging.getLogger("exgrpo_orlhf.training.run").info("after it")
 print("printed after it")
 """
 

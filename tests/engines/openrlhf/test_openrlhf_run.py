@@ -21,11 +21,12 @@ from run_builders import ROOT, ends_by_its_template, small_bindings
 from test_config import stated
 from transformers import AutoTokenizer, GenerationConfig
 
-from exgrpo_orlhf import checkpoints, config, experience, manifest
-from exgrpo_orlhf.explore.run import explore
-from exgrpo_orlhf.run import train
-from exgrpo_orlhf.supervised.tiny_models import END, PAD
+from exgrpo_orlhf import checkpoints, config, initial_buffer
+from exgrpo_orlhf.checkpoints import manifest
+from exgrpo_orlhf.explore.run_page import explore
+from exgrpo_orlhf.models.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.training.run import train
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
@@ -285,7 +286,7 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
     model = ends_by_its_template(warm_model, tmp_path / "model")
     run, experts = tmp_path / "run", tmp_path / "experts.jsonl"
     questions = ModularChains(count=24, operands=(2, 3)).load()
-    experience.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
+    initial_buffer.write_experts(experts, [(question, right_reasoning(question.prompt)) for question in questions])
     more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
     chat_template = AutoTokenizer.from_pretrained(model).chat_template
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "template")

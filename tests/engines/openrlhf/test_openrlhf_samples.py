@@ -21,8 +21,8 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
 from exgrpo_orlhf.engines.engine import EngineLost
-from exgrpo_orlhf.engines.openrlhf import samples
-from exgrpo_orlhf.engines.openrlhf.samples import Request, Sampler
+from exgrpo_orlhf.engines.openrlhf import samples_generator
+from exgrpo_orlhf.engines.openrlhf.samples_generator import Request, Sampler
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
@@ -77,7 +77,7 @@ def without_ray(monkeypatch) -> list:
         "get": lambda reference, timeout: reference,
         "cancel": cancelled.append,
     }
-    monkeypatch.setattr(samples, "ray", SimpleNamespace(**calls))
+    monkeypatch.setattr(samples_generator, "ray", SimpleNamespace(**calls))
     return cancelled
 
 
@@ -132,7 +132,7 @@ def test_missing_responses_are_an_error(without_ray):
 
 
 def test_an_engine_that_does_not_answer_is_lost(without_ray, monkeypatch):
-    monkeypatch.setattr(samples.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    monkeypatch.setattr(samples_generator.ray, "wait", lambda references, num_returns, timeout: ([], references))
     with pytest.raises(EngineLost, match=r"vLLM engine 0, 1: no answer for 200 s \(OpenRLHF\.timeout\)"):
         list(sampler([Engine(), Engine()])([Request([3], 1, 1.0, i) for i in range(2)]))
     assert len(without_ray) == 2

@@ -1,0 +1,263 @@
+"""What a run needs to continue exactly: written under another name, put on the disk, then renamed.
+
+checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
+checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and the run (manifest.py)
+checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
+checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
+checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
+checkpoint-<step>/adapter/    with LoRA: the adapter alone (adapters.py); the weights at the root are merged
+checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (ahead.py)
+best                          a link to the checkpoint with the highest train.best_metric
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..files import locked, sync
+from . import manifest
+
+BEST = "best"
+STATE = "trainer/state.json"
+LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
+IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
+log = logging.getLogger(__name__)
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written, or does not fit this run."""
+
+
+class UnusableCheckpoint(CheckpointError):
+    """A checkpoint that a run cannot be resumed from: it is damaged, or of another run or configuration."""
+
+
+class RunFolderError(RuntimeError):
+    """The run's folder is in use, or holds a run that was not asked to be resumed."""
+
+
+@contextmanager
+def claim(run: Path, resume: bool) -> Iterator[None]:
+    """Hold the run's folder against a second process, and against overwriting an earlier run.
+
+    Raises RunFolderError.
+    """
+    refuse_earlier(run, resume)
+    if not run.is_dir():
+        try:
+            run.mkdir(parents=True)
+        except OSError as error:  # the disk is full, or something has changed since
+            raise RunFolderError(f"--out {run}: the run's folder cannot be made ({error.strerror})") from None
+        sync(run.parent)
+    try:
+        with locked(run / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise RunFolderError(f"another process is at work in {run}") from None
+
+
+def refuse_earlier(run: Path, resume: bool) -> None:
+    """Raises RunFolderError if the folder cannot be made, or holds a run that is not to be resumed."""
+    there = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = f"no permission to write in {there}" if there.is_dir() else f"{there} is not a folder"
+        raise RunFolderError(f"--out {run}: the run's folder cannot be made or written ({why})")
+    if not resume and ((run / "metrics.jsonl").exists() or find(run)):
+        raise RunFolderError(
+            f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
+        )
+
+
+def find(run: Path) -> dict[int, Path]:
+    """The complete checkpoints of a run by step, oldest first. An unfinished one never bears such a name."""
+    found = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.Files], keep: int) -> Path:
+    """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
+
+    identity: the run's
+    write: fills a folder, and returns the hashes of the files that it has hashed already
+    Raises CheckpointError if it cannot be written (a full disk, say): what was there before is as it was.
+    """
+    final = run / f"checkpoint-{step}"
+    partial = run / f"{final.name}.partial"
+    remove_partial(run)
+    try:
+        partial.mkdir(parents=True)
+        manifest.seal(partial, step, identity, write(partial))
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        os.rename(partial, final)
+        sync(run)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        last, free = max(find(run), default=None), shutil.disk_usage(run).free / 2**20 if run.exists() else 0
+        raise CheckpointError(
+            f"{final} could not be written ({type(error).__name__}: {error}); {free:.0f} MiB are free there. "
+            + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
+            + ". Mend that (make room, if the disk is full) and start again with --resume"
+        ) from error
+    best = (run / BEST).resolve()
+    for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
+        # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
+        try:
+            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
+        except OSError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
+            log.warning("%s could not be removed: %s", old, error)
+    return final
+
+
+def to_resume(
+    run: Path, identity: dict[str, str], *, name: str | None, contents: bool, base: str | None
+) -> Path | None:
+    """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
+
+    identity: the bindings that must be the same for a run to be continued
+    name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
+    contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
+    base: the hash of the base model's files, where the run needs them again
+    Raises UnusableCheckpoint for one that is damaged, or of another run, configuration or base model. Nothing is
+    changed then, and no other checkpoint is taken in its place.
+    """
+    found = {path.name: path for path in find(run).values()}
+    name = name or next(reversed(found), None)
+    if name is None:
+        return None
+    if name not in found:
+        raise UnusableCheckpoint(
+            f"--resume-from {name}: {run} has no such checkpoint; it has {', '.join(found) or 'none at all'}"
+        )
+    *older, newest = list(found.values())[: list(found).index(name) + 1]
+    try:
+        _verify(newest, contents)
+    except manifest.ManifestError as error:
+        whole = next((path for path in reversed(older) if _is_whole(path)), None)
+        raise UnusableCheckpoint(
+            f"{error}; "
+            + (
+                "no older checkpoint is complete: begin the run again under another --name"
+                if whole is None
+                else f"continue from the next older complete checkpoint with --resume-from {whole.name} instead of "
+                "--resume"
+            )
+        ) from error
+    state = read_state(newest, identity)
+    if state.get("base") not in (None, base):
+        raise UnusableCheckpoint(
+            f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
+            "the model that the run began with, or start a new run under another --name"
+        )
+    for path in list(found.values())[len(older) + 1 :]:
+        aside = path.with_name(f"{path.name}.set-aside")
+        shutil.rmtree(aside, ignore_errors=True)
+        log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
+    return newest
+
+
+def _verify(checkpoint: Path, contents: bool) -> None:
+    """Raises ManifestError."""
+    saved = manifest.verify(checkpoint, contents)
+    known = checkpoint.parent / IDENTITY
+    if known.exists() and (ours := known.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+        raise manifest.ManifestError(
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {known} names {ours}"
+        )
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """As far as that can be said without reading all of it."""
+    try:
+        _verify(checkpoint, contents=False)
+    except manifest.ManifestError:
+        return False
+    return True
+
+
+def mark_best(run: Path, step: int) -> None:
+    """Let the link `best` point to checkpoint-<step>, at no moment to nothing."""
+    fresh = run / f"{BEST}.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(f"checkpoint-{step}")
+    os.replace(fresh, run / BEST)
+    sync(run)
+
+
+def set_aside(run: Path, config_text: str) -> str | None:
+    """A run begins again in a folder without a checkpoint: what was logged there before is kept beside.
+
+    Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
+    go on in the same MLflow run, which may have been made before the first row was written.
+    """
+    metrics, identity = run / "metrics.jsonl", run / IDENTITY
+    if metrics.exists() and metrics.stat().st_size:
+        kept = run / "metrics.before-restart.jsonl"
+        log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
+        for name in LOGS:  # metrics.jsonl last: a kill in between finds it again
+            if (run / name).exists():
+                (run / name).replace(run / name.replace(".jsonl", ".before-restart.jsonl"))
+        if (run / "evaluation").exists():
+            shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
+            (run / "evaluation").rename(run / "evaluation.before-restart")
+    same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
+    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
+
+
+def remove_partial(run: Path) -> None:
+    """Remove what a killed save or removal left behind."""
+    for path in run.glob("checkpoint-*.partial"):
+        shutil.rmtree(path)
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """The trainer's own state, as JSON, into a checkpoint that is being written."""
+    path = folder / STATE
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+
+def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
+    """The state in a checkpoint.
+
+    identity: the bindings that must be the same for a run to be continued
+    Raises UnusableCheckpoint if the state is damaged, or of a run with other bindings, naming each difference.
+    """
+    path = folder / STATE
+    try:
+        manifest.verify_file(folder, STATE)
+    except manifest.ManifestError as error:
+        raise UnusableCheckpoint(str(error)) from error
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    before: dict[str, str] = state["identity"]
+    if before != identity:
+        changed = [
+            f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
+            for name in sorted({*before, *identity})
+            if before.get(name) != identity.get(name)
+        ]
+        raise UnusableCheckpoint(
+            f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
+            "Resume with the same gin files and bindings, or start a new run under another --name"
+        )
+    return state
+
+
+def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:
+    """Have the checkpoint's generation config name these too: whoever serves it ends a response where training did."""
+    file = checkpoint / "generation_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    named = config.get("eos_token_id")
+    known = {token for token in (named if isinstance(named, list) else [named]) if token is not None}
+    if not known >= {*end}:
+        config["eos_token_id"] = sorted(known | {*end})
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,6 @@
+"""From gin files to a built experiment: the one room where gin lives."""
+
+from ..settings import ConfigError
+from .build import load, load_suite, may_change, overrides_as_bound, variant_of
+
+__all__ = ["ConfigError", "load", "load_suite", "may_change", "overrides_as_bound", "variant_of"]

@@ -1,0 +1,334 @@
+"""From gin files to a built experiment. Only this module and gin_files.py import gin.
+
+The classes are registered from outside and stay plain: what gin builds here pickles, and another process gets the
+objects, never the bindings (a spawned process would silently see Python's defaults).
+
+How files combine. Every file is read once. What a file merely includes comes before all files that were named, so
+`--gin layout.gin --gin ablation.gin` and the other order give the same experiment although only the ablation includes
+base.gin; among the named files, the later one wins, and a `--set` binding wins over all.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+from gin import config_parser
+
+from ..engines.openrlhf import flags
+from ..evaluation.benchmarks import Definitions
+from ..experiment import Experiment
+from ..models.examples import SupervisedFile
+from ..models.pretrained import PretrainedModel
+from ..models.supervised_start import SupervisedModel
+from ..models.tiny_models import ChainModel, CountdownModel
+from ..objective import GroupAdvantages, MixedPolicyLoss
+from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
+from ..questions.fresh_sampler import FreshSampler
+from ..questions.prompts import Prompts
+from ..redaction import redacted
+from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
+from ..replay.dynamic_sampling import DynamicSampling
+from ..rewards import Verifier
+from ..settings import (
+    ConfigError,
+    Evaluation,
+    LocalEngine,
+    LoRA,
+    OpenRLHF,
+    Optimizer,
+    Sampling,
+    Tracking,
+    TrainSettings,
+    Work,
+)
+from ..study.suite import Suite
+from ..tasks.countdown import Countdown
+from ..tasks.modular_chains import ModularChains
+from ..tasks.word_problems import WordProblems
+from .gin_files import find, includes, name_of, redact, statements
+
+# Known in gin by their own names; TrainSettings is `train`.
+_CLASSES: tuple[type, ...] = (
+    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
+    *(ModularChains, Countdown, WordProblems, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
+    *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
+    *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
+    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
+)
+_TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
+# Parameters that only the program can supply.
+_SUPPLIED = {
+    "ReplayBuffer": ["retirement"],
+    "ReplayMixer": ["sampler", "buckets", "group_size", "questions_per_step", "rng"],
+}
+_GIN: dict[str, Callable[..., Any]] = {
+    name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
+    for name, target in _TARGETS.items()
+}
+
+
+def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
+    """Read gin files and `--set` bindings and build the experiment they describe.
+
+    Files are looked up as given, then in the project's gin/ folder, then in the project's folder.
+    seed: takes the place of train.seed
+    Raises ConfigError.
+    """
+    experiment: Experiment = _load(_build, files, overrides, seed)
+    return experiment
+
+
+def load_suite(file: str | Path) -> Suite:
+    """The suite that a gin file binds. Raises ConfigError."""
+    suite: Suite = _load(lambda: _make("Suite"), [file], (), None)
+    return suite
+
+
+def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
+    gin.clear_config()
+    named = [find(file, None) for file in files]
+    made_at: dict[str, str] = {}  # where each binding was last made
+    used: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
+    for path in dict.fromkeys([*(included for file in named for included in includes(file, _GIN)), *named]):
+        made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used, allow_include=True)
+    for override in overrides:
+        made_at |= _bind(override, f"--set {override!r}", used, allow_include=False)
+    _check_macros(made_at, used)
+    if seed is not None:
+        gin.bind_parameter("train.seed", seed)
+        made_at["train.seed"] = "--seed"
+    try:
+        return build()
+    except ConfigError:
+        raise
+    except RecursionError as error:
+        raise ConfigError("a reference or a macro refers to itself, directly or through others") from error
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
+        places = [f"{name} is bound in {where}" for name, where in made_at.items() if name in message]
+        raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
+
+
+def _make(name: str, *args: Any, **more: Any) -> Any:
+    """An object of a class by its bindings."""
+    _check_given(f"exgrpo.{name}", _TARGETS[name], [])
+    return _GIN[name](*args, **more)
+
+
+def _check_given(selector: str, target: Callable[..., Any], scope: list[str]) -> None:
+    """Raises ConfigError for a parameter without value and default, of this class or of what it is bound to."""
+    with gin.config_scope(scope):
+        given = gin.get_bindings(selector, resolve_references=False)
+    name = selector.rpartition(".")[2]
+    values = {p: given.get(p, declared.default) for p, declared in inspect.signature(target).parameters.items()}
+    missing = [
+        f"{'/'.join([*scope, name])}.{parameter}"
+        for parameter, value in values.items()
+        if repr(value) == "%gin.REQUIRED"
+        or (value is inspect.Parameter.empty and parameter not in _SUPPLIED.get(name, ()))
+    ]
+    if missing and selector == "gin.macro":
+        macro = "/".join(scope)
+        raise ConfigError(f"%{macro} is used, but no file gives it a value: add {macro} = …")
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be bound: add it to a gin file, or give it with --set")
+    for reference in gin.config.iterate_references(given):
+        used = reference.configurable
+        _check_given(used.selector, used.wrapped, reference.scopes or scope)
+
+
+def may_change(binding: str) -> bool:
+    """Whether a binding may differ when a run is continued: its class names the setting in MAY_CHANGE."""
+    name, _, parameter = binding.rpartition("/")[2].partition(".")
+    return parameter in getattr(_TARGETS.get(name), "MAY_CHANGE", ())
+
+
+def _build() -> Experiment:
+    settings = _make("train")
+    work = _make("Work")
+    replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
+    mixer = _make(
+        "ReplayMixer",
+        _make("QuestionSampler"),
+        _make("DifficultyBuckets"),
+        group_size=settings.group_size,
+        questions_per_step=settings.questions_per_step,
+        rng=replay_rng,
+    )
+    built = {
+        "prompts": _make("Prompts"),
+        "sampling": _make("Sampling"),
+        "optimizer": _make("Optimizer"),
+        "verifier": _make("Verifier"),
+        "selector": _make("TrajectorySelector"),
+        "dynamic_sampling": _make("DynamicSampling"),
+        "buffer": _make("ReplayBuffer", _make("RetirementPolicy")),
+        "advantages": _make("GroupAdvantages"),
+        "loss": _make("MixedPolicyLoss"),
+        "evaluation": _make("Evaluation"),
+        "tracking": _make("Tracking"),
+        "fresh": _make("FreshSampler"),
+    }
+    if (suite := built["evaluation"].disjoint_from) is not None:
+        Definitions().suite(suite)  # said now if there is no such suite, not after the model is made
+    # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
+    local = settings.engine == "local"
+    built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
+    # Nor what is bound of LoRA where it is off: the identity of a run without it is what it was before there was LoRA.
+    rank = gin.get_bindings("exgrpo.LoRA", resolve_references=False).get("rank")
+    built |= {"lora": LoRA() if rank is None else _make("LoRA")}
+    redact()
+    text = gin.operative_config_str()
+    params = _flatten(text)
+    identity = {n: value for n, value in params.items() if not may_change(n)}
+    if built["openrlhf"] is not None:
+        identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))
+    return Experiment(
+        settings=settings,
+        questions=work.questions,
+        validation=work.validation,
+        experience=work.experience,
+        model=work.model,
+        mixer=mixer,
+        fresh_rng=fresh_rng,
+        config_text=text,
+        config_hash=hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest(),
+        params=params,
+        identity=identity,
+        **built,
+    )
+
+
+def overrides_as_bound(overrides: Sequence[str]) -> list[str]:
+    """The --set bindings of the experiment that was loaded last, as they may be written."""
+    bound = {}
+    for text in overrides:
+        for scope, selector, parameter, *_ in statements(text, "--set", _GIN):
+            name = (f"{scope}/" if scope else "") + selector + (f".{parameter}" if parameter else "")
+            bound[name] = gin.query_parameter(name if parameter else f"%{name}")
+    return [f"{name} = {value!r}" for name, value in bound.items()]
+
+
+def variant_of(params: Mapping[str, str]) -> dict[str, str]:
+    """Those of a run's params by which two runs are of different variants, once the seed is left out: all but those
+    that may change when a run is continued. OpenRLHF's flags are told apart one by one."""
+    kept = {name: text for name, text in params.items() if not may_change(name)}
+    given: dict[str, Any] = {}
+    for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
+        try:
+            given |= ast.literal_eval(params.get(name, "{}"))
+        except (ValueError, SyntaxError):  # one with a macro in it, or so long that it was cut
+            kept[name] = params[name]
+    return kept | {f"OpenRLHF {flag}": repr(value) for flag, value in flags.identity(OpenRLHF(flags=given)).items()}
+
+
+def _flatten(text: str) -> dict[str, str]:
+    """An operative config as {"ReplayMixer.rho": "0.5", …}; macros have been put in by gin."""
+    params = {}
+    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
+            scope = f"{statement.scope}/" if statement.scope else ""
+            value = statement.value
+            if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+                value = gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}")
+            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(value)
+    return params
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str, str]:
+    """Make the bindings of one file or one --set. Returns where each was made; adds the macros that they refer to."""
+    made_at = {}
+    for statement in statements(text, name, _GIN):
+        where = name if name.startswith("--set") else f"{name}, line {statement.location.line_num}"
+        if isinstance(statement, config_parser.IncludeStatement) and allow_include:
+            continue
+        if not isinstance(statement, config_parser.BindingStatement):
+            raise ConfigError(f"{where}: only bindings such as ReplayMixer.rho = 0.25 can stand here")
+        scope, selector, parameter, value = statement[:4]
+        prefix = f"{scope}/" if scope else ""
+        references = gin.config.iterate_references(value)
+        used |= {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
+        if not parameter:
+            made_at[f"%{prefix}{selector}"] = where
+            gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
+            continue
+        _check_name(selector, parameter, where)
+        _check_type(selector, parameter, value, where)
+        gin.bind_parameter((scope, selector, parameter), value)
+        made_at[f"{prefix}{selector}.{parameter}"] = where
+    return made_at
+
+
+@cache  # asked of every class for every binding
+def _parameters(name: str) -> list[str]:
+    parameters = inspect.signature(_TARGETS[name]).parameters
+    return [parameter for parameter in parameters if parameter not in _SUPPLIED.get(name, ())]
+
+
+def _check_name(selector: str, parameter: str, where: str) -> None:
+    known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
+    if f"{selector}.{parameter}" in known:
+        return
+    same = [name for name in known if name.endswith(f".{parameter}")]
+    near = same or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
+    if selector in _GIN and not near:
+        near = [name for name in known if name.startswith(f"{selector}.")]
+    raise ConfigError(
+        f"{where}: there is no setting {selector}.{parameter}; nearest: {', '.join(near or sorted(_GIN))}"
+    )
+
+
+def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
+    """A name without a class is a macro. One that nothing refers to is a setting whose class was left out."""
+    for macro, where in made_at.items():
+        name = macro.removeprefix("%")
+        if macro.startswith("%") and name not in used:
+            settings = [f"{owner}.{p}" for owner in _GIN for p in _parameters(owner)]
+            near = [each for each in settings if each.endswith(f".{name}")] or difflib.get_close_matches(
+                name, [*sorted(used), *settings], n=3, cutoff=0.5
+            )
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
+
+
+def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
+    """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
+    hint = typing.get_type_hints(inspect.getattr_static(_TARGETS[selector], "__init__")).get(parameter, Any)
+    if isinstance(value, gin.config.ConfigurableReference) or any(_fits(value, kind) for kind in _kinds(hint)):
+        return
+    names = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in _kinds(hint)]
+    shown = " | ".join(names).replace("NoneType", "None").replace("typing.", "")
+    raise ConfigError(f"{where}: {selector}.{parameter} takes {shown}, got {value!r}")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of another type, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if hint is Any or origin is typing.Literal:  # the class itself says which values it takes
+        return True
+    if origin is tuple:
+        return isinstance(value, tuple)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)

@@ -1,0 +1,110 @@
+"""Gin files as text: where they are, what they include, their statements."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import itertools
+import re
+import tokenize
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config_parser
+
+from ..paths import PROJECT
+from ..redaction import REDACTED, redacted
+from ..settings import ConfigError
+
+GIN_FOLDER = PROJECT / "gin"
+
+
+def find(file: str | Path, included_by: str | None) -> Path:
+    """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
+    candidates = [GIN_FOLDER / file]
+    if not included_by:
+        candidates = [Path(file), *candidates, PROJECT / file]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    where = f"{included_by}: " if included_by else ""
+    if folder := next(filter(Path.is_dir, candidates), None):
+        raise ConfigError(f"{where}{folder} is a folder, not a gin file; give one of the files in it")
+    shipped = {str(path.relative_to(GIN_FOLDER)): path.stem for path in sorted(GIN_FOLDER.rglob("*.gin"))}
+    near = difflib.get_close_matches(str(file).removeprefix("gin/"), shipped, n=3)
+    stems = dict.fromkeys(difflib.get_close_matches(Path(file).stem, shipped.values(), n=3))
+    near = near or [name for stem in stems for name, own in shipped.items() if own == stem][:3]
+    raise ConfigError(
+        f"{where}there is no gin file {str(file)!r}; "
+        + (f"did you mean {' or '.join(near)}?" if near else f"those of the project are in {GIN_FOLDER}")
+    )
+
+
+def includes(path: Path, known: Collection[str], trail: tuple[Path, ...] = ()) -> list[Path]:
+    """All files that a file includes, at any depth, each after the files it includes itself."""
+    if path in trail:
+        raise ConfigError(f"{name_of(path)} includes itself: {' → '.join(map(name_of, (*trail, path)))}")
+    found: list[Path] = []
+    bound = False
+    for statement in statements(path.read_text(encoding="utf-8"), name_of(path), known):
+        if not isinstance(statement, config_parser.IncludeStatement):
+            bound = True
+            continue
+        where = f"{name_of(path)}, line {statement.location.line_num}"
+        if bound:
+            raise ConfigError(f"{where}: an include must stand before the bindings, which it would undo")
+        included = find(statement.filename, where)
+        found += [*includes(included, known, (*trail, path)), included]
+    return list(dict.fromkeys(found))
+
+
+def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
+    """name: of the file, or of the --set; known: classes that a reference can name. Raises ConfigError."""
+    parser = None
+    try:
+        parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
+        return list(parser)
+    except SyntaxError as error:
+        word = re.search(r"Failed to parse token '(\w+)'", error.msg)
+        said = (
+            f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
+        )
+        if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
+            said = "this is YAML, not gin: a binding is written as train.steps = 200"
+        line, message = error.lineno, f"{said or error.msg}: {(error.text or text).strip()!r}"
+    except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
+        line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"
+    except ValueError as error:  # a reference to something that is not there
+        line = parser.current_token.start[0] if parser else 0
+        message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in known)}"
+    raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def redact() -> None:
+    """Hide keys, tokens and passwords in what gin holds, once all is built: what is written is printed from there."""
+    held = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
+    used = _scopes(held)
+    for (scope, selector), values in held:
+        values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
+    for (scope, selector), values in held:  # macros that only secrets refer to
+        if selector == "gin.macro" and scope in used - _scopes(held):
+            values["value"] = REDACTED
+
+
+def _scopes(held: list[Any]) -> set[str]:
+    """Of all references; that of a macro is its name."""
+    return {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in held])}
+
+
+def hypothesis(path: Path) -> str:
+    """What an ablation file wants to find out: its first comment, if that begins with "Hypothesis:"; else ''."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    words = " ".join(line.removeprefix("#").strip() for line in comment)
+    return words.removeprefix("Hypothesis:").strip() if words.startswith("Hypothesis:") else ""
+
+
+def name_of(path: Path) -> str:
+    """For messages."""
+    return f"gin/{path.relative_to(GIN_FOLDER)}" if path.is_relative_to(GIN_FOLDER) else str(path)

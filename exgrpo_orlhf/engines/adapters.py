@@ -1,0 +1,261 @@
+"""LoRA: low-rank matrices beside frozen weights, by peft.
+
+A layer computes W x + (alpha / rank) · B A x. W stays as it was, A and B learn. Merged, it computes W' x with the one
+matrix W' = W + (alpha / rank) · B A.
+
+A checkpoint's adapter/ holds the adapter as peft writes it, and base.json, by which another base model is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import cache, files, weights
+from ..checkpoints import manifest
+from ..lazy import torch, transformers
+from ..settings import LoRA
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+FOLDER = "adapter"  # of a checkpoint
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+FORMAT = 1  # of merged adapters in the cache; raise it when the same adapter would give another folder
+_NAME = "default"  # peft's name of a model's only adapter
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be made, or does not fit its base model."""
+
+
+class Adapter:
+    """The adapter of a model, whose layers it is in.
+
+    Merging makes new matrices for a while and then puts the old ones back, so the frozen weights stay as they are to
+    the bit. Adding B A and subtracting it again would change them a little each time.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoRA, base: str | Path, seed: int) -> None:
+        """Puts an adapter into the model, with which it still computes what it did: B is 0.
+
+        Args:
+            model: its weights no longer get a gradient.
+            base: where the model comes from, for those who open the adapter later.
+            seed: A is drawn from it.
+
+        Raises AdapterError for targets that the model does not have, or that cannot be merged.
+        """
+        self.model, self._base = model, {"model": str(base), "weights": weights.fingerprint(base)}
+        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            self._wrapped, self._layers = _insert(model, settings, base)
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within this context the layers have merged weights, which takes their memory once more."""
+        with ExitStack() as stack:
+            stack.enter_context(self.disabled())
+            for layer in self._layers.values():
+                stack.enter_context(self.whole(layer.get_base_layer().weight))
+            yield
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within this context the layers compute without A and B: the model is the base model.
+
+        peft passes over A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
+        A and B, between a forward pass and its backward pass too.
+        """
+        try:
+            for layer in self._layers.values():
+                layer.merged_adapters.append(_NAME)
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.merged_adapters.clear()
+
+    @contextmanager
+    def whole(self, weight: Tensor) -> Iterator[None]:
+        """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
+        ZeRO-3's shards. All ranks must enter it."""
+        layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
+        with _gathered([weight, *(layer.parameters() if layer else ())]):
+            before = weight.data
+            if layer is not None:
+                # Not peft's own product: on a CPU it would give A and B new memory, which DeepSpeed does not update.
+                a, b = (part[_NAME].weight.data.float() for part in (layer.lora_A, layer.lora_B))
+                product = b @ a * layer.scaling[_NAME]
+                weight.data = (before.float() + (product.T if layer.fan_in_fan_out else product)).to(before.dtype)
+            try:
+                yield
+            finally:
+                weight.data = before
+
+    def base_parameters(self) -> list[tuple[str, Any]]:
+        """The parameters of the base model by the names that they have there."""
+        return [(_base_name(name), one) for name, one in self.model.named_parameters() if ".lora_" not in name]
+
+    def merged_state(self, keep: bool = True) -> dict[str, Tensor]:
+        """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask.
+
+        keep: whether this rank gets them; else it gets nothing
+        """
+        found: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}  # tied weights stay tied
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if ".lora_" in name:
+                continue
+            if id(value) not in copies:
+                with self.whole(value):
+                    copies[id(value)] = value.detach().to("cpu", copy=True) if keep else value
+            if keep:
+                found[_base_name(name)] = copies[id(value)]
+        return found
+
+    def save(self, folder: Path, write: bool = True) -> None:
+        """Writes the adapter into a new folder. All ranks must ask; one writes."""
+        import peft
+        from safetensors.torch import save_file
+
+        with _gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
+            # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
+            state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+            state = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
+        if not write:
+            return
+        folder.mkdir()
+        config = copy.deepcopy(self._wrapped.peft_config[_NAME])
+        config.inference_mode = True  # as peft writes it: whoever opens it does not train by default
+        config.target_modules = sorted(config.target_modules)  # a set, whose order is another in each process
+        config.save_pretrained(folder)
+        save_file(state, folder / WEIGHTS)
+        files.write_json(folder / BASE, self._base)
+
+    def load(self, folder: Path) -> None:
+        """Loads what `save` wrote. Raises AdapterError for missing or further tensors."""
+        import peft
+        from safetensors.torch import load_file
+
+        state = load_file(folder / WEIGHTS)
+        own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+        if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
+            raise AdapterError(f"{folder / WEIGHTS} is of another adapter: its tensors are not those of this run's")
+        peft.set_peft_model_state_dict(self._wrapped, state)
+
+
+def refuse_targets(folder: str | Path, settings: LoRA) -> None:
+    """Raises AdapterError for targets that the model of the folder does not have, or that cannot be merged. It takes
+    no memory for weights."""
+    loading: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        _insert(loading.from_config(config), settings, folder)
+
+
+def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
+    """Put an adapter into the model: peft's model around it, and the layers that have A and B. Raises AdapterError."""
+    import peft  # seconds; only runs with LoRA need it
+
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    assert settings.rank is not None  # else there is no adapter
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.scale_numerator,
+        target_modules=targets,
+        lora_dropout=0.0,  # log-probs with dropout are those of another policy
+        base_model_name_or_path=str(base),
+    )
+    try:
+        # By default A and B would be float32 beside bfloat16, which DeepSpeed refuses.
+        wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise AdapterError(f"LoRA.targets = {settings.targets!r}: {str(error).splitlines()[0]}") from error
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, peft.tuners.lora.LoraLayer)}
+    for target in [] if isinstance(targets, str) else targets:  # peft wants one of them to be there, not each
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            raise AdapterError(f"LoRA.targets = {settings.targets!r}: the model has no module {target!r}")
+    ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for name, layer in layers.items():
+        if id(layer.get_base_layer().weight) in ends or type(layer) is not peft.tuners.lora.Linear:
+            raise AdapterError(
+                f"LoRA.targets = {settings.targets!r}: {name} is no linear layer between the embedding and the "
+                "output layer; only those can be targets"
+            )
+    return wrapped, layers
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+@contextmanager
+def _gathered(weights: list[Any]) -> Iterator[None]:
+    """Within this context weights that ZeRO-3 has cut into shards are whole."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        yield
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with GatheredParameters(weights):
+        yield
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter alone."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def merge(folder: Path, directory: Path) -> Path:
+    """The folder in the cache `directory` with an adapter merged into its base model, in float32, and the tokenizer;
+    made first unless it is there.
+
+    folder: as peft writes it, of any kind of adapter that peft can merge; the tokenizer may be in it
+    Raises AdapterError.
+    """
+    import peft
+
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
+    content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
+    replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
+    content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
+    # The adapter's own tokenizer, or that of the checkpoint around it, which has the chat template of its training.
+    places = [folder, *([folder.parent] if folder.name == FOLDER else [])]
+    own = next((place for place in places if any(place.glob("tokenizer*"))), None)
+    beside = [*own.glob("tokenizer*"), *own.glob("chat_template*")] if own else []
+    content += [files.sha256(path) for path in sorted(beside) if path.is_file()]
+    name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
+    made = directory / f"merged-{name}-{FORMAT}"
+    if cache.has(made):
+        return made
+    try:
+        manifest.verify_model(folder.parent, folder.name)
+        base = weights.locate(base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(own or base, trust_remote_code=False)
+        weights.check(base, tokenizer)
+        known = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
+        if known and known["weights"] != weights.fingerprint(base):
+            raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
+        loading: Any = transformers.AutoModelForCausalLM
+        model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+        wrapped = peft.PeftModel.from_pretrained(model, folder)
+        whole: Any = wrapped.merge_and_unload(safe_merge=True)
+    except AdapterError:
+        raise
+    except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
+        said = " ".join(str(error).split())[:300]
+        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({said})") from error
+    with cache.making(made) as unfinished:
+        whole.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return made

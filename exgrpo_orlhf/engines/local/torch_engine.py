@@ -1,0 +1,191 @@
+"""The local engine, in one process on one CPU or one GPU: it generates, scores, updates and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from ...checkpoints import name_end_tokens
+from ...checkpoints.manifest import Files, writing
+from ...objective import MixedPolicyLoss
+from ...questions.prompts import PromptEncoder, Prompts
+from ...records import Measured, MixedBatch, Rollout, RolloutGroup
+from ...replay import Plan
+from ...settings import LocalEngine, LoRA, Optimizer, Sampling
+from .. import adapters
+from ..engine import Engine, UpdateStats
+from ..rows import ForwardRow
+from .forward import PolicyForward, measure
+from .generation import check_rows, chunk_seed, end_tokens, generate
+from .placement import check, device_of, dtype_of, load
+from .update import PolicyUpdate, Reference
+
+_FULL = LoRA()  # training of all weights
+
+
+class TorchEngine(Engine):
+    """The engine with transformers and torch, in this process."""
+
+    whole_batches = False
+
+    def __init__(
+        self,
+        settings: LocalEngine,
+        optimizer: Optimizer,
+        sampling: Sampling,
+        prompts: Prompts,
+        lora: LoRA = _FULL,
+        *,
+        model_path: str | Path,
+        weights_path: str | Path | None = None,
+        seed: int = 0,
+        reference: bool = False,
+        generates: bool = True,
+    ) -> None:
+        """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from;
+        reference: whether there is a KL term to the model at `model_path`: a frozen copy of it, or with LoRA the same
+        model without its adapter; generates: False for an engine that only scores and trains
+
+        Raises ValueError for a device that is not there, and for a model that this engine cannot train.
+        """
+        torch.set_num_threads(settings.threads)
+        self.device = device_of(settings)
+        self.model_path = model_path
+        self.settings, self.sampling, self.seed = settings, sampling, seed
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        self.prompts = PromptEncoder(prompts, self.tokenizer)
+        self.adapter: adapters.Adapter | None = None
+        if lora.rank is None:
+            self.model = load(weights_path or model_path, self.device)
+        else:
+            self.model = load(model_path, self.device)
+            self.adapter = adapters.Adapter(self.model, lora, model_path, seed)
+            if weights_path is not None:
+                self.adapter.load(Path(weights_path) / adapters.FOLDER)
+        check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
+        self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
+        if not self.end:
+            raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
+        pad = self.tokenizer.pad_token_id
+        self.pad = self.end[0] if pad is None else pad
+        if generates:
+            check_rows(self.model, self.pad)
+        self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings, self.device))
+        self._update = PolicyUpdate(
+            self.forward,
+            self._reference() if reference else None,
+            optimizer,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            gradient_checkpointing=settings.gradient_checkpointing,
+        )
+
+    def _reference(self) -> Reference:
+        adapter, forward = self.adapter, self.forward
+        if adapter is None:
+            frozen = load(self.model_path, self.device).requires_grad_(False)
+            return PolicyForward(frozen, forward.temperature, forward.compute_dtype)
+
+        def base(rows: Sequence[ForwardRow], pack: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            with adapter.disabled():
+                return forward(rows, pack)
+
+        return base
+
+    # -- generate -----------------------------------------------------------------------------------------------------
+
+    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
+        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
+        questions = [*plan.fresh, *plan.replayed]
+        owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
+        prompts = [self.prompts.encode(questions[i]) for i in owners]
+        with self._merged():
+            sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
+        rollouts: list[list[Rollout]] = [[] for _ in questions]
+        for owner, rollout in zip(owners, sampled, strict=True):
+            rollouts[owner].append(rollout)
+        return [
+            RolloutGroup(question, tuple(group), replayed=i >= len(plan.fresh))
+            for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
+        ]
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        with self._merged():
+            return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
+
+    def _merged(self) -> AbstractContextManager[None]:
+        """The adapter is merged while responses are generated: as fast, and faster for small models
+        (benchmarks/lora.py)."""
+        return nullcontext() if self.adapter is None else self.adapter.merged()
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        temperature: float | None,
+        step: int,
+        round: int = 0,
+        top_p: float = 1.0,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`"""
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
+        rollouts: dict[int, Rollout] = {}
+        rows = self.settings.generation_rows
+        for chunk, begin in enumerate(range(0, len(order), rows)):
+            part = order[begin : begin + rows]
+            # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=devices), self.forward.autocast():
+                torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
+                responses = generate(
+                    self.model,
+                    [prompts[i] for i in part],
+                    end=self.end,
+                    pad=self.pad,
+                    max_new_tokens=self.sampling.max_response_tokens,
+                    temperature=temperature,
+                    top_p=top_p,
+                    seeds=None if seeds is None else [seeds[i] for i in part],
+                )
+            rollouts.update(zip(part, responses, strict=True))
+        return [rollouts[i] for i in range(len(prompts))]
+
+    # -- score and update ---------------------------------------------------------------------------------------------
+
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        return measure(self.forward, rows, self.settings.micro_batch_tokens)
+
+    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
+        """One or more optimiser steps on a batch (see PolicyUpdate)."""
+        return self._update(batch, self.forward_rows(batch), loss)
+
+    def sync(self) -> None:
+        """Nothing: it generates with the weights that it trains."""
+
+    # -- save ---------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> Files:
+        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/, hashed as it is written.
+
+        With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
+        """
+        state = None if self.adapter is None else self.adapter.merged_state()
+        self.model.save_pretrained(folder, state_dict=state)
+        if self.adapter is not None:
+            self.adapter.save(folder / adapters.FOLDER)
+        self.tokenizer.save_pretrained(folder)
+        name_end_tokens(folder, self.prompts.turn_ends())
+        (folder / "trainer").mkdir(exist_ok=True)
+        files: Files = {}
+        with writing(folder, folder / "trainer" / "optimizer.pt", files) as file:
+            self._update.save(file)
+        return files
+
+    def load(self, folder: Path) -> None:
+        """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""
+        self._update.load(folder / "trainer" / "optimizer.pt")

@@ -1,0 +1,1 @@
+"""Where weights come from: pretrained models, a supervised start (SFT), and the tasks' tiny models."""

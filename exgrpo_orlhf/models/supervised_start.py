@@ -1,0 +1,240 @@
+"""A supervised start (SFT): a pretrained model learns given responses by next-token prediction, before or without RL.
+
+The loss of an optimiser step is the mean negative log-likelihood over all response tokens of its examples, end tokens
+included and prompts not: L = −Σ log π(token) / number of response tokens. It is one mean over the whole step. A mean of
+the micro-batches' means would weigh the tokens of short responses more and depend on how a step is cut; that mistake
+alone costs supervised baselines accuracy (arXiv 2604.23747).
+"""
+
+# No postponed annotations: `settings.check` reads them from `__init__`.
+import gc
+import hashlib
+import json
+import logging
+import math
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from .. import cache, files, paths
+from ..checkpoints import manifest, name_end_tokens
+from ..engines.rows import ForwardRow
+from ..lazy import torch, transformers
+from ..questions.prompts import PromptEncoder, Prompts
+from ..records import Question
+from ..settings import (
+    Bound,
+    Count,
+    LocalEngine,
+    NotNegative,
+    Positive,
+    Sampling,
+    at_least,
+    check,
+    require,
+    require_reference,
+)
+from ..stopping import StopRequest
+from ..tracking.metrics_log import MetricsLog
+from .examples import Example, encode
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from .supervised_training import SupervisedTraining
+
+CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
+log = logging.getLogger(__name__)
+FORMAT = 1  # raise it when the same settings would give another model
+_WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
+
+
+def take_curve(model: Path, run: Path, resumed: bool) -> None:
+    """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
+    if (model / CURVE).is_file():
+        curve = (model / CURVE).read_bytes()
+        if resumed and not ((run / CURVE).is_file() and (run / CURVE).read_bytes() == curve):
+            log.warning("%s was changed or deleted: it is copied again from %s", run / CURVE, model)
+        files.write(run / CURVE, curve)
+    elif not resumed:
+        (run / CURVE).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedModel:
+    """A model after supervised training, made once and then found in a cache.
+
+    model: what it is made of, a reference such as @PretrainedModel()
+    examples: prompts with responses: @SupervisedFile(), or a task that writes solutions, such as @ModularChains()
+    prompts, sampling: @Prompts() and @Sampling(): prompts are written and limited, and responses limited, as in the run
+    machine: @LocalEngine(): device, dtype, threads, micro_batch_tokens and gradient_checkpointing
+    epochs: passes over the examples, each in another order
+    batch_size: examples of an optimiser step; the last one of an epoch may have fewer
+    learning_rate, schedule, warmup: the peak rate of AdamW, reached after this share of the steps; then it falls to 0
+    weight_decay: of AdamW
+    max_grad_norm: the gradient is clipped to this norm
+    seed: decides the orders; apart from train.seed, so that runs with different seeds begin with the same model
+    save_every: optimiser steps between saved states, from which an interrupted training goes on
+    cache: directory of finished models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
+    """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("save_every", "cache")
+
+    model: Any
+    examples: Any
+    prompts: Prompts
+    sampling: Sampling
+    machine: LocalEngine
+    epochs: Count = 3
+    batch_size: Count = 32
+    learning_rate: Positive = 1e-5
+    schedule: Literal["linear", "cosine"] = "cosine"
+    warmup: Annotated[float, _WARMUP] = 0.1
+    weight_decay: NotNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    seed: Annotated[int, at_least(0)] = 0
+    save_every: Count = 50
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        check(SupervisedModel, vars(self))
+        require_reference("SupervisedModel.model", self.model, "prepare", "@PretrainedModel()")
+        require_reference("SupervisedModel.examples", self.examples, "examples", "@SupervisedFile()")
+        for name, kind in {"prompts": Prompts, "sampling": Sampling, "machine": LocalEngine}.items():
+            require_reference(f"SupervisedModel.{name}", getattr(self, name), kind, f"@{kind.__name__}()")
+
+    def prepare(self) -> Path:
+        """The folder of the finished model and its curve, which is made first unless the cache has it.
+
+        An interrupted training leaves its newest state in a folder beside, and the next call goes on there; on a CPU
+        with the same number of threads the result is the same to the bit. Two processes at once make it once: the
+        second one waits. Ctrl-C, SIGTERM and SIGHUP finish the step, save and then end the program.
+
+        Raises FileNotFoundError, ValueError and ArithmeticError, each with what to mend.
+        """
+        base = self.model.prepare()
+        examples = self.examples.examples()
+        require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
+        config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        prompts = PromptEncoder(self.prompts, tokenizer)
+        folder = paths.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
+        work = folder.with_name(f"{folder.name}.unfinished")
+        if not cache.has(folder):
+            rows = encode(examples, prompts, self.sampling.max_response_tokens)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _alone(folder.with_name(f".{folder.name}.lock")):
+                if not cache.has(folder):
+                    work.mkdir(exist_ok=True)
+                    self._make(folder, work, base, rows, prompts)
+                    gc.collect()
+                    torch.cuda.empty_cache()  # the engine needs the memory
+        shutil.rmtree(work, ignore_errors=True)  # also what a process left that was killed just before this line
+        return folder
+
+    def _key(
+        self, base: str | Path, config: "PretrainedConfig", examples: list[Example], prompts: PromptEncoder
+    ) -> str:
+        """A hash of all that makes the model. What changes rounding alone is no part of it: device, threads, sizes of
+        micro-batches, and whether activations are computed again."""
+        from ..engines.local.placement import device_of, dtype_of
+
+        named = ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "max_grad_norm", "seed")
+        shaping = {name: getattr(self, name) for name in named}
+        shaping["dtype"] = str(dtype_of(self.machine, device_of(self.machine)))
+        texts = [[question.prompt, response] for question, response in examples]
+        identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
+        return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def taught(self) -> list[Question]:
+        """The questions of the examples, also of those of a supervised model that this one starts from."""
+        before = self.model.taught() if isinstance(self.model, SupervisedModel) else []
+        return [*before, *(question for question, _ in self.examples.examples())]
+
+    def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
+        """Train, in the folder `work`, then fill `folder`."""
+        from ..engines.local.placement import check as check_model
+        from ..engines.local.placement import device_of, load
+        from .supervised_training import SupervisedTraining
+
+        threads, device = torch.get_num_threads(), device_of(self.machine)
+        torch.set_num_threads(self.machine.threads)
+        try:
+            model = load(base, device)
+            check_model(model, base, self.prompts.max_tokens + self.sampling.max_response_tokens)
+            training = SupervisedTraining(
+                model,
+                rows,
+                self.machine,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                steps=self.epochs * math.ceil(len(rows) / self.batch_size),
+                learning_rate=self.learning_rate,
+                schedule=self.schedule,
+                warmup=self.warmup,
+                weight_decay=self.weight_decay,
+                max_grad_norm=self.max_grad_norm,
+            )
+            self._train(training, work)
+            with cache.making(folder) as unfinished:
+                model.save_pretrained(unfinished)
+                prompts.tokenizer.save_pretrained(unfinished)
+                name_end_tokens(unfinished, prompts.turn_ends())
+                shutil.copy(work / CURVE, unfinished)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _train(self, training: "SupervisedTraining", work: Path) -> None:
+        """All steps from the newest state in `work`. A signal ends the program after it is saved."""
+        curve = MetricsLog(work / CURVE)
+        training.load(work)
+        curve.cut_back(training.done)
+        curve.warn_if_missing(range(1, training.done + 1))
+        _say(
+            f"{len(training.rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}"
+            + (f", going on after step {training.done}" if training.done else "")
+        )
+        with StopRequest("this step is finished and saved, then the program ends") as stop:
+            for step, metrics in training.go():
+                curve.append(step, metrics)
+                if stop.signal or (step % self.save_every == 0 and step < training.steps):
+                    curve.sync()
+                    training.save(work)
+                if stop.signal:
+                    break
+        if stop.signal:
+            _say(
+                f"stopped after step {training.done} of {training.steps}; the same command goes on from there ({work})"
+            )
+            signal.raise_signal(stop.signal)
+            raise KeyboardInterrupt  # where that signal is handled and does not end the program
+
+
+def _say(what: str) -> None:
+    print(f"supervised start: {what}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock file against other processes. It stays: one that is removed can be held twice."""
+    try:
+        with files.locked(lock, wait=False):
+            pass
+    except BlockingIOError:
+        _say("another process is making this model; waiting for it")
+    with files.locked(lock):
+        yield
+
+
+def _identity_of(base: str | Path, config: "PretrainedConfig") -> Any:
+    """What a model is, not where it lies: its files' hashes; of a hub's model the commit."""
+    folder = Path(base)
+    if not folder.is_dir():
+        return [str(base), getattr(config, "_commit_hash", None)]
+    paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] != "."]
+    return sorted((path.name, files.sha256(path)) for path in paths if path.name not in (CURVE, manifest.NAME))

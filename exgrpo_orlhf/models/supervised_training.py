@@ -1,0 +1,150 @@
+"""Training on rows of prompt and response: batches, loss, optimiser, and the state to go on from."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from .. import cache
+from ..engines.local.forward import PolicyForward
+from ..engines.local.placement import Recomputing, dtype_of
+from ..engines.rows import ForwardRow, micro_batches
+from ..settings import LocalEngine
+from .optimiser_steps import optimiser_steps
+
+
+def rate_share(step: int, *, steps: int, warmup: int, schedule: str) -> float:
+    """The learning rate of an optimiser step, counted from 1, as a share of its peak.
+
+    It rises in `warmup` equal steps and then falls, linearly or as half a cosine, to what would be 0 one step after the
+    last. (transformers' schedules begin at 0, so that their first step trains nothing.)
+    """
+    if step < warmup:
+        return step / warmup
+    peak = max(warmup, 1)
+    gone = (step - peak) / (steps - peak + 1)  # of the fall
+    return 1 - gone if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * gone))
+
+
+class SupervisedTraining:
+    """AdamW over float32 weights, in epochs over the rows.
+
+    done: optimiser steps so far
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[ForwardRow],
+        machine: LocalEngine,
+        *,
+        batch_size: int,
+        seed: int,
+        steps: int,
+        learning_rate: float,
+        schedule: str,
+        warmup: float,
+        weight_decay: float,
+        max_grad_norm: float,
+    ) -> None:
+        """steps: in all; warmup: share of them; the other settings are those of `SupervisedModel`"""
+        self.model, self.rows, self.steps, self.done = model, rows, steps, 0
+        self.forward = PolicyForward(model, 1.0, dtype_of(machine, model.device))
+        self._budget, self._recomputing = machine.micro_batch_tokens, Recomputing(model, machine.gradient_checkpointing)
+        self._batch_size, self._seed, self._max_grad_norm = batch_size, seed, max_grad_norm
+        self._optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+        shape = partial(rate_share, steps=steps, warmup=math.ceil(warmup * steps), schedule=schedule)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda done: shape(done + 1))
+
+    def batch(self, step: int) -> list[int]:
+        """The rows of an optimiser step, counted from 1. Each epoch has its own order, of this seed alone."""
+        epoch, place = divmod(step - 1, math.ceil(len(self.rows) / self._batch_size))
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self.rows))
+        return [int(i) for i in order[place * self._batch_size : (place + 1) * self._batch_size]]
+
+    def gradient(self, step: int) -> float:
+        """Add the gradient of a step's loss, L = −Σ log π(token) / number of the step's response tokens; return L.
+
+        However the rows are cut into micro-batches, each token has the same weight.
+        """
+        rows = [self.rows[i] for i in self.batch(step)]
+        tokens, total = sum(len(row.response) for row in rows), 0.0
+        for part in micro_batches(rows, self._budget):
+            with self._recomputing():
+                logprobs, _ = self.forward([rows[i] for i in part])
+            loss = -logprobs.sum() / tokens
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def go(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The steps that are left, each with its metrics. Raises ArithmeticError."""
+        learnt = sum(self._tokens(step)[0] for step in range(1, self.done + 1))
+        began = time.perf_counter()
+        for step in optimiser_steps(
+            self.gradient,
+            self._optimiser,
+            self._schedule,
+            first=self.done + 1,
+            last=self.steps,
+            max_grad_norm=self._max_grad_norm,
+            what="supervised start",
+        ):
+            self.done = step.number
+            responses, whole = self._tokens(step.number)
+            learnt += responses
+            now = time.perf_counter()
+            yield (
+                step.number,
+                {
+                    "supervised/loss": step.loss,
+                    "supervised/learning_rate": step.rate,
+                    "supervised/grad_norm": step.norm,
+                    "supervised/tokens": learnt,
+                    "supervised/tokens_per_second": whole / (now - began),
+                },
+            )
+            began = time.perf_counter()
+
+    def _tokens(self, step: int) -> tuple[int, int]:
+        """Of an optimiser step: response tokens, and those of prompt and response together."""
+        rows = [self.rows[i] for i in self.batch(step)]
+        return sum(len(row.response) for row in rows), sum(map(len, rows))
+
+    def save(self, folder: Path) -> None:
+        """The state after the last step, in a folder with a manifest, which takes the place of the last one."""
+        state = {
+            "done": self.done,
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+        before = _states(folder)
+        with cache.making(folder / f"state-{self.done}") as unfinished:
+            torch.save(state, unfinished / "state.pt")
+        for old in before:
+            shutil.rmtree(old)
+
+    def load(self, folder: Path) -> None:
+        """Go on from the newest saved state, if there is one. One that is damaged is removed with a warning."""
+        path = next(filter(cache.has, _states(folder)), None)
+        if path is None:
+            return
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.done = state["done"]
+
+
+def _states(folder: Path) -> list[Path]:
+    """The saved states, the newest first."""
+    return sorted(folder.glob("state-*"), key=lambda path: int(path.name.removeprefix("state-")), reverse=True)

@@ -1,0 +1,155 @@
+"""Question sets from files: parquet, JSONL or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..paths import WORKPLACE
+from ..records import Question
+from .catalogue import PUBLIC_SETS
+from .reading import Place, QuestionRecords
+
+Rows = Iterator[Mapping[str, Any]]
+ColumnCheck = Callable[[list[str]], None]
+
+
+class _Number(str):
+    """A JSON number as it is written: 27.0 stays "27.0"."""
+
+    __repr__ = str.__str__
+
+
+@dataclass(frozen=True)
+class QuestionFile(QuestionRecords):
+    """A file of questions with verifiable answers; the other fields are those of `QuestionRecords`.
+
+    path: from the working directory, else from the project's folder (datasets/); .parquet, .jsonl (one object a line),
+        or .csv (a header, then one question a record; UTF-8). Its name without the suffix is the source of questions
+        that say none
+    """
+
+    path: str
+
+    def load(self) -> list[Question]:
+        """As `distinct_questions`.
+
+        Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
+        """
+        path = Path(self.path) if Path(self.path).exists() else WORKPLACE / self.path
+        rows = read_rows(
+            path, lambda present: self.check_columns(present, str(path)), self.columns, "QuestionFile.path"
+        )
+        return self.distinct_questions(rows, place_of(path), path.stem)
+
+
+def place_of(path: Path) -> Place:
+    """The place of a file's records. Lines of JSONL are counted from 1, as editors do; rows of a table from 0."""
+    return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
+
+
+def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str = "") -> Rows:
+    """The rows of a file; of a parquet file only the given columns are read.
+
+    check: called with the columns of a parquet or CSV file, and raises if one is missing
+    named: the path's binding, for messages
+    """
+    binding = f" ({named})" if named else ""
+    if not path.is_file():
+        kind = "this is a folder, not a" if path.is_dir() else "no such"
+        remedy = f"; python scripts/prepare_data.py --only {path.stem} makes datasets/{path.stem}.parquet"
+        remedy = remedy if path.stem in PUBLIC_SETS else ""
+        raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}{remedy}")
+    if path.suffix == ".parquet":
+        return _parquet_rows(path, check, columns)
+    if path.suffix == ".jsonl":
+        return _jsonl_rows(path)
+    if path.suffix == ".csv":
+        return _csv_rows(path, check)
+    advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
+    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
+
+
+def column_paths(fields: Iterable[Any]) -> Iterator[str]:
+    """The dotted paths of arrow fields, nested records included."""
+    for field in fields:
+        yield field.name
+        if str(field.type).startswith("struct<"):
+            yield from (f"{field.name}.{path}" for path in column_paths(field.type))
+
+
+def _parquet_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            check(list(column_paths(file.schema_arrow)))
+            for batch in file.iter_batches(columns=list(columns), batch_size=1024):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({' '.join(str(error).split())}); copy or make it again"
+        ) from error
+
+
+def _jsonl_rows(path: Path) -> Rows:
+    with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a question
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(
+                    line.decode(), parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant
+                )
+            except ValueError as error:
+                torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
+                raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: a row is an object {{…}}, not {record!r:.80}")
+            yield record
+
+
+def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
+    """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
+    csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        row = -1
+        try:
+            header = next(reader, [])
+            if not header:
+                raise ValueError(f"{path}: the file has no header: its first line is empty, or it has none")
+            if len(set(header)) < len(header):
+                raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
+            check(header)
+            for row, values in enumerate(reader):
+                if len(values) != len(header):
+                    raise ValueError(
+                        f"{path}, row {row} (ends in line {reader.line_num}): {len(values)} values for the "
+                        f'{len(header)} columns {", ".join(header)}; a value with a comma stands in "quotes"'
+                    )
+                yield dict(zip(header, values, strict=True))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {_undecodable(path)}: not UTF-8; save the file as UTF-8") from error
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, row {row + 1} (line {reader.line_num}): not CSV: {error}; was it written to the end?"
+            ) from error
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 0
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,179 @@
+"""A comparison as tables and remarks, in the terminal, in markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ..evaluation.results_table import NONE, aligned, markdown_table
+from .comparison import COSTS, MEASURES, Comparison
+from .seeds import EXACT_UP_TO, Mean
+
+UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
+VALUES = (
+    *("kind", "metric", "measure", "variant", "seed", "seeds", "value", "low", "high"),
+    *("p", "p_holm", "p_exact", "collapsed", "engine", "run", "name"),
+)
+CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "run")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain text. The first `left` columns are flush left."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+
+
+def number(value: float, like: float | None = None, sign: str = "") -> str:
+    """A number with 3 decimals below 10, 1 below 1000, else none. like: the number whose magnitude decides"""
+    size = abs(value if like is None else like)
+    return f"{value:{sign},.{3 if size < 10 else 1 if size < 1000 else 0}f}"
+
+
+def plus_minus(found: Mean | None, unit: float = 1.0) -> str:
+    if found is None:
+        return NONE
+    value = found.value / unit
+    if found.bounds is None:
+        return number(value)
+    return f"{number(value)} ± {number((found.value - found.bounds[0]) / unit, value)}"
+
+
+def difference(found: Mean) -> tuple[str, str]:
+    """(value, interval), with their signs."""
+    bounds = [number(bound, found.value, "+") for bound in found.bounds or ()]
+    return number(found.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
+
+
+def p_value(p: float | None) -> str:
+    return NONE if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """A table of what each variant reached and, with a baseline, one of the differences by measure."""
+    rows = []
+    for variant in comparison.variants:
+        name = variant.name + (" (baseline)" if variant.name == comparison.baseline else "")
+        collapsed = ", ".join(map(str, variant.collapsed)) or NONE
+        measured = [plus_minus(variant.mean(key)) for key, _ in MEASURES]
+        costs = [plus_minus(variant.mean(key), UNITS[key][1]) for key in COSTS]
+        rows.append((name, str(len(variant.curves)), collapsed, *measured, *costs))
+    measures, costs = [heading for _, heading in MEASURES], [UNITS[key][0] for key in COSTS]
+    head = ("variant", "seeds", "collapsed", *measures, *costs)
+    found = [Table(f"{comparison.metric}: mean ± 95 % interval over seeds", head, tuple(rows), 1)]
+    if comparison.differences:
+        names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
+        title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
+        rows, headings = [], dict(MEASURES)
+        for each in comparison.differences:
+            heading = headings.pop(each.measure, "")  # a measure is named in its first row
+            ps = map(p_value, (each.p, each.p_holm, each.p_exact))
+            rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
+        found.append(Table(title, names, tuple(rows), 2))
+    return found
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Explanations of the columns, with the numbers of this comparison."""
+    said = ["collapsed: seeds that end below their start or below half of their own best"]
+    if tokens := comparison.ranges.get("tokens"):
+        said.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
+    if steps := comparison.ranges.get("steps"):
+        said.append(f"at equal steps: after {steps[1]:,.0f} steps, interpolated linearly")
+    covered = [
+        f"{low / UNITS[axis][1]:,.4g} to {high / UNITS[axis][1]:,.4g} {UNITS[axis][0]}"
+        for axis, (low, high) in comparison.ranges.items()
+    ]
+    if covered:
+        said.append(f"areas are mean heights of the curve over what all runs cover: {', '.join(covered)}")
+    said.append(
+        "time is that of training steps, without evaluation; it compares only runs of the same machine and load"
+    )
+    if comparison.differences:
+        said.append("p: paired t test over seeds, two-sided; Holm: corrected for the number of variants compared")
+        for count in sorted({len(each.seeds) for each in comparison.differences}):
+            if 1 < count <= EXACT_UP_TO:
+                least = f"2/{2**count} = {2 / 2**count:.3g}"
+                said.append(f"p (sign flips): exact, uncorrected; with {count} seeds it is never below {least}")
+        if any(each.mean.bounds is None and each.mean.count > 1 for each in comparison.differences):
+            said.append("no interval and no p where all seeds differ by the same amount: there is no spread")
+    return said
+
+
+def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+    text: list[str] = []
+    for comparison in comparisons:
+        for table in tables(comparison):
+            text += [table.title, "", *aligned([table.head, *table.rows], left=table.left), ""]
+        text += [*(f"  {remark}" for remark in remarks(comparison)), ""]
+        text += [f"note: {note}" for note in comparison.notes] + ([""] if comparison.notes else [])
+    return "\n".join([*text, *(f"note: {note}" for note in notes)]).rstrip()
+
+
+def markdown(title: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+    text = [f"# {title}", ""]
+    for comparison in comparisons:
+        for table in tables(comparison):
+            text += [f"## {table.title}", "", *markdown_table(table.head, table.rows, table.left), ""]
+        text += [*(f"- {remark}" for remark in (*remarks(comparison), *comparison.notes)), ""]
+    # Names come from the tags of runs, and most viewers of markdown render HTML.
+    return escape("\n".join([*text, *(f"- {note}" for note in notes)]).rstrip() + "\n", quote=False)
+
+
+def values_csv(comparisons: Sequence[Comparison]) -> str:
+    """A row for each measure and cost of each run (kind `run`) and of each variant (`variant`), and for each measure of
+    each difference from the baseline (`difference`). Numbers are not rounded; a missing number is empty."""
+    rows: list[dict[str, object]] = []
+    for comparison in comparisons:
+        for variant in comparison.variants:
+            for key, values in variant.values.items():
+                about = {"metric": comparison.metric, "measure": key, "variant": variant.name}
+                for curve, value in zip(variant.curves, values, strict=True):
+                    run = {
+                        "seed": curve.run.seed,
+                        "engine": curve.run.engine,
+                        "run": curve.run.id,
+                        "name": curve.run.name,
+                    }
+                    rows.append({"kind": "run", **about, **run, "value": value, "collapsed": int(curve.collapsed)})
+                if found := variant.mean(key):
+                    rows.append({"kind": "variant", **about, **_mean(found), "collapsed": len(variant.collapsed)})
+        for each in comparison.differences:
+            tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
+            about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
+            rows.append({"kind": "difference", **about, **_mean(each.mean), **tests})
+    return csv_text(VALUES, rows)
+
+
+def _mean(found: Mean) -> dict[str, float | None]:
+    low, high = found.bounds or (None, None)
+    return {"seeds": found.count, "value": found.value, "low": low, "high": high}
+
+
+def curves_csv(comparisons: Sequence[Comparison]) -> str:
+    """A row for each point of each curve."""
+    rows: list[dict[str, object]] = []
+    for comparison in comparisons:
+        for curve in (curve for variant in comparison.variants for curve in variant.curves):
+            run = {"variant": curve.run.variant, "seed": curve.run.seed, "run": curve.run.id}
+            along = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
+            for step, *point in along:
+                value, tokens, seconds = map(float, point)
+                at = {"step": int(step), "tokens": tokens, "seconds": seconds, "value": value}
+                rows.append({"metric": comparison.metric, **run, **at})
+    return csv_text(CURVES, rows)
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """A CSV file with these columns; a cell that is missing, None or NaN is empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, head, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: cell for name, cell in row.items() if cell == cell} for row in rows)  # NaN is not itself
+    return out.getvalue()

@@ -1,0 +1,1 @@
+"""A training run, whichever engine does the work: preparation, the loop of steps, its health."""

@@ -1,0 +1,115 @@
+"""A model in the cache is used as it was made or made again; what a kill leaves is removed; a full disk is one line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from run_builders import small_bindings
+
+from exgrpo_orlhf import cache
+from exgrpo_orlhf.models.tiny_models import ChainModel
+
+SMALL = ChainModel(operands=(2, 3), steps=1, batch_size=4, width=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return ChainModel(**{**vars(SMALL), "cache": str(tmp_path_factory.mktemp("cache"))}).prepare()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped bit": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "deleted": Path.unlink,
+    "a file more": lambda path: shutil.copy(path, path.with_name("more.json")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_and_the_model_is_to_be_made_again(damage, made, tmp_path, caplog):
+    names = [path.name for path in made.iterdir()]
+    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "manifest.json"} <= {*names}
+    for name in names:
+        folder = shutil.copytree(made, tmp_path / made.name)
+        assert cache.has(folder)
+        DAMAGES[damage](folder / name)
+        caplog.clear()
+        assert not cache.has(folder), name
+        [line] = caplog.messages
+        assert str(folder / ("more.json" if damage == "a file more" else name)) in line
+        assert line.endswith("; it is made again")
+        assert [*tmp_path.iterdir()] == []
+
+
+def test_a_damaged_model_is_made_again_as_it_was(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / made.name)
+    flip(folder / "model.safetensors")
+    assert ChainModel(**{**vars(SMALL), "cache": str(tmp_path)}).prepare() == folder
+    assert files(folder) == files(made)
+
+
+def test_another_models_folder_under_its_name_is_not_used(made, tmp_path):
+    assert not cache.has(shutil.copytree(made, tmp_path / "chain-model-of-other-settings"))
+
+
+def test_what_a_killed_process_left_is_removed_when_the_next_model_is_made(tmp_path):
+    left, at_work = tmp_path / ".unfinished-left", tmp_path / ".unfinished-at-work"
+    for folder in (left, at_work):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    os.utime(left, (time.time() - 7200,) * 2)
+    with cache.making(tmp_path / "model") as unfinished:
+        (unfinished / "config.json").write_text("{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", at_work.name}
+    assert cache.has(tmp_path / "model")
+
+
+def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
+    """A limit on the size of a file stands for it."""
+    words = small_bindings("unused", "Work.model = @ChainModel()", f"ChainModel.cache = {str(tmp_path / 'cache')!r}")
+    words += [f"ChainModel.{name} = {getattr(SMALL, name)!r}" for name in ("operands", "steps", "width", "layers")]
+    words = [word for one in words for word in ("--set", one)]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        done = run_script("train.py", "--gin", "base.gin", *words, "--out", tmp_path / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {tmp_path / 'cache'}/chain-model-")
+    assert "could not be written" in last
+    assert "MiB free: make room" in last
+    assert [*(tmp_path / "cache").iterdir()] == []
+
+
+def test_a_full_disk_while_a_state_of_torch_is_saved_is_named_too(tmp_path):
+    """torch raises a RuntimeError without a path."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        with (
+            pytest.raises(cache.CacheError, match=rf"{tmp_path}/state-1 could not be written"),
+            cache.making(tmp_path / "state-1") as unfinished,
+        ):
+            torch.save(torch.zeros(10_000), unfinished / "state.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,319 @@
+"""Nothing but a whole checkpoint of this run is resumed from, and what is wrong with another one is said in a line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_builders import ROOT, small_bindings, timeless
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
+from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.training.run import train
+
+
+def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):
+    experiment = config.load(["base.gin"], small_bindings(model, *more))
+    return train(experiment, run, resume=resume, resume_from=resume_from, tracking_uri="unused", tags={})
+
+
+@pytest.fixture(scope="module")
+def original(warm_model, tmp_path_factory) -> Path:
+    """A run of 4 steps with checkpoint-2 and checkpoint-4."""
+    run = tmp_path_factory.mktemp("original") / "run"
+    go(warm_model, run, resume=False)
+    return run
+
+
+@pytest.fixture
+def run(original, tmp_path) -> Path:
+    return shutil.copytree(original, tmp_path / "run", symlinks=True)
+
+
+def refused(model: Path, run: Path, *more: str, resume_from=None) -> str:
+    """What the refusal says. It is one line, and it has changed nothing."""
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    with pytest.raises(UnusableCheckpoint) as raised:
+        go(model, run, *more, resume_from=resume_from)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"} == before
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flip": flip,
+    "truncate": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "delete": Path.unlink,
+}
+SAYS = {  # of a file that the manifest names, and of the manifest
+    "flip": ("the content is not what was saved", "the file is damaged"),
+    "truncate": ("bytes instead of", "the file is damaged"),
+    "empty": ("the file has 0 bytes instead of", "the file is damaged"),
+    "delete": ("the file is missing", "the file is missing"),
+}
+FILES = [
+    "config.json", "generation_config.json", "manifest.json", "model.safetensors", "replay/manifest.json",
+    "replay/questions.parquet", "replay/trajectories.parquet", "tokenizer.json", "tokenizer_config.json",
+    "trainer/optimizer.pt", "trainer/state.json",
+]  # fmt: skip
+
+
+def test_a_checkpoint_has_these_files(original):
+    """So that the tests below leave none out."""
+    newest = original / "checkpoint-4"
+    assert sorted(path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()) == FILES
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_with_the_way_on(damage, original, warm_model, tmp_path):
+    for name in FILES:
+        run = shutil.copytree(original, tmp_path / "run")
+        DAMAGE[damage](run / "checkpoint-4" / name)
+        said = refused(warm_model, run)
+        assert said.startswith(f"{run}/checkpoint-4/{name}: the "), said
+        assert SAYS[damage][name == "manifest.json"] in said
+        assert said.endswith("complete checkpoint with --resume-from checkpoint-2 instead of --resume"), said
+        shutil.rmtree(run)
+
+
+def test_a_file_of_another_checkpoint_is_refused(original, warm_model, tmp_path):
+    for name in FILES:
+        run = shutil.copytree(original, tmp_path / "run")
+        here, there = run / "checkpoint-4" / name, run / "checkpoint-2" / name
+        if here.read_bytes() != there.read_bytes():  # tokenizer and configuration are the same in both
+            shutil.copy(there, here)
+            assert refused(warm_model, run).startswith(f"{here}: ")
+        shutil.rmtree(run)
+
+
+def test_a_checkpoint_under_another_name_is_refused(run, warm_model):
+    shutil.copytree(run / "checkpoint-4", run / "checkpoint-6")
+    assert "this is the manifest of checkpoint-4" in refused(warm_model, run)
+
+
+def test_a_checkpoint_of_another_run_is_refused(run, warm_model, tmp_path):
+    """Even if it has the same configuration and step; a folder that has no run yet takes it, and its identity."""
+    go(warm_model, tmp_path / "other", resume=False)
+    shutil.rmtree(run / "checkpoint-4")
+    shutil.copytree(tmp_path / "other" / "checkpoint-4", run / "checkpoint-4")
+    said = refused(warm_model, run)
+    assert f"{run}/checkpoint-4 is of another run: its manifest.json names " in said
+    (tmp_path / "new").mkdir()
+    shutil.copytree(run / "checkpoint-4", tmp_path / "new" / "checkpoint-4")
+    go(warm_model, tmp_path / "new", "train.steps = 6")
+    newest = [manifest.read(tmp_path / name / "checkpoint-4") for name in ("new", "other")]
+    assert newest[0].run == newest[1].run == manifest.read(tmp_path / "new" / "checkpoint-6").run
+
+
+def test_edited_counters_are_refused(run, warm_model):
+    """Though the file is well-formed and of the same size."""
+    path = run / "checkpoint-4" / "trainer" / "state.json"
+    state = path.read_text()
+    path.write_text(state.replace('"step": 4', '"step": 3'))
+    assert path.read_text() != state
+    assert f"{path}: the content is not what was saved" in refused(warm_model, run, "train.verify_checkpoint = False")
+
+
+def test_a_file_more_is_refused_unless_it_is_hidden(run, warm_model):
+    (run / "checkpoint-4" / "replay" / ".nfs1").touch()
+    assert go(warm_model, run).steps == 4
+    (run / "checkpoint-4" / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json: the file is not part of the checkpoint; move it elsewhere" in refused(warm_model, run)
+
+
+def test_all_damaged_files_are_counted(run, warm_model):
+    for name in ("model.safetensors", "trainer/optimizer.pt", "config.json"):
+        flip(run / "checkpoint-4" / name)
+    assert "(and 2 more files are not as saved)" in refused(warm_model, run)
+
+
+def test_without_hashing_sizes_and_the_state_are_compared_all_the_same(run, warm_model):
+    skip = "train.verify_checkpoint = False"
+    flip(run / "checkpoint-4" / "tokenizer.json")
+    assert go(warm_model, run, skip).steps == 4
+    os.truncate(run / "checkpoint-4" / "trainer" / "optimizer.pt", 99)
+    assert "optimizer.pt: the file has 99 bytes instead of" in refused(warm_model, run, skip)
+
+
+def test_an_older_checkpoint_that_is_not_complete_is_not_recommended(run, warm_model):
+    flip(run / "checkpoint-4" / "model.safetensors")
+    (run / "checkpoint-2" / "config.json").unlink()
+    assert refused(warm_model, run).endswith(
+        "no older checkpoint is complete: begin the run again under another --name"
+    )
+
+
+def test_an_older_checkpoint_that_was_named_is_verified_in_turn(run, warm_model):
+    flip(run / "checkpoint-2" / "model.safetensors")
+    assert "checkpoint-2/model.safetensors: the content" in refused(warm_model, run, resume_from="checkpoint-2")
+    said = refused(warm_model, run, resume_from="checkpoint-3")
+    assert said == f"--resume-from checkpoint-3: {run} has no such checkpoint; it has checkpoint-2, checkpoint-4"
+
+
+def test_resumed_from_an_older_checkpoint_the_run_is_the_same_and_the_damaged_one_is_kept_aside(
+    run, original, warm_model
+):
+    flip(run / "checkpoint-4" / "model.safetensors")
+    damaged = (run / "checkpoint-4" / "model.safetensors").read_bytes()
+    go(warm_model, run, resume_from="checkpoint-2")
+    assert list(checkpoints.find(run)) == [2, 4]
+    assert (run / "checkpoint-4.set-aside" / "model.safetensors").read_bytes() == damaged
+    ours, theirs = (folder / "checkpoint-4" / "model.safetensors" for folder in (run, original))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert timeless(run) == timeless(original)
+    assert go(warm_model, run, "train.steps = 5").steps == 5
+
+
+def test_the_best_checkpoint_is_one_that_is_there(warm_model, tmp_path):
+    """Also after the best one was set aside, and after a kill between its save and its mark."""
+    best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1", "train.save_every = 1")
+    go(warm_model, tmp_path, *best, "train.steps = 1", resume=False)
+    (tmp_path / "best").unlink()
+    go(warm_model, tmp_path, *best, "train.steps = 2")
+    assert (tmp_path / "best").resolve().name in ("checkpoint-1", "checkpoint-2")
+    checkpoints.mark_best(tmp_path, 2)
+    go(warm_model, tmp_path, *best, "train.steps = 1", resume_from="checkpoint-1")
+    assert (tmp_path / "best").resolve().name == "checkpoint-1"
+
+
+@pytest.mark.parametrize("damage", ["delete", "empty"])
+def test_without_its_metrics_a_resumed_run_measures_no_false_first_row(damage, run, warm_model):
+    DAMAGE[damage](run / "metrics.jsonl")
+    go(warm_model, run, "train.steps = 6")
+    assert [row["step"] for row in timeless(run)] == [5, 6]
+
+
+def test_a_file_that_changes_after_it_was_hashed_ends_the_save(tmp_path):
+    def fill(folder: Path) -> manifest.Files:
+        (folder / "a").write_bytes(b"123")
+        written = manifest.record_files(folder, [folder / "a"])
+        (folder / "a").write_bytes(b"12")
+        return written
+
+    with pytest.raises(checkpoints.CheckpointError, match="a: the file has 2 bytes instead of 3"):
+        checkpoints.save(tmp_path, 1, "id", fill, keep=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_is_hashed_as_the_file_is(tmp_path):
+    files: manifest.Files = {}
+    with manifest.writing(tmp_path, tmp_path / "a", files) as file:
+        for part in (b"one", memoryview(b"two"), b""):
+            file.write(part)
+    assert files == manifest.record_files(tmp_path, [tmp_path / "a"])
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+
+def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path, monkeypatch):
+    """The calls of a save in their order: each file and folder is synced after its last change, then comes the rename,
+    and then a sync of the folder in which it took place."""
+    synced: dict[int, tuple[int, int]] = {}  # by inode: time of the last change and size, when it was last synced
+    calls, late, fsync, rename = [], [], os.fsync, os.rename
+
+    def traced_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = (status.st_mtime_ns, status.st_size)
+        calls.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def traced_rename(source, target, **more) -> None:
+        if str(target) == str(tmp_path / "run" / "checkpoint-2"):
+            for path in (Path(source), *Path(source).rglob("*")):
+                status = path.stat()
+                if synced.get(status.st_ino) != (status.st_mtime_ns, status.st_size):
+                    late.append(str(path))
+            calls.append(("rename", str(target)))
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "rename", traced_rename)
+    go(warm_model, tmp_path / "run", "train.steps = 2", resume=False)
+    assert late == []
+    at = calls.index(("rename", str(tmp_path / "run" / "checkpoint-2")))
+    assert calls[at + 1] == ("sync", str(tmp_path / "run"))
+    assert ("sync", str(tmp_path / "run" / "metrics.jsonl")) in calls[:at], "rows that are never written again"
+    assert calls.index(("sync", str(tmp_path))) < at, "the run's folder itself"
+    before = {call for call in calls[:at] if ".partial" in call[1]}
+    assert {Path(path).name for _, path in before} >= {Path(name).name for name in FILES} | {"trainer", "replay"}
+
+
+@pytest.mark.slow
+def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
+    flip(run / "checkpoint-4" / "trainer" / "optimizer.pt")
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run]
+    for binding in small_bindings(warm_model):
+        command += ["--set", binding]
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {run}/checkpoint-4/trainer/optimizer.pt: the content")
+    assert "Traceback" not in done.stderr
+    done = subprocess.run([*command, "--resume-from", "checkpoint-2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-4 is newer than checkpoint-2: it is renamed to checkpoint-4.set-aside" in done.stderr
+
+
+# -- a checkpoint as a model, and the base model of a run --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run, tmp_path):
+    checkpoint = run / "checkpoint-4"
+    for load in (lambda path: PretrainedModel(path).prepare(), evaluated_model.load):
+        load(str(checkpoint))
+    flip(checkpoint / name)
+    for load in (lambda path: PretrainedModel(path).prepare(), evaluated_model.load):
+        with pytest.raises(
+            ValueError, match=rf"{checkpoint}/{name}: the content is not .* on purpose, remove"
+        ) as raised:
+            load(str(checkpoint))
+        assert "\n" not in str(raised.value)
+    (checkpoint / manifest.NAME).unlink()
+    if name == "generation_config.json":
+        evaluated_model.load(str(checkpoint))
+
+
+def test_a_checkpoint_may_be_copied_without_what_only_training_needs_and_under_another_name(run, tmp_path):
+    copy = shutil.copytree(run / "checkpoint-4", tmp_path / "mine", ignore=shutil.ignore_patterns("trainer", "replay"))
+    (copy / "README.md").write_text("mine")
+    assert PretrainedModel(str(copy)).prepare() == str(copy)
+    hashes = [evaluated_model.load(str(path))[0].hash for path in (copy, run / "checkpoint-4")]
+    assert hashes[0] == hashes[1] == evaluated_model.hash_of(copy)
+    (copy / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match=r"generation_config\.json: the file is missing"):
+        PretrainedModel(str(copy)).prepare()
+
+
+def test_a_manifest_of_another_program_is_none_of_ours(warm_model, tmp_path):
+    folder = shutil.copytree(warm_model, tmp_path / "model")
+    (folder / manifest.NAME).write_text('{"files": []}')
+    assert PretrainedModel(str(folder)).prepare() == str(folder)
+
+
+@pytest.mark.parametrize(
+    "binding", ["LoRA.rank = 2", "MixedPolicyLoss.kl_coef = 0.01"], ids=["the base of an adapter", "the reference"]
+)
+def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(binding, warm_model, tmp_path):
+    model = shutil.copytree(warm_model, tmp_path / "model")
+    go(model, tmp_path / "run", binding, "train.steps = 2", resume=False)
+    file = model / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-4095] ^= 1  # a small change of one value
+    file.write_bytes(data)
+    said = refused(model, tmp_path / "run", binding)
+    assert said.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the base model has changed since")
+    data[-4095] ^= 1
+    file.write_bytes(data)
+    assert go(model, tmp_path / "run", binding).steps == 4

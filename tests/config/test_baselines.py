@@ -1,0 +1,151 @@
+"""Baselines from the literature: each says what it is and trains."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from run_builders import ROOT, small_bindings, timeless
+from test_config import load, stated
+
+from exgrpo_orlhf import config, initial_buffer
+from exgrpo_orlhf.models.supervised_start import SupervisedModel
+from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.training.run import train
+
+FOLDER = ROOT / "gin" / "baselines"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))
+REPLAYING = {"luffy", "remix", "repo_all", "repo_recent", "repo_variance", "rlep"}
+STEPS = 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_runs_with_what_it_states(name):
+    params = load(f"baselines/{name}.gin").params
+    own = stated(f"baselines/{name}.gin")
+    assert {key: params[key] for key in own if own[key] != "%gin.REQUIRED"} == {
+        key: value for key, value in own.items() if value != "%gin.REQUIRED"
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_cites_its_paper_and_says_what_is_not_faithful(name):
+    if name in ("on_policy", "grpo"):
+        return
+    text = (FOLDER / f"{name}.gin").read_text()
+    assert re.search(r"arXiv \d{4}\.\d{5}", text)
+    assert "ot faithful: " in text or "Not: " in text or "which says what is" in text
+
+
+def test_the_table_has_every_baseline():
+    table = (ROOT / "docs" / "baselines.md").read_text()
+    assert sorted(set(re.findall(r"^\| `(\w+)\.gin`", table, re.MULTILINE))) == NAMES
+
+
+def test_oat_zero_is_dr_grpo_by_another_name():
+    assert load("baselines/oat_zero.gin").config_hash == load("baselines/dr_grpo.gin").config_hash
+
+
+def test_what_must_be_bound_is_said():
+    for name in ("luffy", "rlep"):
+        with pytest.raises(config.ConfigError, match=r"Work\.experience must be bound"):
+            config.load([f"baselines/{name}.gin"])
+    for name in ("sft", "sft_rl"):
+        with pytest.raises(config.ConfigError, match=r"SupervisedModel\.model, .*\.examples must be bound"):
+            config.load([f"baselines/{name}.gin"])
+
+
+def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
+    [command] = re.findall(
+        r"python scripts/train\.py(?:.*\\\n)*.*7b\.gin(?:.*\\\n)*.*", (ROOT / "docs/baselines.md").read_text()
+    )
+    words = shlex.split(command.replace("\\\n", " "))
+    given = {option: [words[i + 1] for i, word in enumerate(words) if word == option] for option in ("--gin", "--set")}
+    x = config.load(given["--gin"], given["--set"])
+    assert isinstance(x.model, SupervisedModel)
+    assert (x.model.model.path, x.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
+    assert x.mixer.rho == 0
+
+
+def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
+    """Without small_bindings' start of replay and steps: those are the baseline's to say."""
+    small = [each for each in small_bindings(model) if not each.startswith(("ReplayMixer.", "train.steps"))]
+    steps = [] if name == "sft" else [f"train.steps = {STEPS}"]
+    files = [f"{name}.gin"] if name in ("base", "recipes/su01") else [f"baselines/{name}.gin"]
+    train(
+        config.load(files, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more]),
+        run,
+        resume=False,
+        tracking_uri="unused",
+        tags={},
+    )
+    return timeless(run)[1:]
+
+
+@pytest.fixture(scope="module")
+def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
+    """What a baseline starts with: experts for every question, another run's successes, or solutions to learn."""
+    folder = tmp_path_factory.mktemp("experience")
+    questions = ModularChains(count=24, operands=(2, 3)).load()
+    initial_buffer.write_experts(folder / "experts.jsonl", [(q, right_reasoning(q.prompt)) for q in questions])
+    go(
+        warm_model,
+        folder / "run",
+        "base",
+        "RetirementPolicy.at_accuracy = None",
+        "ReplayMixer.start_at_accuracy = None",
+    )
+    supervised = [
+        *("Work.model = @SupervisedModel()", "SupervisedModel.model = @PretrainedModel()"),
+        *("SupervisedModel.examples = @ModularChains()", f"SupervisedModel.cache = {str(folder)!r}"),
+    ]
+    return {
+        "luffy": [f"Work.experience = {str(folder / 'experts.jsonl')!r}"],
+        "rlep": [f"Work.experience = {str(folder / 'run' / 'checkpoint-5' / 'replay')!r}"],
+        "arpo": ["ModularChains.count = 8"],  # each question in every step
+        "sft": supervised,
+        "sft_rl": supervised,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_model, tmp_path):
+    rows = go(warm_model, tmp_path, name, *brought.get(name, []))
+    assert len(rows) == (0 if name == "sft" else STEPS)
+    assert all(row["policy/grad_norm"] > 0 for row in rows)
+    assert any(row["replay/actual_share"] > 0 for row in rows) == (name in REPLAYING)
+    assert all(row["replay/retired"] == 0 for row in rows)
+    if name == "dapo":
+        assert any(row["rollout/rounds"] > 1 for row in rows)
+    elif name == "gpg":
+        assert all(row["policy/approx_kl"] == row["policy/clip_share"] == 0 for row in rows), "every ratio is 1"
+    elif name in ("luffy", "rlep"):
+        assert all(row["replay/actual_share"] == min(1, row["replay/candidates"] / 8) for row in rows)
+        assert len({row["replay/trajectories"] for row in rows}) == 1
+    elif name == "remix":
+        assert max(row["replay/age_max"] for row in rows) == 2
+        assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)
+    elif name.startswith("repo"):
+        assert rows[-1]["replay/actual_share"] == min(0.5, rows[-2]["replay/candidates"] / 8)
+    assert any(row["replay/injected"] > 0 for row in rows) == (name == "arpo")
+
+
+def test_the_recipe_of_su01_trains_and_does_what_it_says(warm_model, tmp_path):
+    """K = 4 here: retirement from 3 of 4 on."""
+    rows = go(warm_model, tmp_path, "recipes/su01", "ModularChains.count = 60")
+    assert len(rows) == STEPS
+    assert any(row["replay/actual_share"] > 0 for row in rows)
+    assert any(row["rollout/rounds"] > 1 for row in rows)
+    assert all(row["replay/actual_share"] <= 0.25 and row["policy/approx_kl"] > 0 for row in rows)
+    assert rows[-1]["replay/retired"] > 0
+    folder = tmp_path / f"checkpoint-{STEPS}" / "replay"
+    stored = pq.read_table(folder / "trajectories.parquet").to_pydict()
+    assert len(stored["question_id"]) > 4
+    groups = list(zip(stored["question_id"], stored["step"], strict=True))
+    assert len(set(groups)) == len(groups), "no group has given two"
+    known = pq.read_table(folder / "questions.parquet").to_pydict()
+    accuracies = zip(known["accuracy_numerator"], known["accuracy_denominator"], strict=True)
+    assert max(n / d for n, d in accuracies if n is not None) < 0.625

@@ -1,0 +1,274 @@
+"""gin: every file loads, says what it says, combines in any order, and a wrong line is named."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.config import gin_files
+from exgrpo_orlhf.settings import Optimizer
+
+GIN = ROOT / "gin"
+ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
+ABLATIONS = [name for name in ALL if name.startswith(("ablation_", "ablations/"))]
+LAYOUTS = [
+    name
+    for name in ALL
+    if name.startswith(("engines/", "models/", "evaluation/", "recipes/lora.gin", "paper/openr1.gin"))
+]
+# What a file leaves to the user, who has to say it.
+LEFT_OPEN = {
+    "recipes/": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'questions.parquet'"],
+    "baselines/luffy": ["Work.experience = 'experts.jsonl'"],
+    "baselines/sft": [
+        *("SupervisedModel.model = @PretrainedModel()", "PretrainedModel.path = 'some/model'"),
+        "SupervisedModel.examples = @ModularChains()",
+    ],
+    "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
+}
+
+
+def left_open(name: str) -> list[str]:
+    return [b for prefix, open_ones in LEFT_OPEN.items() if name.startswith(prefix) for b in open_ones]
+
+
+def load(name: str, *more: str):
+    files = ["base.gin", name] if name in LAYOUTS else [name]
+    return config.load(files, [*left_open(name), *more])
+
+
+def stated(name: str) -> dict[str, str]:
+    """The bindings in the file's own text, macros aside, written as params has them."""
+    statements = gin_files.statements((GIN / name).read_text(), name, config._GIN)
+    bindings = [s for s in statements if getattr(s, "arg_name", None)]
+    return {f"{s.scope}/{s.selector}.{s.arg_name}".removeprefix("/"): repr(s.value) for s in bindings}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_gin_file_builds_an_experiment(name):
+    experiment = load(name)
+    assert experiment.params["train.group_size"]
+    assert len(experiment.config_hash) == 16
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
+    base, ablation = load("base.gin").params, load(name).params
+    changed = {key: ablation[key] for key in ablation if ablation[key] != base.get(key)}
+    assert set(base) == set(ablation)
+    assert changed == stated(name)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_one_include_one_hypothesis_and_at_most_three_bindings(name):
+    lines = [line for line in (GIN / name).read_text().split("\n") if line]
+    assert lines[0].startswith("# Hypothesis: ")
+    assert lines[1] == "include 'base.gin'"
+    assert 1 <= len(lines[2:]) <= 3
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_includes_nothing(name):
+    assert "include" not in (GIN / name).read_text()
+
+
+@pytest.mark.parametrize(("ablation", "layout"), list(itertools.product(ABLATIONS, LAYOUTS)))
+def test_ablation_and_layout_keep_their_bindings_in_both_orders(ablation, layout):
+    """Although only the ablation includes base.gin, which binds the layout's settings too."""
+    experiments = [config.load(files, left_open(layout)) for files in ([ablation, layout], [layout, ablation])]
+    for experiment in experiments:
+        for key, value in {**stated(ablation), **stated(layout)}.items():
+            assert experiment.params[key] == value
+    assert experiments[0].params == experiments[1].params
+    assert experiments[0].config_hash == experiments[1].config_hash
+
+
+def test_including_base_a_second_time_does_not_undo_an_ablation():
+    together = config.load(["ablation_no_entropy.gin", "ablations/no_difficulty.gin", "base.gin"])
+    assert (together.selector.by, together.mixer.sampler.method) == ("random", "uniform")
+
+
+def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
+    (tmp_path / "a.gin").write_text(
+        "include 'base.gin'\nReplayMixer.rho = 0.1\nTrajectorySelector.prefer = 'highest'\n"
+    )
+    (tmp_path / "b.gin").write_text("include 'base.gin'\nReplayMixer.rho = 0.2\n")
+    a, b = str(tmp_path / "a.gin"), str(tmp_path / "b.gin")
+    assert config.load([a, b]).params["ReplayMixer.rho"] == "0.2"
+    assert config.load([b, a]).params["ReplayMixer.rho"] == "0.1"
+    both = config.load([a, b], ["ReplayMixer.rho = 0.3", "ReplayMixer.rho = 0.4"])
+    assert both.params["ReplayMixer.rho"] == "0.4"
+    assert both.selector.prefer == "highest"
+
+
+def test_the_operative_config_of_a_run_gives_the_same_run(tmp_path):
+    experiment = config.load(["ablation_no_entropy.gin"], ["ReplayMixer.rho = 0.25"], seed=5)
+    (tmp_path / "config.gin").write_text(experiment.config_text)
+    again = config.load([tmp_path / "config.gin"])
+    assert again.params == experiment.params
+    assert again.config_hash == experiment.config_hash
+
+
+def test_the_hash_changes_with_the_algorithm_and_not_with_length_or_places():
+    base = config.load(["base.gin"]).config_hash
+    for binding in ("train.steps = 999", "train.keep = 9", "Tracking.experiment = 'other'", "ChainModel.cache = 'x'"):
+        assert config.load(["base.gin"], [binding]).config_hash == base, binding
+    for binding in ("ReplayMixer.rho = 0.4", "train.seed = 1", "ModularChains.count = 100", "MAX_RESPONSE_TOKENS = 60"):
+        assert config.load(["base.gin"], [binding]).config_hash != base, binding
+
+
+def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
+    """gin's bindings do not travel: only what was built from them does."""
+    experiment = config.load(["base.gin"], ["ReplayMixer.rho = 0.125", "MixedPolicyLoss.beta = 0.7", "train.seed = 4"])
+    script = (
+        "import pickle, sys; x = pickle.load(sys.stdin.buffer); "
+        "print(float(x.mixer.rho), x.loss.beta, x.settings.seed, x.config_hash, x.mixer.rng.random(), "
+        "'gin' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=pickle.dumps(experiment), capture_output=True, check=True
+    )
+    rho, beta, seed, digest, drawn, gin_imported = done.stdout.decode().split()
+    assert (float(rho), float(beta), int(seed), digest) == (0.125, 0.7, 4, experiment.config_hash)
+    assert float(drawn) == experiment.mixer.rng.random()
+    assert gin_imported == "False"
+
+
+def test_only_config_and_gin_files_import_gin():
+    importing = re.compile(r"^\s*(import gin\b|from gin\b)", re.MULTILINE)
+    folders = ("exgrpo_orlhf", "scripts", "benchmarks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert sorted(path.name for path in files if importing.search(path.read_text())) == ["config.py", "gin_files.py"]
+
+
+def test_gin_and_datasets_hold_no_code():
+    assert not [path for folder in ("gin", "datasets") for path in (ROOT / folder).rglob("*.py")]
+
+
+def test_the_package_itself_imports_fast_and_nothing_heavy():
+    script = (
+        "import sys, exgrpo_orlhf; print([m for m in ('torch', 'transformers', 'mlflow', 'gin') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_macro_that_refers_to_itself_is_refused():
+    with pytest.raises(config.ConfigError, match="refers to itself"):
+        config.load(["base.gin"], ["A = %B", "B = %A", "ReplayMixer.rho = %A"])
+
+
+def test_a_gradient_that_is_not_clipped_can_be_asked_for():
+    """The doctor compares gradients before the clip."""
+    assert replace(Optimizer(), max_grad_norm=math.inf).max_grad_norm == math.inf
+
+
+BAD = [
+    ("ReplayMixr.rho = 0.5", "there is no setting ReplayMixr.rho; nearest: ReplayMixer.rho"),
+    ("ReplayMixer.roh = 0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
+    ("ReplayMixer.rng = 0.5", "there is no setting ReplayMixer.rng"),
+    ("rho = 0.5", "rho = … sets nothing, because no binding refers to %rho; nearest: ReplayMixer.rho"),
+    ("MAX_TOKENS = 9", "sets nothing, because no binding refers to %MAX_TOKENS; nearest: MAX_RESPONSE_TOKENS"),
+    ("Verifir/kind = 'math'", "sets nothing, because no binding refers to %Verifir/kind"),
+    ("ReplayMixer.rho = 1.5", "ReplayMixer.rho must lie in [0, 1], got 1.5"),
+    ("ReplayMixer.rho = 'half'", "ReplayMixer.rho takes float, got 'half'"),
+    ("ReplayMixer.rho", "expected ':' or '='"),
+    ("ReplayMixer.rho = (0.5", "not closed"),
+    ("train.steps: 10", "this is YAML, not gin: a binding is written as train.steps = 200"),
+    ("Verifier.kind = math", "math is no value; a text needs quotes ('math'), True, False and None a capital"),
+    ("ReplayMixer.rho = %NOWHERE", "%NOWHERE is used, but no file gives it a value"),
+    ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),
+    ("train.keep = 0", "train.keep must be at least 1, got 0"),
+    ("ReplayMixer.rho = %gin.REQUIRED", "ReplayMixer.rho must be bound"),
+    ("ReplayMixer.start_at_accuracy = 1.0", "ReplayMixer.start_at_accuracy must lie in [0, 1)"),
+    ("DifficultyBuckets.thresholds = (0.75, 0.25)", "DifficultyBuckets.thresholds must be two accuracies"),
+    ("DifficultyBuckets.quantiles = (0.7, 0.3)", "DifficultyBuckets.quantiles must be two shares"),
+    ("DifficultyBuckets.quantiles = 0.5", "DifficultyBuckets.quantiles takes"),
+    ("ReplayMixer.rho_end = 0.5", "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers"),
+    ("ReplayMixer.rho_steps = 0.5", "ReplayMixer.rho_steps takes int"),
+    ("Optimizer.passes_per_batch = 0", "Optimizer.passes_per_batch must be at least 1, got 0"),
+    ("MixedPolicyLoss.max_weight = -1.0", "MixedPolicyLoss.max_weight must be positive"),
+    ("QuestionSampler.sigma = 0.0", "QuestionSampler.sigma must be a positive number"),
+    ("QuestionSampler.unit = 'percent'", "QuestionSampler.unit must be one of 'accuracy', 'successes'"),
+    ("QuestionSampler.mu = 4.0", "QuestionSampler.mu must lie in [0, 1]"),
+    ("TrajectorySelector.by = 'luck'", "TrajectorySelector.by must be"),
+    ("RetirementPolicy.at_accuracy = 0.0", "RetirementPolicy.at_accuracy must lie in (0, 1]"),
+    ("train.group_size = 1", "train.group_size (K) must be at least 2, got 1"),
+    ("train.group_size = 8.0", "train.group_size takes int, got 8.0"),
+    ("train.steps = -1", "train.steps must be at least 0"),
+    ("FreshSampler.by = 'luck'", "FreshSampler.by must be one of 'epoch', 'accuracy'"),
+    ("FreshSampler.floor = 0.0", "FreshSampler.floor must be positive"),
+    ("FreshSampler.cooldown = 2", "FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy'"),
+    ("MixedPolicyLoss.ratio = 'group'", "MixedPolicyLoss.ratio must be one of 'token', 'sequence'"),
+    ("MixedPolicyLoss.beta = 0.0", "MixedPolicyLoss.beta must be positive"),
+    ("MixedPolicyLoss.clip_low = None", "both None"),
+    ("Optimizer.schedule = 'cosine'", "Optimizer.decay_steps belongs to"),
+    ("Sampling.top_p = 0.9", "there is no setting Sampling.top_p"),
+    ("Work.questions = @QuestionFile()", "QuestionFile.path must be bound"),
+    ("Work.questions = @Questions()", "No configurable matching reference '@Questions()'"),
+    ("Work.questions = None", "Work.questions must be"),
+    ("ModularChains.count = 0", "ModularChains.count"),
+    ("train.group_size = 100000000", "train.questions_per_step · train.group_size = 3,200,000,000 rows in a batch"),
+    ("import os", "only bindings"),
+]
+
+
+@pytest.mark.parametrize(("binding", "message"), BAD)
+def test_a_wrong_binding_is_refused_and_named(binding, message):
+    with pytest.raises(config.ConfigError, match=re.escape(message)):
+        config.load(["base.gin"], [binding])
+
+
+@pytest.mark.parametrize(("binding", "message"), [bad for bad in BAD if bad[0] != "Work.questions = None"])
+def test_a_wrong_line_in_a_file_is_refused_with_file_and_line(binding, message, tmp_path):
+    (tmp_path / "mine.gin").write_text(f"include 'base.gin'\n\n# a comment\n{binding}\n")
+    with pytest.raises(config.ConfigError) as caught:
+        config.load([tmp_path / "mine.gin"])
+    assert message in str(caught.value)
+    unlocated = ("must be bound", "no file gives it a value")  # what is missing has no place
+    assert "mine.gin, line 4" in str(caught.value) or any(text in str(caught.value) for text in unlocated)
+
+
+def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():
+    with pytest.raises(config.ConfigError, match=r"at least 0, got -1 \(train.seed is bound in --seed\)"):
+        config.load(["base.gin"], seed=-1)
+
+
+def test_a_missing_file_names_the_nearest():
+    with pytest.raises(config.ConfigError, match=r"no gin file 'gin/quikstart.gin'; did you mean quickstart.gin"):
+        config.load(["gin/quikstart.gin"])
+
+
+def test_a_missing_include_names_file_and_line(tmp_path):
+    (tmp_path / "mine.gin").write_text("\ninclude 'bse.gin'\n")
+    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: there is no gin file 'bse.gin'"):
+        config.load([tmp_path / "mine.gin"])
+
+
+def test_an_include_below_a_binding_is_refused(tmp_path):
+    """It would silently undo what stands above it."""
+    (tmp_path / "mine.gin").write_text("ReplayMixer.rho = 0.1\ninclude 'base.gin'\n")
+    with pytest.raises(config.ConfigError, match=r"line 2: an include must stand before the bindings"):
+        config.load([tmp_path / "mine.gin"])
+
+
+def test_the_readmes_commands_work_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = config.load(["quickstart.gin"]).config_hash
+    for file in ("gin/quickstart.gin", GIN / "quickstart.gin", "quickstart.gin"):
+        assert config.load([file]).config_hash == expected
+
+
+def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
+    assert config.load(["ablation_no_entropy.gin"]).params["ReplayMixer.rho"] == "0.5"

@@ -1,0 +1,111 @@
+"""LoRA where a user meets it: binding, checkpoint, evaluation. What it computes is in engines/local/test_lora.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from run_builders import small_bindings
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint
+from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.training.run import train
+
+
+def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:
+    x = config.load(["base.gin"], small_bindings(model, "train.eval_every = None", *more))
+    done = train(x, run, resume=resume, tracking_uri="unused", tags={})
+    return run / f"checkpoint-{done.steps}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(warm_model, tmp_path_factory) -> Path:
+    return go(warm_model, tmp_path_factory.mktemp("lora") / "run", "LoRA.rank = 2", "Optimizer.learning_rate = 1e-2")
+
+
+def test_a_checkpoint_is_a_whole_model_for_everyone_who_knows_nothing_of_lora(checkpoint, warm_model):
+    model, base = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (checkpoint, warm_model))
+    assert model.keys() == base.keys()
+    moved = {name for name in base if not torch.equal(model[name], base[name])}
+    assert moved
+    assert all("proj" in name for name in moved), "what has no adapter is the base model's"
+
+
+def test_the_same_run_writes_the_same_adapter_config(checkpoint):
+    """peft keeps the targets in a set, which has another order in each process."""
+    targets = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
+    assert len(targets) == 14, "of two layers"
+
+
+def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    (found, prompts), (of_run, of_checkpoint) = (
+        evaluated_model.load(str(path)) for path in (checkpoint / "adapter", checkpoint)
+    )
+    assert prompts == of_checkpoint == {"template": "plain", "system": None}, "with the prompts of training"
+    assert (found.run, found.step, found.metrics_log) == (of_run.run, of_run.step, of_run.metrics_log)
+    merged, whole = load_file(Path(found.path) / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert merged.keys() == whole.keys()
+    assert all(torch.allclose(merged[name], whole[name], atol=1e-6, rtol=0) for name in whole)
+    assert evaluated_model.load(str(checkpoint / "adapter"))[0].path == found.path, "it is merged once"
+
+
+def test_an_adapter_without_its_base_model_is_refused_by_name(checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    for path in (checkpoint / "adapter").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    about = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(tmp_path / "x")}))
+    with pytest.raises(evaluated_model.SubjectError, match=r"cannot be merged into its base model .*/x"):
+        evaluated_model.load(str(tmp_path))
+
+
+def test_an_adapter_is_not_merged_into_another_model_than_the_one_it_was_trained_on(
+    checkpoint, warm_model, raw_model, monkeypatch, tmp_path
+):
+    """Of the same shape, under the same path: peft would not notice."""
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    base, folder = (
+        shutil.copytree(warm_model, tmp_path / "base"),
+        shutil.copytree(checkpoint / "adapter", tmp_path / "a"),
+    )
+    about = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(base)}))
+    evaluated_model.load(str(folder))
+    shutil.copy(raw_model / "model.safetensors", base)
+    with pytest.raises(evaluated_model.SubjectError, match=r"was trained on other weights than .* has now"):
+        evaluated_model.load(str(folder))
+
+
+def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    copy = shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+    file = copy / "adapter" / "adapter_model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(evaluated_model.SubjectError, match=rf"{file}: the content is not what was saved"):
+        evaluated_model.load(str(copy / "adapter"))
+
+
+def test_another_rank_is_another_run(checkpoint, warm_model):
+    with pytest.raises(UnusableCheckpoint, match=r"LoRA\.rank"):
+        go(warm_model, checkpoint.parent, "LoRA.rank = 4", "Optimizer.learning_rate = 1e-2", resume=True)
+
+
+def test_what_is_bound_of_lora_does_not_count_where_it_is_off(warm_model):
+    plain, bound = (config.load(["base.gin"], small_bindings(warm_model, *more)) for more in ((), ("LoRA.alpha = 8",)))
+    assert bound.lora.rank is None
+    assert bound.config_hash == plain.config_hash
+
+
+def test_the_shipped_file_combines_with_a_model(warm_model):
+    x = config.load(["base.gin", "recipes/lora.gin"], small_bindings(warm_model))
+    assert (x.lora.rank, x.lora.scale_numerator) == (16, 32)

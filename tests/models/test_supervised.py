@@ -1,0 +1,328 @@
+"""A supervised start: what is learnt, from which tokens, where it is kept, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_builders import plain_stats
+from run_builders import ends_by_its_template, wait_until
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from exgrpo_orlhf.engines.local.placement import load
+from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.models import supervised_training
+from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
+from exgrpo_orlhf.models.supervised_training import SupervisedTraining, rate_share
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.settings import LocalEngine, Sampling
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+
+CHAINS = ModularChains(count=20, operands=(2, 3))
+CPU = LocalEngine(device="cpu", micro_batch_tokens=256)
+LEARNING = {"learning_rate": 1e-3, "schedule": "cosine", "warmup": 0.25, "weight_decay": 0.0, "max_grad_norm": 1.0}
+
+
+def supervised(base: Path, cache: Path, **more) -> SupervisedModel:
+    """5 steps an epoch, two epochs."""
+    given = {"model": PretrainedModel(str(base)), "examples": CHAINS, "prompts": Prompts(max_tokens=16)}
+    given |= {"sampling": Sampling(max_response_tokens=24), "machine": CPU, "cache": str(cache)}
+    return SupervisedModel(**{**given, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, **more})
+
+
+def rows_of(model: Path) -> list[ForwardRow]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [
+        ForwardRow(tokenizer.encode(q.prompt), np.array([*tokenizer.encode(r), tokenizer.eos_token_id], np.int32))
+        for q, r in CHAINS.examples()
+    ]
+
+
+def training_on(model: Path, rows, machine=CPU, batch_size=8, steps=6) -> SupervisedTraining:
+    network = load(model, torch.device("cpu"))
+    return SupervisedTraining(network, rows, machine, batch_size=batch_size, seed=0, steps=steps, **LEARNING)
+
+
+def gradients(training: SupervisedTraining) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in training.model.named_parameters() if p.grad is not None}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in row.items() if name not in ("time", "supervised/tokens_per_second")}
+        for row in MetricsLog(folder / CURVE).rows()
+    ]
+
+
+# -- what is learnt ---------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_gradient_are_those_of_transformers_with_the_prompt_masked(warm_model):
+    """transformers' own mean over the labels that are not −100, of one padded batch."""
+    rows = rows_of(warm_model)
+    training = training_on(warm_model, rows)
+    loss = training.gradient(1)
+    ours = gradients(training)
+    batch = [rows[i] for i in training.batch(1)]
+    longest = max(map(len, batch))
+    ids, labels = torch.zeros(len(batch), longest, dtype=torch.long), torch.full((len(batch), longest), -100)
+    for i, row in enumerate(batch):
+        whole = torch.tensor([*row.prompt, *row.response.tolist()])
+        ids[i, : len(row)], labels[i, len(row.prompt) : len(row)] = whole, whole[len(row.prompt) :]
+    plain = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float32)
+    mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
+    expected = plain(input_ids=ids, attention_mask=mask, labels=labels).loss
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, atol=1e-6, rtol=1e-5)
+    assert max(float(grad.abs().max()) for grad in ours.values()) > 0.01
+
+
+def test_micro_batches_change_neither_loss_nor_gradient(warm_model):
+    """Responses of 6 to 10 tokens: a mean of the micro-batches' means would differ in the second digit."""
+    rows = rows_of(warm_model)
+    whole, single = (training_on(warm_model, rows, replace(CPU, micro_batch_tokens=n)) for n in (10_000, 1))
+    assert single.gradient(1) == pytest.approx(whole.gradient(1), rel=1e-6)
+    for one, other in zip(gradients(single).values(), gradients(whole).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradient(warm_model):
+    rows = rows_of(warm_model)
+    kept, recomputed = (
+        training_on(warm_model, rows, replace(CPU, gradient_checkpointing=wanted)) for wanted in (False, True)
+    )
+    assert recomputed.gradient(1) == kept.gradient(1)
+    for one, other in zip(gradients(recomputed).values(), gradients(kept).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)
+
+
+def test_each_epoch_has_every_example_once_in_another_order(raw_model):
+    training = training_on(raw_model, rows_of(raw_model), batch_size=6, steps=8)  # 4 steps an epoch, of 6, 6, 6 and 2
+    epochs = [[i for step in range(first, first + 4) for i in training.batch(step)] for first in (1, 5)]
+    assert [len(training.batch(step)) for step in (1, 2, 3, 4)] == [6, 6, 6, 2]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("linear", 0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 2, [0.5, 1, 2 / 3, 1 / 3]),
+        ("cosine", 1, [1, 0.5 + 0.25 * 2**0.5, 0.5, 0.5 - 0.25 * 2**0.5]),
+        ("linear", 4, [0.25, 0.5, 0.75, 1]),
+    ],
+)
+def test_every_step_trains_and_the_rate_peaks_after_the_warm_up(schedule, warmup, expected):
+    rates = [rate_share(step, steps=4, warmup=warmup, schedule=schedule) for step in (1, 2, 3, 4)]
+    assert rates == pytest.approx(expected)
+
+
+def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_path):
+    folder = supervised(raw_model, tmp_path, epochs=8).prepare()
+    logprobs = [
+        np.mean([float(plain_stats(model, row.prompt, row.response)[0].mean()) for row in rows_of(raw_model)])
+        for model in (AutoModelForCausalLM.from_pretrained(path) for path in (raw_model, folder))
+    ]
+    assert logprobs[1] > logprobs[0] + 0.5
+    rows = list(MetricsLog(folder / CURVE).rows())
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert rows[-1]["supervised/loss"] < rows[0]["supervised/loss"] - 0.5
+    assert rows[-1]["supervised/tokens"] == 8 * sum(len(row.response) for row in rows_of(raw_model))
+    assert rows[0]["supervised/learning_rate"] == 1e-3 / 4, "of 40 steps a tenth is warm-up"
+    assert rows[3]["supervised/learning_rate"] == max(row["supervised/learning_rate"] for row in rows) == 1e-3
+
+
+def test_the_finished_folder_is_a_model_with_its_tokenizer(warm_model, tmp_path):
+    folder = supervised(warm_model, tmp_path).prepare()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(warm_model).get_vocab()
+    assert not same(weights(folder), weights(warm_model))
+
+
+def test_responses_are_closed_as_the_policys_own_are(warm_model, tmp_path, monkeypatch):
+    """By the token that closes a turn in the template, where tokenizer and configuration name another one."""
+    model = ends_by_its_template(warm_model, tmp_path / "model")
+    seen = []
+    monkeypatch.setattr(
+        supervised_training, "SupervisedTraining", lambda model, rows, *_, **__: seen.extend(rows) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        supervised(model, tmp_path, prompts=Prompts("chat", max_tokens=16)).prepare()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer.eos_token == "<pad>"
+    for row, (question, response) in zip(seen, CHAINS.examples(), strict=True):
+        assert tokenizer.convert_ids_to_tokens(row.response) == [*response, "<end>"]
+        assert tokenizer.decode(row.prompt) == question.prompt
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(raw_model, tmp_path_factory) -> Path:
+    return supervised(raw_model, tmp_path_factory.mktemp("cache")).prepare()
+
+
+def key(model: SupervisedModel, monkeypatch) -> str:
+    """The name of the folder that would be made."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SupervisedModel, "_make", lambda self, folder, *_: folder.mkdir())
+        folder = model.prepare()
+    folder.rmdir()
+    return folder.name
+
+
+def test_the_name_says_what_makes_a_model_not_where_it_lies(raw_model, warm_model, made, tmp_path, monkeypatch):
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for path in raw_model.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    (moved / CURVE).write_text("the curve of an earlier start is no part of a model")
+    machine = replace(CPU, micro_batch_tokens=512, threads=2, gradient_checkpointing=True)
+    for same_model in (supervised(moved, tmp_path), supervised(moved, tmp_path, save_every=1, machine=machine)):
+        assert key(same_model, monkeypatch) == made.name
+    changes = [
+        {"model": PretrainedModel(str(warm_model))},
+        *({"examples": replace(CHAINS, seed=1)}, {"epochs": 3}, {"batch_size": 5}, {"learning_rate": 2e-3}),
+        *({"schedule": "linear"}, {"warmup": 0.2}, {"weight_decay": 0.1}, {"max_grad_norm": 0.5}, {"seed": 1}),
+        *({"machine": replace(CPU, dtype="bfloat16")}, {"prompts": Prompts("simplerl", max_tokens=256)}),
+    ]
+    names = [key(supervised(raw_model, tmp_path, **change), monkeypatch) for change in changes]
+    assert len({made.name, *names}) == len(changes) + 1
+
+
+def test_a_finished_model_is_not_made_again(made, raw_model, monkeypatch):
+    monkeypatch.setattr(SupervisedModel, "_make", lambda *_: pytest.fail("made again"))
+    assert supervised(raw_model, made.parent).prepare() == made
+    assert [path.name for path in made.parent.iterdir() if not path.name.startswith(".")] == [made.name]
+
+
+def test_what_a_process_killed_at_the_very_end_left_is_removed(made, raw_model):
+    left = made.with_name(f"{made.name}.unfinished")
+    left.mkdir()
+    (left / "state.pt").touch()
+    assert supervised(raw_model, made.parent).prepare() == made
+    assert not left.exists()
+
+
+def test_bfloat16_computation_trains_float32_weights(raw_model, tmp_path):
+    folder = supervised(raw_model, tmp_path, machine=replace(CPU, dtype="bfloat16")).prepare()
+    assert {tensor.dtype for tensor in weights(folder).values()} == {torch.float32}
+    assert curve(folder)[-1]["supervised/loss"] < curve(folder)[0]["supervised/loss"]
+
+
+# -- interruptions ----------------------------------------------------------------------------------------------------
+
+
+def prepare_in(
+    cache: Path, model: Path, signal_at: int | None = None, hold: Path | None = None, number=signal.SIGKILL
+) -> None:
+    """What a process of its own does: make the model; it gets a signal after that step, or waits there for a file."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process of the background has ignored
+    go = SupervisedTraining.go
+
+    def interrupted(training):
+        for step, metrics in go(training):
+            if step == signal_at:
+                os.kill(os.getpid(), number)
+            if step == 2 and hold:
+                (cache / "held").touch()
+                wait_until(hold.exists)
+            yield step, metrics
+
+    SupervisedTraining.go = interrupted
+    supervised(model, cache).prepare()
+
+
+PROCESSES = multiprocessing.get_context("fork")
+
+
+def run_process(*arguments) -> multiprocessing.Process:
+    process = PROCESSES.Process(target=prepare_in, args=arguments)
+    process.start()
+    return process
+
+
+def test_a_killed_start_goes_on_from_its_newest_state_to_the_same_bits(made, raw_model, tmp_path, capsys):
+    for kill_at in (2, 5, 8):  # states are saved after steps 3, 6 and 9
+        process = run_process(tmp_path, raw_model, kill_at)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert not (tmp_path / made.name).exists()
+    folder = supervised(raw_model, tmp_path).prepare()
+    assert "going on after step 6" in capsys.readouterr().err
+    assert folder.name == made.name
+    assert same(weights(folder), weights(made))
+    assert curve(folder) == curve(made)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [made.name]
+
+
+def test_two_processes_at_once_make_it_once(made, raw_model, tmp_path):
+    first = run_process(tmp_path, raw_model, None, tmp_path / "go")
+    wait_until((tmp_path / "held").exists)
+    second = run_process(tmp_path, raw_model, 1)  # killed if it trained a step
+    second.join(1.0)
+    assert second.is_alive(), "waits for the first"
+    (tmp_path / "go").touch()
+    for process in (first, second):
+        process.join()
+        assert process.exitcode == 0
+    assert same(weights(tmp_path / made.name), weights(made))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capfd, number):
+    """Then the process ends as if it had not waited: by an exception for Ctrl-C, by the signal for others."""
+    process = run_process(tmp_path, raw_model, 4, None, number)
+    process.join()
+    assert process.exitcode == (1 if number == signal.SIGINT else -number)
+    said = capfd.readouterr().err
+    assert "supervised start: stopped after step 4 of 10; the same command goes on from there" in said
+    assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
+    folder = supervised(raw_model, tmp_path).prepare()
+    assert "going on after step 4" in capfd.readouterr().err
+    assert same(weights(folder), weights(made))
+
+
+def test_a_damaged_state_is_named_and_the_training_begins_again(made, raw_model, tmp_path, caplog, capsys):
+    process = run_process(tmp_path, raw_model, 5)
+    process.join()
+    [state] = tmp_path.glob("*.unfinished/state-3/state.pt")
+    data = bytearray(state.read_bytes())
+    data[len(data) // 3] ^= 16  # of a weight
+    state.write_bytes(data)
+    folder = supervised(raw_model, tmp_path).prepare()
+    assert f"{state}: the content is not what was saved" in caplog.text
+    assert "going on" not in capsys.readouterr().err
+    assert same(weights(folder), weights(made))
+
+
+def test_progress_says_step_loss_and_time_left(raw_model, tmp_path, monkeypatch, capsys):
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    supervised(raw_model, tmp_path).prepare()
+    said = capsys.readouterr().err
+    assert "supervised start: 20 examples, 10 steps of 4 on cpu" in said
+    assert "supervised start: step 1 of 10, loss " in said
+    assert "54 s left" in said

@@ -1,0 +1,162 @@
+"""What a supervised start cannot use is named: files, lines, settings, models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from test_supervised import supervised
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.doctor import tiny
+from exgrpo_orlhf.models.examples import SupervisedFile
+from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.models.supervised_start import SupervisedModel
+from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
+
+
+def write(path: Path, *lines: object) -> SupervisedFile:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return SupervisedFile(str(path))
+
+
+RIGHT = {"prompt": "7+5=", "response": "7+5=2;#2"}
+BAD_LINES = [
+    ({"prompt": "7+5="}, "no field 'response', there are prompt; set SupervisedFile.response"),
+    ({"response": "#2"}, "no field 'prompt', there are response; set SupervisedFile.prompt"),
+    ({**RIGHT, "response": " "}, "field 'response' is empty; remove the row"),
+    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text"),
+    ({**RIGHT, "prompt": ""}, "field 'prompt' is empty; remove the row"),
+    ("{", "not JSON"),
+    ({**RIGHT, "response": "1" * 24}, "the response has 25 tokens with its end token; allowed are "
+     "Sampling.max_response_tokens = 24"),
+    ({**RIGHT, "response": "7+5=2;#2<end>"}, "the response holds an end token, which is added here"),
+    ({**RIGHT, "response": "abc"}, "the response has no token of this tokenizer: 'abc'"),
+    ({**RIGHT, "prompt": "1+" * 8 + "1="}, "has 18 prompt tokens; allowed are 1 to Prompts.max_tokens = 16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
+def test_a_line_that_cannot_be_used_is_named_with_what_is_wrong(line, message, raw_model, tmp_path):
+    examples = write(tmp_path / "examples.jsonl", RIGHT, line)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        supervised(raw_model, tmp_path, examples=examples).prepare()
+    assert str(caught.value).startswith(f"{tmp_path / 'examples.jsonl'}, line 2: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def without_end_token(model: Path, folder: Path) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.eos_token = None
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Empty:
+    def examples(self):
+        return []
+
+
+def test_what_is_missing_or_damaged_is_said(raw_model, tmp_path):
+    text, cut = write(tmp_path / "examples.txt", RIGHT), tmp_path / "cut"
+    shutil.copytree(raw_model, cut)
+    os.truncate(cut / "model.safetensors", (cut / "model.safetensors").stat().st_size // 2)
+    cases = [
+        ({"model": PretrainedModel("/nowhere")}, ValueError, r"PretrainedModel\.path = '/nowhere': there is no"),
+        ({"model": PretrainedModel(str(tmp_path))}, ValueError, r"PretrainedModel\.path = .* cannot read its config"),
+        ({"examples": Empty()}, ValueError, r"SupervisedModel\.examples has no examples"),
+        ({"examples": write(tmp_path / "empty.jsonl")}, ValueError, r"SupervisedModel\.examples has no examples"),
+        ({"examples": text}, ValueError, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt' \(SupervisedFile\.path\)"),
+        (
+            {"model": PretrainedModel(str(cut))},
+            ValueError,
+            rf"{cut}/model\.safetensors: it cannot be read, it is damaged or incomplete",
+        ),
+        (
+            {"examples": SupervisedFile("no.jsonl")},
+            FileNotFoundError,
+            r"no\.jsonl: no such file \(SupervisedFile\.path\)",
+        ),
+        (
+            {"prompts": Prompts(max_tokens=250)},
+            ValueError,
+            r"Prompts\.max_tokens \+ .* = 274 exceeds the",
+        ),
+        (
+            {"model": PretrainedModel(str(without_end_token(raw_model, tmp_path / "endless")))},
+            ValueError,
+            r"example 1: neither the template nor the tokenizer names an end token",
+        ),
+    ]
+    for change, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            supervised(raw_model, tmp_path / "cache", **change).prepare()
+
+
+def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):
+    with pytest.raises(ArithmeticError, match=r"supervised start: step \d+ is not finite .*; lower its"):
+        supervised(raw_model, tmp_path, learning_rate=1e38, warmup=0.0, epochs=4).prepare()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("epochs", 0, "must be at least 1, got 0"),
+        ("learning_rate", 0.0, "must be positive and finite, got 0.0"),
+        ("schedule", "constant", "must be one of 'linear', 'cosine'; got 'constant'"),
+        ("warmup", 1.0, r"must lie in \[0, 1\), got 1.0"),
+        ("examples", None, r"must be a reference such as @SupervisedFile\(\), got None"),
+        ("examples", "examples.jsonl", r"must be a reference such as @SupervisedFile\(\), got 'examples.jsonl'"),
+        ("model", "foo/bar", r"must be a reference such as @PretrainedModel\(\), got 'foo/bar'"),
+        ("prompts", Verifier(), r"must be a reference such as @Prompts\(\), got Verifier\("),
+        ("sampling", Prompts(), r"must be a reference such as @Sampling\(\), got Prompts\("),
+        ("machine", "cpu", r"must be a reference such as @LocalEngine\(\), got 'cpu'"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(raw_model, tmp_path, field, value, message):
+    with pytest.raises(ValueError, match=rf"^SupervisedModel\.{field} {message}"):
+        supervised(raw_model, tmp_path, **{field: value})
+
+
+def test_files_of_every_kind_and_chat_messages_are_read(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chat = {"ask": [{"role": "user", "content": "7+5="}], "say": "#2"}
+    pq.write_table(pa.Table.from_pylist([chat]), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(chat) + "\n")
+    (tmp_path / "a.csv").write_text("ask,say\n7+5=,#2\n")
+    for suffix, prompt in (("parquet", (("user", "7+5="),)), ("jsonl", (("user", "7+5="),)), ("csv", "7+5=")):
+        [(question, response)] = SupervisedFile(str(tmp_path / f"a.{suffix}"), "ask", "say").examples()
+        assert (question.prompt, question.source, response) == (prompt, "a", "#2")
+
+
+def test_the_questions_taught_are_those_of_all_starts_one_upon_another(raw_model, tmp_path):
+    first = supervised(raw_model, tmp_path, examples=ModularChains(count=3, seed=1))
+    second = supervised(raw_model, tmp_path, model=first, examples=ModularChains(count=4, seed=2))
+    expected = [q for chains in (first.examples, second.examples) for q in chains.load()]
+    assert isinstance(second, SupervisedModel)
+    assert second.taught() == expected
+
+
+def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):
+    bindings = [
+        *("Work.model = @second/SupervisedModel()", "second/SupervisedModel.model = @first/SupervisedModel()"),
+        *("first/SupervisedModel.model = @PretrainedModel()", f"PretrainedModel.path = {str(raw_model)!r}"),
+        "SupervisedModel.examples = @ModularChains()",
+    ]
+    assert tiny.bound_model(["baselines/sft.gin"], bindings) == (str(raw_model), None)
+
+
+@pytest.mark.parametrize("setting", ["questions", "model", "validation"])
+def test_work_takes_references_not_paths(setting):
+    with pytest.raises(config.ConfigError, match=rf"Work\.{setting} must be a reference such as @.*, got 'foo/bar'"):
+        config.load(["base.gin"], [f"Work.{setting} = 'foo/bar'"])

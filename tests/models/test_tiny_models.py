@@ -1,0 +1,308 @@
+"""The tiny models of both tasks: their tokenizer, cache, warm-up and settings."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from exgrpo_orlhf.models import tiny_models
+from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
+from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
+
+VOCABULARY = ChainModel.vocabulary
+SMALL = dict(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
+TINY, COUNTDOWN = ChainModel(**SMALL), CountdownModel(**SMALL)
+# Forked from a process that has imported everything and computed nothing: clean processes for one import's time.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["exgrpo_orlhf.models.tiny_models"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the same sums in the same order, on every machine
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    return replace(TINY, cache=tmp_path_factory.mktemp("cache")).prepare()
+
+
+@pytest.fixture(scope="module")
+def prepared_countdown(tmp_path_factory) -> Path:
+    return replace(COUNTDOWN, cache=tmp_path_factory.mktemp("cache")).prepare()
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def test_every_text_survives_encoding_saving_and_decoding(prepared, prepared_countdown):
+    made = [*ModularChains(count=20).load(), *ModularChains(count=20, together=4).load()]
+    chains = [question.prompt + right_reasoning(question.prompt) for question in made]
+    chains += ["".join(letters) for letters in product(VOCABULARY[2:], repeat=3)]
+    countdown = [f"{question.prompt}-3*7=21" for question in Countdown(count=50).load()]
+    for tokenizer, vocabulary, texts in (
+        (chain_tokenizer(), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared), VOCABULARY, chains),
+        (PreTrainedTokenizerFast.from_pretrained(prepared), VOCABULARY, chains),
+        (AutoTokenizer.from_pretrained(prepared_countdown), CountdownModel.vocabulary, countdown),
+    ):
+        ids = {token: i for i, token in enumerate(vocabulary)}
+        for text in texts:
+            assert tokenizer.encode(text) == [ids[letter] for letter in text]
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode([*tokenizer.encode(text), ids[END], ids[PAD]], skip_special_tokens=True) == text
+
+
+def test_the_saved_tokenizers_agree_with_the_networks(prepared, prepared_countdown):
+    for folder, vocabulary in ((prepared, VOCABULARY), (prepared_countdown, CountdownModel.vocabulary)):
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+        assert len(tokenizer) == model.config.vocab_size == len(vocabulary)
+        assert (tokenizer.pad_token, tokenizer.eos_token) == (PAD, END)
+        assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+        assert tokenizer.pad_token_id == model.config.pad_token_id == model.generation_config.pad_token_id
+        assert isinstance(model, Qwen2ForCausalLM)
+        assert model.dtype == torch.float32
+        padded = tokenizer(["2+3", "1"], padding=True)
+        assert padded["attention_mask"] == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_the_default_network_has_a_third_of_a_million_parameters():
+    assert sum(p.numel() for p in ChainModel()._fresh_network().parameters()) == 335_040
+
+
+CHAIN_CHANGES = [dict(seed=1), dict(steps=4), dict(learning_rate=1e-3), dict(preset="weak"), dict(slip=0.5)]
+CHAIN_CHANGES += [dict(together=2)]
+COUNTDOWN_CHANGES = [dict(share=1.0), dict(seed=1), dict(steps=4), dict(strength=0.5), dict(largest=8), dict(width=64)]
+
+
+@pytest.mark.parametrize(
+    ("tiny", "fixture", "changes"),
+    [(TINY, "prepared", CHAIN_CHANGES), (COUNTDOWN, "prepared_countdown", COUNTDOWN_CHANGES)],
+    ids=["chain", "countdown"],
+)
+def test_the_same_settings_give_the_same_model_and_others_another(tmp_path, request, tiny, fixture, changes):
+    expected = request.getfixturevalue(fixture)
+    again = replace(tiny, cache=tmp_path).prepare()
+    assert again.name == expected.name
+    assert again.name.startswith(f"{tiny.task}-model-")
+    assert weights(again) == weights(expected)
+    changed = [replace(tiny, cache=tmp_path, **change) for change in changes]
+    assert again not in [model.directory for model in changed]
+    assert weights(changed[0].prepare()) != weights(again)
+
+
+def test_a_model_in_the_cache_is_not_trained_again(prepared, monkeypatch):
+    monkeypatch.setattr(ChainModel, "_warmed_up", lambda self: pytest.fail("trained again"))
+    before = {path: path.stat().st_mtime_ns for path in prepared.iterdir()}
+    assert replace(TINY, cache=prepared.parent).prepare() == prepared
+    assert {path: path.stat().st_mtime_ns for path in prepared.iterdir()} == before
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    assert TINY.directory.parent == tmp_path
+    assert replace(TINY, cache="elsewhere").directory.parent == Path("elsewhere")
+    monkeypatch.delenv("EXGRPO_CACHE")
+    assert TINY.directory.parent == Path.home() / ".cache" / "exgrpo_orlhf"
+
+
+@pytest.mark.parametrize("moment", ["training", "saving"])
+def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if moment == "training":
+            patch.setattr(torch.optim.AdamW, "step", interrupt)
+        else:
+            patch.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupt)  # the network is on disk by then
+        with pytest.raises(KeyboardInterrupt):
+            replace(TINY, cache=tmp_path).prepare()
+    assert list(tmp_path.iterdir()) == []
+    assert replace(TINY, cache=tmp_path).prepare().is_dir()
+
+
+def exit_while_saving(model: ChainModel) -> None:
+    tiny_models.character_tokenizer = lambda vocabulary: os._exit(9)  # the network is on disk by then
+    model.prepare()
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_saves_leaves_nothing_that_looks_finished(tmp_path):
+    model = replace(TINY, cache=tmp_path)
+    process = PROCESSES.Process(target=exit_while_saving, args=(model,))
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    assert not model.directory.exists()
+    assert (model.prepare() / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_end_with_one_model(tmp_path, prepared):
+    model = replace(TINY, cache=tmp_path)
+    both = [PROCESSES.Process(target=ChainModel.prepare, args=(model,)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert list(tmp_path.iterdir()) == [model.directory]
+    assert {p.name for p in model.directory.iterdir()} == {p.name for p in prepared.iterdir()}
+
+
+def test_the_second_of_two_warm_ups_is_thrown_away(tmp_path, monkeypatch):
+    model, train = replace(TINY, cache=tmp_path), ChainModel._warmed_up
+
+    def overtaken(self):
+        monkeypatch.setattr(ChainModel, "_warmed_up", train)
+        first = model.prepare()
+        (first / "first").touch()
+        return train(self)
+
+    monkeypatch.setattr(ChainModel, "_warmed_up", overtaken)
+    assert (model.prepare() / "first").is_file()
+    assert list(tmp_path.iterdir()) == [model.directory]
+
+
+def test_preparing_leaves_the_global_generator_alone(tmp_path):
+    before = torch.get_rng_state()
+    replace(TINY, cache=tmp_path).prepare()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_short_warm_up_teaches_the_format():
+    model = replace(TINY, steps=80, batch_size=16, operands=(3,), learning_rate=5e-3)._warmed_up()
+    ids = torch.tensor([chain_tokenizer().encode("7+5*3=7+5=2;2*3=6;#6")])
+    with torch.no_grad():
+        written = [VOCABULARY[i] for i in model(ids).logits.argmax(-1)[0, 5:]]
+    assert {i: written[i] for i in (3, 5, 9, 11, 12, 14)} == {3: "=", 5: ";", 9: "=", 11: ";", 12: "#", 14: END}
+
+
+@pytest.mark.slow
+def test_a_warm_up_teaches_the_form_of_chains_asked_together():
+    """Greedy responses are the reasoning of each chain, with the model's own values, then all results."""
+    model = replace(TINY, steps=600, batch_size=32, width=96, layers=3, operands=(2,), together=3, preset="weak")
+    network, tokenizer = model._warmed_up(), chain_tokenizer()
+    asked = ModularChains(count=40, operands=(2,), together=3).load()
+    prompts = tokenizer([question.prompt for question in asked], return_tensors="pt")  # of one length
+    written = network.generate(**prompts, max_new_tokens=32, do_sample=False)
+    responses = tokenizer.batch_decode(written[:, prompts.input_ids.shape[1] :], skip_special_tokens=True)
+    formed = 0
+    for question, response in zip(asked, responses, strict=True):
+        values = re.findall(r"=([0-9]);", response)
+        chains = question.prompt[:-1].split(";")
+        form = [f"{chain}={value};#{value};" for chain, value in zip(chains, values, strict=False)]
+        formed += response == "".join(form) + "#" + "".join(values)
+    assert formed >= 38
+
+
+def test_presets_and_overrides_say_what_is_taught():
+    assert replace(TINY, preset="slips").beliefs == PRESETS["slips"]
+    assert TINY.beliefs == PRESETS["normal"]
+    assert replace(TINY, preset="weak", false_share=0.30, strength=0.7, slip=0.03).directory == TINY.directory
+    assert replace(TINY, strength=0.5, seed=3).beliefs == replace(PRESETS["normal"], strength=0.5, seed=3)
+    assert replace(COUNTDOWN, share=0.2, strength=0.9, seed=3).hunches == Hunches(0.2, 0.9, seed=3)
+
+
+def test_only_responses_of_training_questions_are_learnt():
+    rng, vocabulary = np.random.default_rng(0), CountdownModel.vocabulary
+    model = replace(COUNTDOWN, operands=(3,), batch_size=64, share=0.0)
+    validation = {question.prompt for question in Countdown(150, (3,), split="validation").load()}
+    ids, labels, shortest = model._batch(rng)
+    assert ids.shape == labels.shape
+    lengths = set()
+    for row, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        prompt, _, response = "".join(vocabulary[i] for i in row).partition("=")
+        learnt = "".join(vocabulary[i] for i in label if i >= 0)
+        assert response == learnt + PAD * response.count(PAD)
+        assert learnt.endswith(END)
+        assert len(prompt) + 1 >= shortest
+        assert f"{prompt}=" not in validation
+        question = Question.make("countdown", f"{prompt}=", "")
+        assert grade(question, learnt.removesuffix(END)).sound
+        lengths.add(len(prompt) + 1)
+    assert len(lengths) > 1
+    assert min(lengths) == shortest
+
+
+def test_the_whole_algorithm_runs_with_its_layout(tmp_path):
+    from exgrpo_orlhf import config  # here, because the processes that other tests start import this file
+    from exgrpo_orlhf.training.run import train
+
+    small = [
+        *("CountdownModel.operands = (2,)", "CountdownModel.share = 0.0", "CountdownModel.steps = 200"),
+        *("CountdownModel.width = 32", "CountdownModel.layers = 2", f"CountdownModel.cache = '{tmp_path}'"),
+        *("Countdown.operands = (2,)", "Countdown.count = 24"),
+        *("validation/Countdown.operands = (2,)", "validation/Countdown.count = 8"),
+        *("train.steps = 4", "train.questions_per_step = 8", "train.group_size = 4", "train.eval_every = 4"),
+        *("ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False"),
+    ]
+    experiment = config.load(["base.gin", "models/countdown.gin"], small)
+    train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().split("\n") if line]
+    assert rows[-1]["eval/greedy_accuracy_2_operands"] == rows[-1]["eval/greedy_accuracy"] > 0
+    assert rows[-1]["reward/pass_at_1"] > 0
+    assert rows[-1]["replay/actual_share"] > 0
+
+
+def test_the_progress_line_says_step_loss_and_time_left(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    TINY._warmed_up()
+    assert "step 1 of 3, loss" in capsys.readouterr().err
+
+
+SHARED = [
+    (dict(steps=0), r"steps must be a positive multiple of 1, got 0"),
+    (dict(batch_size=1.5), r"batch_size .* got 1\.5"),
+    (dict(learning_rate=0.0), r"learning_rate must be between 0 and 1, got 0\.0"),
+    (dict(seed=-1), r"seed .* at least 0, got -1"),
+    (dict(width=100), r"width must be a positive multiple of 32, got 100"),
+    (dict(layers=0), r"layers .* got 0"),
+    (dict(cache=3), r"cache must be a path or None, got 3"),
+    (dict(strength="a"), r"strength must be a number from 0 to 1, got 'a'"),
+    (dict(operands=(1,)), r"operands .* at least 2.* got \(1,\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        *((model, *case) for model in (ChainModel, CountdownModel) for case in SHARED),
+        (ChainModel, dict(preset="strong"), r"preset must be one of normal, weak, slips, got 'strong'"),
+        (ChainModel, dict(false_share=1.5), r"false_share must be a number from 0 to 1, got 1\.5"),
+        (ChainModel, dict(slip=-1), r"slip must be a number from 0 to 1, got -1"),
+        (ChainModel, dict(operands=(33,)), r"operands .* at most 32, got \(33,\)"),
+        (ChainModel, dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)"),
+        (ChainModel, dict(together=0), r"together must be an integer of at least 1, got 0"),
+        (CountdownModel, dict(share=1.5), r"share must be a number from 0 to 1, got 1\.5"),
+        (CountdownModel, dict(operands=(7,)), r"operands must be at most 6, got \(7,\)"),
+        (CountdownModel, dict(largest=0), r"largest must be an integer from 2 to 20, got 0"),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_what_is_allowed(model, fields, message):
+    with pytest.raises(ValueError, match=rf"^{model.__name__}\.{message}$"):
+        model(**fields)
+
+
+def test_the_saved_config_names_no_place_on_this_machine(prepared):
+    for path in prepared.glob("*.json"):
+        assert str(Path.home()) not in path.read_text()
+        assert str(prepared.parent) not in json.dumps(json.loads(path.read_text()))

@@ -1,0 +1,418 @@
+"""The training loop: it does what was asked, says what it could not do, and never ends early in silence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import RunFolderError, claim
+from exgrpo_orlhf.engines.engine import NonFiniteUpdate
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.records import Grade
+from exgrpo_orlhf.replay.snapshot import SnapshotError
+from exgrpo_orlhf.rewards import GradingError, verifier
+from exgrpo_orlhf.training.loop import loop
+from exgrpo_orlhf.training.run import train
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+
+
+def go(model: Path, run: Path, *more: str, files=("base.gin",), resume=False):
+    experiment = config.load(files, small_bindings(model, *more))
+    return train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+
+
+def test_n_steps_mean_n_and_the_end_is_saved_and_evaluated(warm_model, tmp_path):
+    """T13."""
+    outcome = go(warm_model, tmp_path, "train.steps = 5", "train.save_every = 3", "train.eval_every = 3")
+    assert (outcome.steps, outcome.planned, outcome.stopped_by) == (5, 5, None)
+    assert list(checkpoints.find(tmp_path)) == [3, 5]
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows(tmp_path) if "eval/greedy_accuracy" in row] == [0, 3, 5]
+
+
+def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 3")
+    needed = {
+        "replay/actual_share", "replay/age_mean", "replay/age_max", "replay/log_weight_max", "replay/ess",
+        "replay/saturated_share", "policy/entropy_fresh", "replay/entropy", "replay/bucket_hard",
+        "replay/bucket_medium", "replay/bucket_easy", "replay/retired", "replay/candidates_scored",
+        "reward/mean", "reward/lucky_guess_rate", "cost/generated_tokens", "time/step",
+    }  # fmt: skip
+    for row in rows(tmp_path)[1:]:
+        assert needed <= set(row)
+    tokens = [row["cost/generated_tokens"] for row in rows(tmp_path)]
+    assert tokens == sorted(tokens)
+    assert tokens[0] == 0 < tokens[1]
+
+
+def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
+    rollout = TorchEngine.rollout
+    go(warm_model, tmp_path / "a")
+    monkeypatch.setattr(TorchEngine, "rollout", lambda *given: reversed(rollout(*given)))
+    go(warm_model, tmp_path / "b")
+    measured = [
+        [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
+    ]
+    assert measured[0] == measured[1]
+    assert sum(row.get("replay/actual_share", 0) for row in measured[0]) > 0
+    assert all(row["time/rollout"] > 0 and row["time/grade"] > 0 for row in rows(tmp_path / "b")[1:])
+
+
+def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model, tmp_path, monkeypatch):
+    rollout, ended, end = TorchEngine.rollout, [], time.monotonic() + 600  # only against waiting for ever
+
+    def generating(*given):
+        try:
+            while time.monotonic() < end:
+                yield from rollout(*given)
+        finally:
+            ended.append(time.monotonic())
+
+    reward = (  # it starts once, for the check before the run; its process ends, and the next one cannot start
+        "import os, pathlib\n"
+        "started = pathlib.Path(__file__).with_suffix('.started')\n"
+        "assert not started.exists() or 1 / 0\n"
+        "started.touch()\n"
+        "def reward_func(queries, prompts, labels):\n    os._exit(1)\n"
+    )
+    (tmp_path / "reward.py").write_text(reward)
+    monkeypatch.setattr(TorchEngine, "rollout", generating)
+    function = ("Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
+    with pytest.raises(GradingError, match="ZeroDivisionError") as raised:
+        go(warm_model, tmp_path / "run", "train.eval_every = None", *function)
+    assert raised.value  # it holds the frames, and with them the generator: nobody ends it by forgetting it
+    assert len(ended) == 1
+    assert ended[0] < end
+
+
+ABLATIONS = sorted(
+    str(path.relative_to(ROOT / "gin")) for path in (ROOT / "gin").rglob("*.gin") if "ablation" in str(path)
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_trains(name, warm_model, tmp_path):
+    bindings = ("train.steps = 3", "train.eval_every = None", "train.save_every = 3")
+    assert go(warm_model, tmp_path, *bindings, files=(name,)).steps == 3
+    assert rows(tmp_path)[-1]["policy/grad_norm"] > 0
+
+
+def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
+    """Replay begins with the first step, on stored trajectories whose ages go on from the other run's."""
+    go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None")
+    borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-6')!r}"
+    go(warm_model, tmp_path / "second", "train.steps = 2", "train.seed = 1", borrowed)
+    first = rows(tmp_path / "second")[1]
+    candidates = rows(tmp_path / "first")[-1]["replay/candidates"]
+    assert candidates > 0
+    assert first["replay/actual_share"] == min(4, candidates) / 8
+    assert 1 <= first["replay/age_mean"] <= 7
+    with pytest.raises(SnapshotError, match="are not among the run's questions"):
+        go(warm_model, tmp_path / "third", "ModularChains.seed = 5", borrowed)
+    with pytest.raises(ValueError, match=r"Work\.experience = 'nowhere' is neither a checkpoint of a run"):
+        go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")
+    run = tmp_path / "first"
+    with pytest.raises(ValueError, match=rf"Work\.experience = '{run}' is the folder of a run; .*'{run}/checkpoint-6'"):
+        go(warm_model, tmp_path / "fifth", f"Work.experience = {str(run)!r}")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
+    """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
+    run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run, "--resume"]
+    more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
+    for binding in small_bindings(warm_model, *more):
+        command += ["--set", binding]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 600  # only against waiting for ever
+    while max(checkpoints.find(run), default=0) < 8 or not checkpoints_know_their_run(run):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    reached = max(checkpoints.find(run))
+    for steps in (reached + 3, reached + 6):
+        subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
+    client = MlflowClient(store)
+    [found] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert (found.info.status, found.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
+    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(found.data.tags)
+    sent = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
+    for name in ("reward/mean", "replay/actual_share"):
+        history = client.get_metric_history(found.info.run_id, name)
+        # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.
+        assert sorted(metric.step for metric in history) == list(range(1, reached + 7))
+    expected = {row["step"]: row["reward/mean"] for row in rows(run)[1:]}
+    assert {m.step: m.value for m in client.get_metric_history(found.info.run_id, "reward/mean")} == expected
+
+
+def checkpoints_know_their_run(run: Path) -> bool:
+    newest = list(checkpoints.find(run).values())[-1]
+    try:
+        return json.loads((newest / "trainer" / "state.json").read_text())["mlflow_run_id"] is not None
+    except FileNotFoundError:  # just removed for a newer one
+        return False
+
+
+@pytest.mark.slow
+def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
+    """In the same MLflow run, as long as the configuration is the same: its steps are."""
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    run, tracked = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True", "Tracking.flush_seconds = 0.2")
+    for attempt, seed in enumerate((0, 0, 5)):
+        before = (run / "metrics.jsonl").read_bytes() if attempt else b""
+        for folder in checkpoints.find(run).values():
+            shutil.rmtree(folder)
+        go(warm_model, run, *tracked, f"train.seed = {seed}", resume=attempt > 0)
+        if attempt:
+            assert (run / "metrics.before-restart.jsonl").read_bytes() == before
+        assert [row["step"] for row in rows(run)] == [0, 1, 2]
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert len(found) == 2, "one for both attempts with seed 0, one for the other seed"
+    for one in found:
+        assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
+
+
+def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
+    experiment = config.load(["base.gin"], small_bindings(warm_model, "train.steps = 2"))
+    for name in ("one", "two"):
+        train(experiment, tmp_path / name, resume=False, tracking_uri="unused", tags={})
+    ours, theirs = ((tmp_path / name / "checkpoint-2" / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (["--set", "train.steps=9"], [], True),
+        (["--set", "ReplayMixer.rho=0.25"], ["--set", "ReplayMixer.rho = 0.25"], True),
+        (["--set", "ReplayMixer.rho=0.25"], [], False),
+        (["--seed", "1"], [], False),
+    ],
+)
+def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
+    """Also a longer one: that is the same run, continued."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train as script
+
+    names = []
+    for more in (one, other):
+        arguments = script._parser().parse_args(["--gin", "base.gin", *more])
+        names.append(script._name(arguments, arguments.seed or 0, config.may_change, []))
+    assert (names[0] == names[1]) == same
+
+
+def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train as script
+
+    bindings = ["PW = 'hunter2'", "ReplayMixer.rho = 0.25"]
+    arguments = script._parser().parse_args(["--gin", "base.gin", "--set", bindings[0], "--set", bindings[1]])
+    written = ["PW = '***'", bindings[1]]
+    assert script._name(arguments, 0, config.may_change, written) == "base-ReplayMixer.rho_0.25-seed0"
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
+    """The metric rises, falls and never recovers; a resumed run still knows the best."""
+    heights = iter([0.1, 0.2, 0.7, 0.3, 0.4, 0.5])
+    monkeypatch.setattr(loop.Validation, "evaluate", lambda *_: {"eval/greedy_accuracy": next(heights)})
+    more = (
+        "train.save_every = 10",
+        "train.keep = 1",
+        "train.eval_every = 1",
+        "train.best_metric = 'eval/greedy_accuracy'",
+    )
+    go(warm_model, tmp_path, "train.steps = 3", *more)
+    assert list(checkpoints.find(tmp_path)) == [2, 3]
+    go(warm_model, tmp_path, "train.steps = 5", *more, resume=True)
+    assert list(checkpoints.find(tmp_path)) == [2, 5]
+    assert (tmp_path / "best" / "model.safetensors").exists()
+    assert (tmp_path / "best").resolve().name == "checkpoint-2"
+
+
+def test_the_best_by_another_measure_is_not_the_best_by_this_one(warm_model, tmp_path, monkeypatch):
+    heights = iter([0.1, 0.9, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(
+        loop.Validation,
+        "evaluate",
+        lambda *_: {"eval/greedy_accuracy": next(heights), "eval/lucky_guess_rate": 5.0},
+    )
+    more = ("train.save_every = 10", "train.eval_every = 1", "train.keep = 1")
+    go(warm_model, tmp_path, "train.steps = 2", *more, "train.best_metric = 'eval/lucky_guess_rate'")
+    assert (tmp_path / "best").resolve().name == "checkpoint-1"
+    best = "train.best_metric = 'eval/greedy_accuracy'"
+    go(warm_model, tmp_path, "train.steps = 3", *more, best, resume=True)
+    assert (tmp_path / "best").resolve().name == "checkpoint-3"
+    go(warm_model, tmp_path, "train.steps = 4", *more, best, "Evaluation.disjoint_from = None", resume=True)
+    assert (tmp_path / "best").resolve().name == "checkpoint-4"
+
+
+def everything_correct(monkeypatch) -> None:
+    """A verifier for which every answer is right: all questions are mastered at once."""
+    monkeypatch.setitem(verifier._HERE, "modular_chain", lambda question, response: Grade("correct", 1.0))
+
+
+@pytest.mark.parametrize("leaves_fresh", [False, True])
+def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
+    leaves_fresh, warm_model, tmp_path, monkeypatch, caplog
+):
+    """T14: the official code ends such a run in silence."""
+    everything_correct(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        outcome = go(
+            warm_model,
+            tmp_path,
+            "train.steps = 8",
+            "Sampling.max_response_tokens = 24",
+            f"RetirementPolicy.leaves_fresh = {leaves_fresh}",
+        )
+    assert outcome.steps == 8
+    done = rows(tmp_path)[1:]
+    assert done[-1]["replay/retired"] == 24
+    assert done[-1]["replay/trajectories"] == 0
+    assert all(row["train/questions"] == 8 for row in done)
+    assert ("all 24 questions are retired" in caplog.text) == leaves_fresh
+
+
+def test_a_batch_larger_than_the_question_set_is_smaller_and_trains_and_it_is_said_once(warm_model, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        outcome = go(
+            warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3"
+        )
+    assert caplog.text.count("10 questions instead of 40") == 1
+    assert outcome.steps == 3
+    assert [row["train/questions"] for row in rows(tmp_path)[1:]] == [10, 10, 10]
+
+
+def test_validation_questions_that_are_trained_on_are_refused(warm_model, tmp_path):
+    """T12: the official validation set is the test set."""
+    with pytest.raises(ValueError, match=r"validation questions are training questions too.*Work\.validation"):
+        go(warm_model, tmp_path, "Work.validation = @ModularChains()")
+
+
+def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 1")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="--resume"):
+        go(warm_model, tmp_path, "train.steps = 1")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    with claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
+        go(warm_model, tmp_path, resume=True)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunFolderError, match="--resume"):  # its checkpoints are a run too
+        go(warm_model, tmp_path, "train.steps = 1")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for run in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RunFolderError, match=rf"--out {run}: the run's folder cannot be made"), claim(run, False):
+            pass
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 1")
+    with pytest.raises(checkpoints.CheckpointError, match=r"ReplayMixer\.rho: 0\.5 in the checkpoint, 0\.25 now"):
+        go(warm_model, tmp_path, "train.steps = 1", "ReplayMixer.rho = 0.25", resume=True)
+    with pytest.raises(checkpoints.CheckpointError, match=r"QuestionSampler\.method: 'gaussian' .* 'uniform' now"):
+        go(warm_model, tmp_path, "train.steps = 1", files=["ablations/no_difficulty.gin"], resume=True)
+
+
+def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_path, monkeypatch):
+    update = TorchEngine.update
+
+    def poisoned(engine, batch, loss):
+        if poisoned.steps == 2:
+            with torch.no_grad():
+                engine.model.get_output_embeddings().weight[3, 0] = float("nan")
+        poisoned.steps += 1
+        return update(engine, batch, loss)
+
+    poisoned.steps = 0
+    monkeypatch.setattr(TorchEngine, "update", poisoned)
+    with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
+        go(warm_model, tmp_path, "train.steps = 6")
+    dumped = [json.loads(line) for line in (tmp_path / "failed-step-3.jsonl").read_text().split("\n") if line]
+    assert len(dumped) == 8 * 4
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2], "nothing is lost of the steps before"
+    assert list(checkpoints.find(tmp_path)) == [2]
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
+    """No file of the child may grow beyond 60 kB: the first checkpoint fits, the optimiser's moments do not.
+
+    The second save fails in the middle, as on a full disk. What was there stays, and the run resumes from it.
+    """
+    script = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(ROOT / "tests" / "builders")!r})
+from run_builders import small_bindings
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.training.run import train
+from pathlib import Path
+run = Path({str(tmp_path / "run")!r})
+def go(resume, *more):
+    x = config.load(["base.gin"], small_bindings(Path({str(warm_model)!r}), *more))
+    train(x, run, resume=resume, tracking_uri="unused", tags={{}})
+go(False, "train.steps = 2")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+try:
+    go(True, "train.steps = 4")
+except checkpoints.CheckpointError as error:
+    print(error)
+    sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 7, done.stderr
+    assert "checkpoint-4 could not be written" in done.stdout
+    assert "checkpoint-2 is untouched" in done.stdout
+    run = tmp_path / "run"
+    assert list(checkpoints.find(run)) == [2]
+    assert not list(run.glob("*.partial"))
+    outcome = go(warm_model, run, "train.steps = 4", resume=True)
+    assert outcome.steps == 4
+    straight = tmp_path / "straight"
+    go(warm_model, straight, "train.steps = 4")
+    ours, theirs = ((folder / "checkpoint-4" / "model.safetensors").read_bytes() for folder in (run, straight))
+    assert ours == theirs
+
+
+def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 2")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert go(warm_model, tmp_path, "train.steps = 2", resume=True).steps == 2
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--set", "ReplayMixer.rho = 2"]
+    done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ReplayMixer.rho must lie in [0, 1], got 2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()

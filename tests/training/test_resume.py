@@ -1,0 +1,317 @@
+"""A run that was killed and resumed ends bit-identical to one that was never disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_builders import FRESH_PHASE, MIXED_PHASE, ROOT, STEPS, assert_same_ending, bindings, run_here, timeless
+from safetensors.torch import load_file
+
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.training.run import train
+
+
+def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run]
+    for binding in bindings(model, phase):
+        command += ["--set", binding]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def steps_done(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_text().count("\n") - 1 if path.exists() else -1
+
+
+def wait_for(process: subprocess.Popen, condition) -> None:
+    deadline = time.monotonic() + 600  # only against waiting for ever
+    while not condition():
+        assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
+        assert time.monotonic() < deadline, "the run does not get there"
+        time.sleep(0.0005)
+
+
+def kill_at_a_random_moment(model: Path, phase: list[str], run: Path) -> None:
+    process = start_process(model, phase, run)
+    step, pause = random.randint(2, STEPS - 6), random.uniform(0, 0.1)
+    wait_for(process, lambda: steps_done(run) >= step)
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    print(f"killed {pause:.3f} s after step {step}, newest checkpoint {max(checkpoints.find(run), default=None)}")
+    assert STEPS not in checkpoints.find(run), "the kill came too late to show anything"
+
+
+@pytest.fixture(scope="module")
+def straight(warm_model, tmp_path_factory) -> dict[str, Path]:
+    """Undisturbed runs: one that stays in the fresh phase, one that replays from its second step."""
+    runs = {}
+    for name, phase in (("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)):
+        runs[name] = tmp_path_factory.mktemp(name)
+        run_here(warm_model, phase, runs[name], resume=False)
+    return runs
+
+
+def test_the_runs_cover_what_they_should(straight):
+    assert all(row["replay/actual_share"] == 0 for row in timeless(straight["fresh"])[1:])
+    assert timeless(straight["fresh"])[-1]["replay/trajectories"] > 0
+    mixed = timeless(straight["mixed"])
+    assert sum(row["replay/actual_share"] > 0 for row in mixed[1:]) >= STEPS - 2
+    assert sum(row["replay/candidates_scored"] > 0 for row in mixed[1:]) >= STEPS / 2
+    assert mixed[-1]["train/epoch"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "phase"), [("fresh", FRESH_PHASE), ("mixed", MIXED_PHASE)])
+def test_killed_at_a_random_moment_and_resumed_equals_a_straight_run(name, phase, straight, warm_model, tmp_path):
+    run = tmp_path / "run"
+    kill_at_a_random_moment(warm_model, phase, run)
+    run_here(warm_model, phase, run, resume=True)
+    assert_same_ending(run, straight[name])
+
+
+@pytest.mark.slow
+def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_model, tmp_path):
+    for attempt in range(5):
+        run = tmp_path / f"run{attempt}"
+        process = start_process(warm_model, MIXED_PHASE, run)
+        partial = run / "checkpoint-6.partial"
+        wait_for(process, partial.exists)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if partial.exists():
+            break
+    else:
+        pytest.fail("no kill fell into a save in five attempts")
+    assert max(checkpoints.find(run)) < 6
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert not list(run.glob("*.partial"))
+    assert_same_ending(run, straight["mixed"])
+
+
+@pytest.mark.slow
+def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start_process(warm_model, [*MIXED_PHASE, "train.save_every = 100"], run)
+    wait_for(process, lambda: steps_done(run) >= 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not checkpoints.find(run)
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    kept = (run / "metrics.before-restart.jsonl").read_text().split("\n")
+    assert [json.loads(line)["step"] for line in kept[:3]] == [0, 1, 2], "what was measured is not thrown away"
+    assert (run / "decisions.before-restart.jsonl").read_text().startswith('{"step":1,')
+    assert_same_ending(run, straight["mixed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_one(
+    number, straight, warm_model, tmp_path
+):
+    run = tmp_path / "run"
+    process = start_process(warm_model, MIXED_PHASE, run)
+    wait_for(process, lambda: steps_done(run) >= 3)
+    process.send_signal(number)
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 128 + number, output
+    assert "continue with --resume" in output
+    stopped_at = steps_done(run)
+    assert stopped_at < STEPS
+    assert max(checkpoints.find(run)) == stopped_at, "the step that was running is saved"
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert_same_ending(run, straight["mixed"])
+
+
+OPTIONS = {
+    "scored": [
+        "TrajectorySelector.by = 'perplexity'",
+        "QuestionSampler.partition = 'level'",
+        "DifficultyBuckets.quantiles = (0.333, 0.667)",
+        "ReplayMixer.rho = 0.25",
+        "ReplayMixer.rho_end = 0.75",
+        "ReplayMixer.rho_steps = 8",
+        "Optimizer.passes_per_batch = 2",
+    ],
+    "unscored": [
+        "TrajectorySelector.by = 'recency'",
+        "TrajectorySelector.prefer = 'highest'",
+        "MixedPolicyLoss.shaping = False",
+        "MixedPolicyLoss.max_weight = 1.5",
+        "Optimizer.steps_per_batch = 2",
+    ],
+    "forgetting": [
+        "ReplayBuffer.per_question = 2",
+        "ReplayBuffer.max_age = 3",
+        "ReplayBuffer.max_bytes = 3000",
+        "RetirementPolicy.at_accuracy = 0.5",
+        "RetirementPolicy.returns_after = 3",
+        "RetirementPolicy.returns_below = 0.5",
+        "QuestionSampler.half_life = 2.0",
+    ],
+    "short": [
+        "ReplayMixer.fresh_beside = 1",
+        "ReplayMixer.max_pool_share = 0.4",
+        "ReplayBuffer.replays_unsolved = True",
+        "RetirementPolicy.times_in_a_row = 2",
+        "Optimizer.steps_per_batch = 2",
+    ],
+    "in place": [
+        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.store_up_to = 0.5",
+        "DynamicSampling.max_rounds = 1",
+    ],
+    "late": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'newest'",
+        "ReplayMixer.store_up_to = 'one_success'",
+        "DynamicSampling.max_rounds = 1",
+    ],
+    "late, scored": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+        "Optimizer.learning_rate = 1e-4",
+    ],
+    "weighted": [
+        "FreshSampler.by = 'accuracy'",
+        "FreshSampler.cooldown = 1",
+        "MixedPolicyLoss.ratio = 'sequence'",
+        "Optimizer.passes_per_batch = 2",
+    ],
+    "paper": [  # the rules of recipes/paper.gin, and of Table 7
+        "ReplayBuffer.counts_stored = True",
+        "ReplayBuffer.replays_unsolved = True",
+        "RetirementPolicy.revisits_every = 3",
+        "RetirementPolicy.revisited_share = 1.0",
+        "MixedPolicyLoss.clip_low = None",
+        "MixedPolicyLoss.clip_high = None",
+        "MixedPolicyLoss.entropy_coef = 0.001",
+        "Optimizer.steps_per_batch = 2",
+    ],
+    "masked": [
+        "ReplayMixer.rho = 0.0",
+        "DynamicSampling.masks = True",
+        "DynamicSampling.max_reward = 0.5",
+        "MixedPolicyLoss.entropy_coef = 0.001",
+    ],
+    "together": [
+        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.store_up_to = 'one_success'",
+        "ReplayBuffer.replays_unsolved = True",
+        "FreshSampler.by = 'accuracy'",
+        "FreshSampler.cooldown = 1",
+        "DynamicSampling.max_rounds = 1",
+        "MixedPolicyLoss.ratio = 'sequence'",
+        "Optimizer.steps_per_batch = 2",
+    ],
+    "ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "ReplayBuffer.max_age = 3"],
+    "adapter": [
+        "LoRA.rank = 4",
+        "MixedPolicyLoss.kl_coef = 0.01",
+        "Optimizer.learning_rate = 1e-2",
+        "Optimizer.steps_per_batch = 2",
+    ],
+    "adapter and ahead": ["LoRA.rank = 4", "train.generate_ahead = 1", "Optimizer.learning_rate = 1e-2"],
+    "late and ahead": [
+        "train.generate_ahead = 1",
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+        "DynamicSampling.max_rounds = 1",
+        "Optimizer.steps_per_batch = 2",
+        "Optimizer.learning_rate = 1e-4",
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_path):
+    """And in that run the options do what they say."""
+    phase = [*MIXED_PHASE, *OPTIONS[name]]
+    run_here(warm_model, phase, tmp_path / "straight", resume=False)
+    shorter = [*bindings(warm_model, phase), "train.steps = 5"]
+    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    run_here(warm_model, phase, tmp_path / "run", resume=True)
+    assert_same_ending(tmp_path / "run", tmp_path / "straight")
+    done = timeless(tmp_path / "run")[1:]
+    assert any(row["replay/candidates_scored"] > 0 for row in done) == (name not in ("unscored", "late", "masked"))
+    if name == "scored":
+        assert max(row["replay/actual_share"] for row in done[:3]) <= 0.375  # ρ is 0.25, 0.3125, 0.375: 2, 3, 3 of 8
+        assert done[-1]["replay/actual_share"] == min(0.75, done[-2]["replay/candidates"] / 8)
+        assert all(row["policy/approx_kl"] > 0 for row in done if row["policy/grad_norm"] > 0)
+        assert any(0 < row["replay/cut_low"] < row["replay/cut_high"] for row in done)
+    elif name == "unscored":
+        assert any(0 < row["replay/truncated_share"] < 1 for row in done)
+    elif name == "paper":
+        retired = [row["replay/retired"] for row in done]
+        assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some are revisited"
+    elif name == "masked":
+        assert all(row["reward/groups_with_signal"] < 1 and row["policy/grad_norm"] > 0 for row in done)
+    elif name == "weighted":
+        known = [row["train/fresh_known"] for row in done]
+        assert known[0] == 8 / 24
+        assert known == sorted(known)
+        assert known[-1] > 0.9
+        assert any(row["train/fresh_between"] > 0 for row in done)
+        assert any(row["policy/approx_kl"] > 0 for row in done)
+    elif name == "short":
+        for before, row in itertools.pairwise(done):
+            replayed = round(8 * row["replay/actual_share"])
+            assert replayed == min(4, int(0.4 * before["replay/candidates"]))
+            tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
+            assert tokens == pytest.approx(row["rollout/response_tokens"] * (4 * (8 - replayed) + replayed))
+        assert any(0 < row["replay/actual_share"] < 0.5 for row in done)
+        assert any(row["replay/bucket_unsolved"] > 0 for row in done)
+    elif name in ("in place", "together"):
+        for before, row in itertools.pairwise(done):
+            tokens = row["cost/generated_tokens"] - before["cost/generated_tokens"]
+            assert tokens == pytest.approx(row["rollout/response_tokens"] * 4 * (8 + row["rollout/filtered_groups"]))
+        assert any(row["replay/actual_share"] > 0 for row in done)
+    elif name.startswith("adapter"):
+        matrices = load_file(tmp_path / "run" / f"checkpoint-{STEPS}" / "adapter" / "adapter_model.safetensors")
+        assert any(".lora_B." in name and value.abs().max() > 0 for name, value in matrices.items())
+    elif name == "ahead":
+        assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
+        assert all(row["policy/approx_kl"] > 0 for row in done[1:])
+        assert any(row["replay/evicted"] > 0 for row in done)
+    elif name.startswith("late"):
+        assert all(row["replay/actual_share"] == 0 for row in done)
+        injected = [row["replay/injected"] for row in done]
+        assert sum(injected[:5]) > 0 < sum(injected[5:])
+    else:
+        assert any(row["replay/evicted"] > 0 for row in done)
+        assert max(row["replay/stored_bytes"] for row in done) <= 3000
+        assert max(row["replay/age_max"] for row in done) == 3
+        retired = [row["replay/retired"] for row in done]
+        assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some have returned"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead", "adapter and ahead"]
+)
+def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
+    phase = [*MIXED_PHASE, *OPTIONS[name]]
+    run_here(warm_model, phase, tmp_path / "straight", resume=False)
+    kill_at_a_random_moment(warm_model, phase, tmp_path / "run")
+    run_here(warm_model, phase, tmp_path / "run", resume=True)
+    assert_same_ending(tmp_path / "run", tmp_path / "straight")
+
+
+def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
+    """train.steps may change on resume: what was trained so far is the same."""
+    run = tmp_path / "run"
+    shorter = [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"]
+    train(config.load(["base.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
+    run_here(warm_model, MIXED_PHASE, run, resume=True)
+    assert_same_ending(run, straight["mixed"])

@@ -1,0 +1,57 @@
+"""A trial of a run finds what is wrong before it starts, estimates its cost, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from run_builders import small_bindings
+
+from exgrpo_orlhf.training.smoke import seconds_of
+
+ON = "Tracking.enabled = True"
+
+
+def smoke(run_script, model, out, *more):
+    arguments = [part for binding in small_bindings(model, *more) for part in ("--set", binding)]
+    return run_script("train.py", "--gin", "base.gin", *arguments, "--smoke", "--out", out / "run")
+
+
+def test_a_trial_makes_a_whole_step_and_leaves_nothing_behind(warm_model, tmp_path, run_script, monkeypatch):
+    database = tmp_path / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    done = smoke(run_script, warm_model, tmp_path, "train.steps = 40", "train.eval_every = 10", ON)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert list(lines) == ["questions", "MLflow", "step", "time", "memory", "disk"]
+    assert lines["MLflow"] == f"sqlite:///{database}: reachable"
+    assert re.match(r"8 of 8 questions in \d+\.\d s", lines["step"])
+    assert re.search(r"40 steps of .* 5 evaluations of", lines["time"])
+    assert {path.name for path in tmp_path.iterdir()} <= {"mlflow.db", "mlflow.db.lock"}
+
+
+def test_a_trial_refuses_what_the_run_would_refuse_later(warm_model, tmp_path, run_script):
+    done = smoke(run_script, warm_model, tmp_path, "Prompts.max_tokens = 3", "Tracking.enabled = False")
+    assert done.returncode == 2
+    assert "Prompts.max_tokens = 3" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_does_not_answer_is_said_and_the_trial_goes_on(warm_model, tmp_path, run_script, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    done = smoke(run_script, warm_model, tmp_path, ON)
+    assert done.returncode == 0
+    assert "http://127.0.0.1:9: NOT reachable" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("questions", "measured", "seconds"),
+    [
+        (32, [(2, 9.0), (2, 1.0), (8, 4.0)], 16.0),  # on the line through (2, 1) and (8, 4)
+        (8, [(2, 9.0), (2, 1.0), (8, 4.0)], 4.0),
+        (32, [(2, 9.0), (2, 1.0), (8, 0.5)], 0.5),  # never less for more questions
+        (32, [(4, 9.0), (4, 2.0)], 16.0),  # in proportion: an upper bound
+    ],
+)
+def test_the_seconds_of_a_step_are_on_the_line_through_the_measured_ones(questions, measured, seconds):
+    assert seconds_of(questions, measured) == seconds

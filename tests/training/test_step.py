@@ -1,0 +1,186 @@
+"""One step of the training loop, the real one: what is observed and stored of what was sampled."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_builders import LOGPROB_ERROR, plain_stats
+from run_builders import small_bindings
+from transformers import AutoModelForCausalLM
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.engine import UpdateStats
+from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.records import Grade, MixedBatch
+from exgrpo_orlhf.rewards import verifier
+from exgrpo_orlhf.training.loop import TrainingRun
+
+
+def begin(model: Path, run: Path, *more: str) -> TrainingRun:
+    x = config.load(["base.gin"], small_bindings(model, *more))
+    engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
+    return TrainingRun(x, lambda checkpoint: engine, run, "unused", {})
+
+
+def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats]]:
+    """What the run's steps train on and measure, as they do."""
+    seen, update = [], run.engine.update
+
+    def watching(batch, loss):
+        seen.append((batch, update(batch, loss)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(run.engine, "update", watching)
+    return seen
+
+
+def test_stored_log_probs_are_of_the_policy_that_sampled_also_where_a_batch_has_two_optimiser_steps(
+    warm_model, tmp_path
+):
+    bindings = (
+        "Optimizer.steps_per_batch = 2",
+        "Optimizer.learning_rate = 0.05",
+        "RetirementPolicy.at_accuracy = None",
+    )
+    run = begin(warm_model, tmp_path, *bindings, "train.questions_per_step = 24")
+    metrics = run._step(1)
+    assert metrics["policy/approx_kl"] > 0.01, "the second optimiser step's rows are measured by another policy"
+    sampled_by = AutoModelForCausalLM.from_pretrained(warm_model)
+    stored = [(run.fresh.question(q), t) for q in run.buffer.records for t in run.buffer.trajectories(q)]
+    assert len(stored) > 6
+    for question, trajectory in stored:
+        expected, _ = plain_stats(sampled_by, run.engine.prompts.encode(question), trajectory.token_ids)
+        np.testing.assert_allclose(trajectory.behaviour_logprobs, expected, atol=LOGPROB_ERROR, rtol=0)
+
+
+@pytest.mark.parametrize("bound", [0.2, 0.01])
+def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_on(
+    bound, warm_model, tmp_path, monkeypatch
+):
+    """Seven of eight questions are always wrong: no group of theirs is in the batch, whose Pass@1 is at least 1/4."""
+
+    def grade(question, response):
+        correct = int(question.id, 16) % 8 == 0 and zlib.crc32(response.encode()) % 2 == 0
+        return Grade("correct", 1.0) if correct else Grade("wrong", 0.0)
+
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    start = f"ReplayMixer.start_at_accuracy = {bound}"
+    many = ("ModularChains.count = 300", "ModularChains.operands = (3, 4)")
+    run = begin(warm_model, tmp_path, start, "DynamicSampling.max_rounds = 60", *many)
+    metrics = run._step(1)
+    assert metrics["reward/groups_with_signal"] == 1
+    assert 0.01 < metrics["reward/pass_at_1"] < 0.2
+    assert metrics["replay/started"] == (bound == 0.01)
+
+
+@pytest.mark.parametrize(
+    ("bound", "k", "admits"),
+    [
+        ("'one_success'", 4, lambda correct, n: correct == 1),
+        ("'one_success'", 7, lambda correct, n: correct == 1),
+        ("0.5", 4, lambda correct, n: 2 * correct <= n),
+    ],
+)
+def test_a_step_stores_the_successes_of_groups_up_to_the_bound_alone(
+    bound, k, admits, warm_model, tmp_path, monkeypatch
+):
+    more = (f"ReplayMixer.store_up_to = {bound}", f"train.group_size = {k}", "train.questions_per_step = 24")
+    run = begin(warm_model, tmp_path, *more, "RetirementPolicy.at_accuracy = None")
+    seen = watched(run, monkeypatch)
+    stored = run._step(1)["replay/stored"]
+    [(batch, _)] = seen
+    admitted = [group for group in batch.groups if admits(group.correct, group.graded)]
+    expected = {
+        (group.question.id, rollout.token_ids.tobytes())
+        for group in admitted
+        for rollout in group.rollouts
+        if rollout.grade.correct and rollout.finish == "stop"
+    }
+    buffer = run.buffer
+    assert {(q, t.token_ids.tobytes()) for q in buffer.records for t in buffer.trajectories(q)} == expected
+    assert stored >= len(expected) > 0
+    assert {group.question.id for group in batch.groups} == set(buffer.records), "accuracies are of every group"
+    assert sum(group.correct for group in batch.groups) > sum(group.correct for group in admitted)
+
+
+@pytest.mark.parametrize("k", [4, 5])
+def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_and_its_accuracy(
+    k, warm_model, tmp_path, monkeypatch
+):
+    more = ("ReplayMixer.fresh_beside = 'all'", f"train.group_size = {k}", "ReplayBuffer.replays_unsolved = True")
+    run = begin(warm_model, tmp_path, *more, "ReplayMixer.rho = 1.0", "RetirementPolicy.at_accuracy = None")
+    seen = watched(run, monkeypatch)
+    for step in range(1, 6):
+        run._step(step)
+        batch, _ = seen[-1]
+        assert [len(group.rollouts) for group in batch.groups] == [len(rows) for rows in batch.rows] == [k] * 8
+        for group, rows in zip(batch.groups, batch.rows, strict=True):
+            assert run.buffer.records[group.question.id].accuracy == group.accuracy
+            given_way = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
+            assert len(given_way) == group.replayed
+            for i in given_way:
+                worst = min(rollout.reward for rollout in group.rollouts)
+                assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
+                assert rows[i].replayed is not None
+            mean = np.mean([row.response.reward for row in rows])
+            assert [row.advantage for row in rows] == pytest.approx([row.response.reward - mean for row in rows])
+    assert any(not group.correct and group.replayed for batch, _ in seen for group in batch.groups)
+
+
+def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sampling(
+    warm_model, tmp_path, monkeypatch
+):
+    """Its stored success is in its group before groups without a signal are left out."""
+    right = True
+
+    def grade(question, response):
+        return Grade("correct", 1.0) if right and zlib.crc32(response.encode()) % 2 else Grade("wrong", 0.0)
+
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    more = ("ReplayMixer.fresh_beside = 'all'", "DynamicSampling.max_rounds = 2")
+    run = begin(warm_model, tmp_path, *more, "ModularChains.count = 100", "ModularChains.operands = (3, 4)")
+    seen = watched(run, monkeypatch)
+    run._step(1)
+    right = False
+    metrics = run._step(2)
+    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.replayed]
+    assert len(replayed) == 4
+    assert metrics["replay/actual_share"] == metrics["reward/groups_with_signal"] == 0.5
+    assert [[row.replayed is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4
+    assert metrics["reward/pass_at_1"] == 0
+    assert metrics["rollout/filtered_groups"] == 8, "two rounds for the four fresh questions"
+
+
+def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sampled(warm_model, tmp_path, monkeypatch):
+    """Groups that dynamic sampling leaves out count too: two of three questions are never solved."""
+
+    def grade(question, response):
+        right = int(question.id, 16) % 3 == 0 and zlib.crc32(response.encode()) % 2
+        return Grade("correct", 1.0) if right else Grade("wrong", 0.0)
+
+    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    more = ("FreshSampler.by = 'accuracy'", "FreshSampler.cooldown = 2", "DynamicSampling.max_rounds = 1")
+    run = begin(warm_model, tmp_path, *more, "ModularChains.count = 80", "ReplayMixer.rho = 0.0")
+    rollout, step, asked = run.engine.rollout, [0], {}
+    accuracies, observe = {}, run.fresh.observe
+
+    def asking(plan, group_size):
+        asked.setdefault(step[0], []).extend(question.id for question in plan.fresh)
+        return rollout(plan, group_size)
+
+    def observing(groups, at):
+        accuracies.update({group.question.id: float(group.accuracy) for group in groups})
+        observe(groups, at)
+
+    monkeypatch.setattr(run.engine, "rollout", asking)
+    monkeypatch.setattr(run.fresh, "observe", observing)
+    for step[0] in range(1, 6):
+        assert run._step(step[0])["rollout/filtered_groups"] > 0
+        recent = [id for earlier in (1, 2) for id in asked.get(step[0] - earlier, [])]
+        assert not {*recent} & {*asked[step[0]]}
+        known = {id: run.fresh._accuracy[place] for id, place in run.fresh._place.items()}
+        assert {id: float(p) for id, p in known.items() if not np.isnan(p)} == accuracies
+    assert sum(len(ids) for ids in asked.values()) > len({id for ids in asked.values() for id in ids}), "some came back"
