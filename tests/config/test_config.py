@@ -49,7 +49,7 @@ def load(name: str, *more: str):
 
 def stated(name: str) -> dict[str, str]:
     """The bindings in the file's own text, macros aside, written as params has them."""
-    statements = gin_files.statements((GIN / name).read_text(), name, config._GIN)
+    statements = gin_files.statements((GIN / name).read_text(), name, config.build._GIN)
     bindings = [s for s in statements if getattr(s, "arg_name", None)]
     return {f"{s.scope}/{s.selector}.{s.arg_name}".removeprefix("/"): repr(s.value) for s in bindings}
 
@@ -148,7 +148,7 @@ def test_only_config_and_gin_files_import_gin():
     importing = re.compile(r"^\s*(import gin\b|from gin\b)", re.MULTILINE)
     folders = ("exgrpo_orlhf", "scripts", "benchmarks")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    assert sorted(path.name for path in files if importing.search(path.read_text())) == ["config.py", "gin_files.py"]
+    assert sorted(path.name for path in files if importing.search(path.read_text())) == ["build.py", "gin_files.py"]
 
 
 def test_gin_and_datasets_hold_no_code():
