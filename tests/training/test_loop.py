@@ -100,7 +100,10 @@ def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model
     assert ended[0] < end
 
 
-ABLATIONS = ["ablation_no_entropy.gin", *(f"ablations/{path.name}" for path in (ROOT / "gin/ablations").iterdir())]
+ABLATIONS = [
+    "ablation_no_entropy.gin",
+    *(f"ablations/{path.name}" for path in sorted((ROOT / "gin/ablations").iterdir())),
+]
 
 
 @pytest.mark.slow
