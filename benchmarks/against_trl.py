@@ -3,7 +3,7 @@
 Goal: at least 1.2 times TRL's steps per second where all responses have one length, at least 1.5 times where lengths
 vary; the same loss and gradient on identical rollouts.
 
-The work: modular chains, 32 questions × 8 rollouts a step, gin/base.gin's warmed-up model, on-policy Dr. GRPO, one
+The work: modular chains, 32 questions × 8 rollouts a step, gin/toy.gin's warmed-up model, on-policy Dr. GRPO, one
 optimiser step. Both see the same questions in the same order at the same learning rate, temperature 1, no filters, no
 KL, float32. 'fixed': 5 operands, and the limit is the length of a right response; 'varied': 3 to 7 operands and a limit
 of 64 tokens: right responses have 15 to 39, and now and then one that lost its way is longer. One step of each in turn,

@@ -127,7 +127,7 @@ class Campaign:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             prepare()
-            files = ["base.gin", "engines/openrlhf_cpu.gin"] if variant == "openrlhf" else ["base.gin"]
+            files = ["toy.gin", "engines/openrlhf_cpu.gin"] if variant == "openrlhf" else ["toy.gin"]
             experiment = config.load(files, [*BINDINGS, *VARIANTS.get(variant, [])])
             train(experiment, run, tracking_uri="unused", tags={}, **{"resume": True, **how})
             status = 0
@@ -378,7 +378,7 @@ def openrlhf_run(folder: Path) -> Path:
     """A run of three steps with OpenRLHF, in a process of its own."""
     run = folder / "openrlhf"
     command = [sys.executable, PROJECT / "scripts" / "train.py", "--out", run]
-    command += ["--gin", "base.gin", "--gin", "engines/openrlhf_cpu.gin"]
+    command += ["--gin", "toy.gin", "--gin", "engines/openrlhf_cpu.gin"]
     for binding in [*BINDINGS, "train.steps = 3", "train.save_every = 1", "train.eval_every = None"]:
         command += ["--set", binding]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -118,7 +118,7 @@ def main() -> int:
         steps, turns, bindings, layout = WARM + 2, 1, [*SHAPE, *TINY, "MAX_RESPONSE_TOKENS = 24"], []
     elif importlib.util.find_spec("openrlhf") is None:
         parser.error("needs the OpenRLHF stack (make openrlhf-cpu); --small runs on the local engine")
-    model = config.load(["base.gin"], [*bindings, "Work.model = @ChainModel()"]).model.prepare()
+    model = config.load(["toy.gin"], [*bindings, "Work.model = @ChainModel()"]).model.prepare()
     bindings += [f"PretrainedModel.path = {str(model)!r}", f"train.steps = {steps}"]
     runs: dict[str, list[list[dict[str, float]]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="generate-ahead-") as temporary:

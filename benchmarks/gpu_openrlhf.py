@@ -31,7 +31,7 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
     bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
     bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
-    x = config.load(["base.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {given!r}"])
+    x = config.load(["toy.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {given!r}"])
     args = launch.parse(x, str(work.folder), work.folder, resume=False)
     args.exgrpo = replace(actor.ActorSettings.of(x), loss=work.loss, skip_above_grad_norm=None)
     made = actor.MixedPolicyActor(1, 0, None, None)

@@ -74,7 +74,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         bindings = [*BINDINGS, *SMALL] if arguments.small else BINDINGS
-        experiment = config.load(["base.gin"], [*bindings, f"train.steps = {steps}"])
+        experiment = config.load(["toy.gin"], [*bindings, f"train.steps = {steps}"])
         done = threading.Event()
 
         def watch() -> None:

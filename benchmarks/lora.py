@@ -46,7 +46,7 @@ LARGE = ("gin/smollm2.gin", ["Work.model = @PretrainedModel()", "LocalEngine.thr
 
 
 def load(small: bool) -> Experiment:
-    file, bindings = ("gin/base.gin", TINY) if small else LARGE
+    file, bindings = ("gin/toy.gin", TINY) if small else LARGE
     return config.load([file], bindings)
 
 

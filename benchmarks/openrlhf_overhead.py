@@ -121,12 +121,12 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 def on_cpu(steps: int, small: bool) -> dict[str, Any]:
     steps += WARM
     bindings = TINY if small else []
-    model = config.load(["base.gin"], bindings).model.prepare()
+    model = config.load(["toy.gin"], bindings).model.prepare()
     more = f"PretrainedModel.path = '{model}'", f"train.steps = {steps}", f"ModularChains.count = {32 * steps}"
     given = [part for binding in (*bindings, *ON_CPU, *more) for part in ("--set", binding)]
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as temporary:
         runs = {"OpenRLHF": call(plain := Path(temporary) / "plain", __file__, "--plain", str(plain), *given)}
-        for name, gin in (("on-policy", "baselines/on_policy.gin"), ("replay", "base.gin")):
+        for name, gin in (("on-policy", "baselines/on_policy.gin"), ("replay", "toy.gin")):
             program = (f"{ROOT}/scripts/train.py", "--gin", gin, "--gin", LAYOUT, "--out", f"{temporary}/{name}")
             runs[f"ours, {name}"] = call(Path(temporary) / name, *program, *given)
     columns = {name: medians(rows) for name, rows in runs.items()}
@@ -202,7 +202,7 @@ class MadeUp:
 def paper(steps: int, step_seconds: float, small: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     bindings = [*PAPER, "ModularChains.count = 1000"] if small else PAPER
-    x, as_experience = config.load(["base.gin", LAYOUT], bindings), None
+    x, as_experience = config.load(["toy.gin", LAYOUT], bindings), None
     if importlib.util.find_spec("openrlhf"):
         launch.prepare(x.openrlhf)
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience

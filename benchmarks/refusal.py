@@ -22,13 +22,13 @@ TRAIN = Path(__file__).resolve().parent.parent / "scripts" / "train.py"
 GOAL = 2.0  # seconds
 MISTAKES = {
     "a line that is not gin": ["--gin", "{folder}/mine.yaml"],
-    "an unknown name": ["--gin", "base.gin", "--set", "ReplayMixer.roh=0.5"],
-    "a value out of its range": ["--gin", "base.gin", "--set", "ReplayMixer.rho=1.5"],
+    "an unknown name": ["--gin", "toy.gin", "--set", "ReplayMixer.roh=0.5"],
+    "a value out of its range": ["--gin", "toy.gin", "--set", "ReplayMixer.rho=1.5"],
     "a file of questions that is not there": [
-        *("--gin", "base.gin", "--set", "Work.questions=@QuestionFile()"),
+        *("--gin", "toy.gin", "--set", "Work.questions=@QuestionFile()"),
         *("--set", "QuestionFile.path='/nowhere.parquet'"),
     ],
-    "a metric that is not measured": ["--gin", "base.gin", "--set", "train.best_metric='eval/acuracy'"],
+    "a metric that is not measured": ["--gin", "toy.gin", "--set", "train.best_metric='eval/acuracy'"],
 }
 
 

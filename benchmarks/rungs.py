@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--split", choices=("train", "validation"), default="train")
     given = parser.parse_args()
     if given.small:
-        given.gin, given.set, given.questions = ["base.gin"], [*SMALL, *TINY], 2
+        given.gin, given.set, given.questions = ["toy.gin"], [*SMALL, *TINY], 2
     x = config.load(given.gin or ["smollm2.gin"], given.set)
     if x.local is None:
         parser.error("only the local engine is measured: add --set \"train.engine = 'local'\"")

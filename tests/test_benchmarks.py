@@ -129,8 +129,8 @@ def test_the_small_size_runs_to_its_end(command, lines, figures, needs, passes, 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--gin", "base.gin"), "Work.questions must be @WordProblems(), not ModularChains("),
-        (("--gin", "base.gin", "--gin", "engines/openrlhf_cpu.gin"), "only the local engine is measured"),
+        (("--gin", "toy.gin"), "Work.questions must be @WordProblems(), not ModularChains("),
+        (("--gin", "toy.gin", "--gin", "engines/openrlhf_cpu.gin"), "only the local engine is measured"),
     ],
 )
 def test_rungs_refuses_what_it_does_not_measure(more, said, environment):

@@ -134,7 +134,7 @@ def test_a_prompt_that_two_questions_share_has_to_be_told_by_its_id(warm_model, 
 def test_experience_that_was_looked_at_before_the_start_is_loaded_again_as_it_is(warm_model, tmp_path):
     """From a file and from another run's buffer: the OpenRLHF driver looks first, then the run loads it."""
     file = write(tmp_path / "experts.jsonl", *map(expert, QUESTIONS[:3]))
-    x = config.load(["base.gin"], small_bindings(warm_model, f"Work.experience = {str(file)!r}"))
+    x = config.load(["toy.gin"], small_bindings(warm_model, f"Work.experience = {str(file)!r}"))
     prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(warm_model))
     first = initial_buffer.load(x, QUESTIONS, prompts)
     snapshot.save(first, tmp_path / "replay", prompts.fingerprint())
@@ -217,7 +217,7 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
 )
 def test_collecting_nothing_with_nothing_to_replay_is_refused(bindings, message):
     with pytest.raises(config.ConfigError, match=message):
-        config.load(["base.gin"], ["ReplayMixer.collects = False", *bindings])
+        config.load(["toy.gin"], ["ReplayMixer.collects = False", *bindings])
 
 
 def test_an_oracle_needs_a_checker_of_reasoning():

@@ -100,7 +100,7 @@ def test_no_file_of_a_run_and_nothing_in_mlflow_has_the_secret_and_the_saved_con
     more = ["train.steps = 1", "train.eval_every = None", "ModularChains.count = 24", "Tracking.enabled = True", uri]
     words = [part for each in small_bindings(warm_model, *more) for part in ("--set", each)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--gin", "base.gin", "--out", str(run), *words]
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--gin", "toy.gin", "--out", str(run), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

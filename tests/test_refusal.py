@@ -39,7 +39,7 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_pa
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     bindings, said = MISTAKES[mistake]
     words = [word for binding in bindings for word in ("--set", binding)]
-    line = refused("--gin", "base.gin", *words, "--out", str(tmp_path / "run"))
+    line = refused("--gin", "toy.gin", *words, "--out", str(tmp_path / "run"))
     assert line.startswith("error: ")
     assert said in line
     assert not (tmp_path / "run").exists()
@@ -61,13 +61,13 @@ for name in ("torch", "transformers", "deepspeed"):
 
 @pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])
 def test_a_name_that_leaves_the_folder_of_runs_is_refused(name):
-    line = refused("--gin", "base.gin", "--name", name)
+    line = refused("--gin", "toy.gin", "--name", name)
     assert line.startswith(f"error: --name {name!r} is no folder in {ROOT}/runs")
 
 
 def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
     (tmp_path / "metrics.jsonl").touch()  # so that it ends there
-    arguments = ["--gin", "base.gin", "--set", "LocalEngine.threads = 5000", "--out", str(tmp_path)]
+    arguments = ["--gin", "toy.gin", "--set", "LocalEngine.threads = 5000", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
     warning, refusal = done.stderr.strip().split("\n")
     assert warning.startswith("LocalEngine.threads = 5000, but this process has ")
@@ -77,7 +77,7 @@ def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
     def said(out) -> str:
-        return refused("--gin", "base.gin", "--out", str(out), *smoke)
+        return refused("--gin", "toy.gin", "--out", str(out), *smoke)
 
     (tmp_path / "metrics.jsonl").touch()
     assert "holds a run already" in said(tmp_path)

@@ -92,7 +92,7 @@ def test_training_on_either_engine_ends_before_it_begins(gin, smoke, start, raw_
     work += ["SupervisedModel.examples = @ModularChains()", *[f"SupervisedModel.{name} = @{kind}()" for name, kind in (
         ("prompts", "Prompts"), ("sampling", "Sampling"), ("machine", "LocalEngine"))]]  # fmt: skip
     words = [word for one in small_bindings(folder, *work) for word in ("--set", one)]
-    words += [word for file in ("base.gin", *gin) for word in ("--gin", file)]
+    words += [word for file in ("toy.gin", *gin) for word in ("--gin", file)]
     done = run_script("train.py", *words, *smoke, "--out", tmp_path / "run")
     assert done.returncode == 2
     assert f"error: PretrainedModel.path = {str(folder)!r}: {folder} lacks 1 of its weights" in done.stderr
@@ -101,9 +101,7 @@ def test_training_on_either_engine_ends_before_it_begins(gin, smoke, start, raw_
 
 def test_the_doctor_and_every_engine_of_the_evaluation_refuse_it_too(raw_model, tmp_path):
     folder = copied(raw_model, tmp_path / "model", without("model.norm"))
-    named, trouble = tiny.bound_model(
-        [], ["Work.model = @PretrainedModel()", f"PretrainedModel.path = {str(folder)!r}"]
-    )
+    named, trouble = tiny.bound_model([], small_bindings(folder))
     assert named == str(folder)
     assert "lacks 1 of its weights" in str(trouble)
     with pytest.raises(evaluated_model.SubjectError, match=f"--model {folder}: {folder} lacks 1 of its weights"):

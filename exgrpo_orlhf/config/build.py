@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ from ..study.suite import Suite
 from ..tasks.countdown import Countdown
 from ..tasks.modular_chains import ModularChains
 from ..tasks.word_problems import WordProblems
-from .gin_files import find, includes, name_of, redact, statements
+from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
@@ -68,6 +69,9 @@ _CLASSES: tuple[type, ...] = (
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
+BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
+# What says that a run has a model or questions of its own: where nothing but base.gin does, the toy stands in.
+_BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Parameters that only the program can supply.
 _SUPPLIED = {
     "ReplayBuffer": ["retirement"],
@@ -82,7 +86,8 @@ _GIN: dict[str, Callable[..., Any]] = {
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
     """Read gin files and `--set` bindings and build the experiment they describe.
 
-    Files are looked up as given, then in the project's gin/ folder, then in the project's folder.
+    Files are looked up as given, then in the project's gin/ folder, then in the project's folder. Where nothing but
+    base.gin binds a model or questions, the toy (gin/toy.gin) is read after base.gin.
     seed: takes the place of train.seed
     Raises ConfigError.
     """
@@ -99,9 +104,13 @@ def load_suite(file: str | Path) -> Suite:
 def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
     gin.clear_config()
     named = [find(file, None) for file in files]
+    paths = [*(included for file in named for included in includes(file, _GIN)), *named]
+    texts = [path.read_text(encoding="utf-8") for path in paths if path != BASE]
+    if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):
+        paths = [*includes(TOY, _GIN), TOY, *paths]
     made_at: dict[str, str] = {}  # where each binding was last made
     used: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
-    for path in dict.fromkeys([*(included for file in named for included in includes(file, _GIN)), *named]):
+    for path in dict.fromkeys(paths):
         made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used, allow_include=True)
     for override in overrides:
         made_at |= _bind(override, f"--set {override!r}", used, allow_include=False)

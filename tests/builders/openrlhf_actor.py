@@ -51,7 +51,7 @@ def make_actor(
     number, ranks, port = rank
     flags = {**({} if layout else FLAGS), "actor.num_gpus_per_node": ranks, **flags}
     x = config.load(
-        ["base.gin", *([layout] if layout else [])],
+        ["toy.gin", *([layout] if layout else [])],
         [
             "train.engine = 'openrlhf'",
             "OpenRLHF.cpu_bench = True",

@@ -122,7 +122,7 @@ def main() -> int:
     run, resume, *bindings = sys.argv[1:]
     driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
     vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
-    x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
+    x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
     except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:

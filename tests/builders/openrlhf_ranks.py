@@ -123,7 +123,7 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
     more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
     for name in ("entropy_coef", "kl_coef"):
         more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
-    x = config.load(["base.gin"], more)
+    x = config.load(["toy.gin"], more)
     args = launch.parse(x, "model", Path("nowhere"), resume=False)
     args.exgrpo = replace(ActorSettings.of(x), loss=loss, skip_above_grad_norm=None)
     return args

@@ -38,6 +38,12 @@ def small_bindings(model: Path, *more: str) -> list[str]:
     return [
         "Work.model = @PretrainedModel()",
         f"PretrainedModel.path = {str(model)!r}",
+        "Work.questions = @ModularChains()",
+        "Work.validation = @validation/ModularChains()",
+        "Verifier.kind = 'modular_chain'",
+        "Prompts.template = 'plain'",
+        "Prompts.max_tokens = 32",
+        "validation/ModularChains.split = 'validation'",
         "ModularChains.count = 24",
         "ModularChains.operands = (2, 3)",
         "validation/ModularChains.count = 10",
@@ -96,7 +102,7 @@ def bindings(model: Path, phase: list[str]) -> list[str]:
 
 
 def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
-    experiment = config.load(["base.gin"], bindings(model, phase))
+    experiment = config.load(["toy.gin"], bindings(model, phase))
     outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
     assert outcome.steps == STEPS
     assert outcome.stopped_by is None

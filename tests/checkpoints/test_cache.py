@@ -89,7 +89,7 @@ def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
     try:
-        done = run_script("train.py", "--gin", "base.gin", *words, "--out", tmp_path / "x")
+        done = run_script("train.py", "--gin", "toy.gin", *words, "--out", tmp_path / "x")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert done.returncode == 1

@@ -19,7 +19,7 @@ from exgrpo_orlhf.training.run import train
 
 
 def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):
-    experiment = config.load(["base.gin"], small_bindings(model, *more))
+    experiment = config.load(["toy.gin"], small_bindings(model, *more))
     return train(experiment, run, resume=resume, resume_from=resume_from, tracking_uri="unused", tags={})
 
 
@@ -253,7 +253,7 @@ def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path,
 @pytest.mark.slow
 def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
     flip(run / "checkpoint-4" / "trainer" / "optimizer.pt")
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run]
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run]
     for binding in small_bindings(warm_model):
         command += ["--set", binding]
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)

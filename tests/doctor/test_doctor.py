@@ -36,7 +36,7 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
-CPU_LAYOUT = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
+CPU_LAYOUT = ("--gin", "gin/toy.gin", "--gin", "gin/engines/openrlhf_cpu.gin")
 LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf_*.gin"))
 
 
@@ -125,12 +125,12 @@ def test_a_disk_without_room_is_named_before_anything_is_built(tmp_path):
 
 def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path):
     assert doctor(tmp_path, *CPU_LAYOUT, "--only", "gradients")[0] == 2
-    assert doctor(tmp_path, "--gin", "gin/base.gin", "--only", "versions")[0] == 2
+    assert doctor(tmp_path, "--gin", "gin/toy.gin", "--only", "versions")[0] == 2
 
 
 def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model, tmp_path, monkeypatch):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
-    layout = ("--gin", "gin/base.gin", "--gin", "gin/engines/openrlhf_8gpu.gin", "--set", "Work.validation = None")
+    layout = ("--gin", "gin/toy.gin", "--gin", "gin/engines/openrlhf_8gpu.gin", "--set", "Work.validation = None")
     model = ("--set", "Work.model = @PretrainedModel()", "--set", f"PretrainedModel.path = {str(raw_model)!r}")
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), *layout, *model, "--out", str(tmp_path / "run")]
 
@@ -141,11 +141,11 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
         return done.stderr
 
     assert "has not been examined on this host" in said()
-    flags = finding.layout_of(config.load(["base.gin", "engines/openrlhf_8gpu.gin"], []))
+    flags = finding.layout_of(config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], []))
     finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
     assert not finding.remembered({**flags, "ds.zero_stage": 3})
-    ahead = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = 1"])
+    ahead = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = 1"])
     assert not finding.remembered(finding.layout_of(ahead))
 
 
@@ -161,7 +161,7 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
     shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
     model = Qwen2Config(**shape, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
-    x = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], [])
+    x = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
     host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
     monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -257,7 +257,9 @@ def test_the_small_model_has_a_layer_of_each_kind_of_the_bound_one(tmp_path, bou
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("more", [[], ["recipes/official.gin"], ["recipes/ours.gin"], ["baselines/remix.gin"]])
+@pytest.mark.parametrize(
+    "more", [[], ["recipes/official.gin"], ["recipes/one_rollout_beside.gin"], ["baselines/remix.gin"]]
+)
 def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
     bound, x = tiny.examined([*more, f"engines/{layout}"], [], tmp_path / "model")
     flags = x.openrlhf.all_flags()

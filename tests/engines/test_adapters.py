@@ -19,7 +19,7 @@ from exgrpo_orlhf.training.run import train
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:
-    x = config.load(["base.gin"], small_bindings(model, "train.eval_every = None", *more))
+    x = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
     done = train(x, run, resume=resume, tracking_uri="unused", tags={})
     return run / f"checkpoint-{done.steps}"
 
@@ -101,11 +101,11 @@ def test_another_rank_is_another_run(checkpoint, warm_model):
 
 
 def test_what_is_bound_of_lora_does_not_count_where_it_is_off(warm_model):
-    plain, bound = (config.load(["base.gin"], small_bindings(warm_model, *more)) for more in ((), ("LoRA.alpha = 8",)))
+    plain, bound = (config.load(["toy.gin"], small_bindings(warm_model, *more)) for more in ((), ("LoRA.alpha = 8",)))
     assert bound.lora.rank is None
     assert bound.config_hash == plain.config_hash
 
 
 def test_the_shipped_file_combines_with_a_model(warm_model):
-    x = config.load(["base.gin", "recipes/lora.gin"], small_bindings(warm_model))
+    x = config.load(["toy.gin", "recipes/lora.gin"], small_bindings(warm_model))
     assert (x.lora.rank, x.lora.scale_numerator) == (16, 32)

@@ -71,7 +71,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
         *("train.steps = 1", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = None"),
         *("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'", "LoRA.rank = 1"),
     )
-    train(config.load(["base.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    train(config.load(["toy.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     shown = [record.getMessage() for record in caplog.records if "a prompt of training" in record.getMessage()]
     assert shown == [f"a prompt of training, template 'chat': {asks(ROWS, '0+1?')!r}"]
 

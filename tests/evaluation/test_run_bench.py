@@ -64,7 +64,7 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
 def test_chains_score_as_in_training(warm_model, tmp_path, bench):
     """The validation questions of base.gin: the same greedy responses, one by one, and the same score."""
     experiment = config.load(
-        ("base.gin",),
+        ("toy.gin",),
         [
             *small_bindings(warm_model, "train.steps = 2", "train.eval_every = 2"),
             "validation/ModularChains.count = 240",
@@ -376,7 +376,7 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     bindings = [b for b in small_bindings(warm_model, "train.steps = 2") if not b.startswith("Tracking.enabled")]
     run = tmp_path / "run"
-    train(config.load(("base.gin",), bindings), run, resume=False, tracking_uri=uri, tags={})
+    train(config.load(("toy.gin",), bindings), run, resume=False, tracking_uri=uri, tags={})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
     (trained,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])

@@ -21,7 +21,7 @@ SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> list[dict]:
-    train(config.load(("base.gin",), small_bindings(model, *more)), run, resume=resume, tracking_uri="x", tags={})
+    train(config.load(("toy.gin",), small_bindings(model, *more)), run, resume=resume, tracking_uri="x", tags={})
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
@@ -43,7 +43,7 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
 
 @pytest.mark.parametrize("more", [(), SAMPLED])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
-    x = config.load(("base.gin",), small_bindings(warm_model, *more))
+    x = config.load(("toy.gin",), small_bindings(warm_model, *more))
     measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
     assert measured == {*metric_names(x.evaluation, x.validation.load())}
 
@@ -122,7 +122,7 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
 )
 def test_settings_that_cannot_be_meant_are_refused(binding, said, warm_model):
     with pytest.raises(config.ConfigError, match=said):
-        config.load(("base.gin",), small_bindings(warm_model, binding))
+        config.load(("toy.gin",), small_bindings(warm_model, binding))
 
 
 def test_scores_by_level_are_of_levels_that_are_numbers(warm_model, tmp_path):

@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_used_gets_one_line_and_leaves_nothing(case, sourc
 def test_training_on_a_file_without_an_end_token_ends_in_one_line(source, tmp_path, run_script):
     path = write(tmp_path / "endless.gguf", source, eos=None, template=None)
     model = ("--set", "Work.model = @PretrainedModel()", "--set", f"PretrainedModel.path = {str(path)!r}")
-    done = run_script("train.py", "--gin", "base.gin", *model, "--out", tmp_path / "run")
+    done = run_script("train.py", "--gin", "toy.gin", *model, "--out", tmp_path / "run")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {path}: nothing ends a response")
     assert not (tmp_path / "run").exists()

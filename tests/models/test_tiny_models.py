@@ -254,7 +254,7 @@ def test_the_whole_algorithm_runs_with_its_layout(tmp_path):
         *("train.steps = 4", "train.questions_per_step = 8", "train.group_size = 4", "train.eval_every = 4"),
         *("ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False"),
     ]
-    experiment = config.load(["base.gin", "models/countdown.gin"], small)
+    experiment = config.load(["toy.gin", "models/countdown.gin"], small)
     train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().split("\n") if line]
     assert rows[-1]["eval/greedy_accuracy_2_operands"] == rows[-1]["eval/greedy_accuracy"] > 0

@@ -230,7 +230,7 @@ def mixed_bindings(tmp_path: Path, model: Path) -> list[str]:
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, raw_model, caplog):
     caplog.set_level(logging.INFO)
-    source = config.load(["base.gin"], mixed_bindings(tmp_path, raw_model)).questions
+    source = config.load(["toy.gin"], mixed_bindings(tmp_path, raw_model)).questions
     assert isinstance(source, LengthFilter)
     kept = source.load()
     left_out = [question for question in source.questions.load() if question not in kept]
@@ -242,17 +242,17 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, raw_model,
 
 def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_model):
     bindings = mixed_bindings(tmp_path, raw_model)
-    source = config.load(["base.gin"], [*bindings, "Prompts.max_tokens = 3"]).questions
+    source = config.load(["toy.gin"], [*bindings, "Prompts.max_tokens = 3"]).questions
     with pytest.raises(ValueError, match=r"all 27 questions are longer than Prompts\.max_tokens = 3 .* has 4 tokens"):
         source.load()
     with pytest.raises(config.ConfigError, match=r"LengthFilter\.model"):
-        config.load(["base.gin"], [b for b in bindings if not b.startswith("LengthFilter.model")])
+        config.load(["toy.gin"], [b for b in bindings if not b.startswith("LengthFilter.model")])
     with pytest.raises(config.ConfigError, match=r"LengthFilter\.prompts must be a reference such as @Prompts"):
-        config.load(["base.gin"], [*bindings, "LengthFilter.prompts = None"])
+        config.load(["toy.gin"], [*bindings, "LengthFilter.prompts = None"])
 
 
 def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(tmp_path, raw_model):
-    experiment = config.load(["base.gin"], [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"])
+    experiment = config.load(["toy.gin"], [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"])
     run = tmp_path / "run"
     assert train(experiment, run, resume=False, tracking_uri="", tags={}).steps == 2
     again = config.load([run / "config.gin"])

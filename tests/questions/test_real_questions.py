@@ -71,7 +71,7 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
         "Tracking.enabled = False",
     ]
     run = tmp_path / "run"
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run, "--resume"]
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run, "--resume"]
     for binding in bindings:
         command += ["--set", binding]
 
@@ -96,7 +96,7 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
 def seed_buffer(run, bindings) -> None:
     """Give five questions three stored successes each, so that replay happens on a model that knows nothing."""
     folder = checkpoints.find(run)[1] / "replay"
-    experiment = config.load(["base.gin"], bindings)
+    experiment = config.load(["toy.gin"], bindings)
     questions = QuestionFile(experiment.questions.path, limit=20).load()
     engine = TorchEngine(
         experiment.local,

@@ -201,14 +201,14 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
 )
 def test_settings_that_can_never_act_are_refused(more, said):
     with pytest.raises(config.ConfigError, match=said):
-        config.load(["base.gin"], more)
+        config.load(["toy.gin"], more)
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------
 
 
 def go(model: Path, run: Path, *more: str) -> list[dict]:
-    experiment = config.load(["base.gin"], small_bindings(model, "ModularChains.count = 200", "train.steps = 3", *more))
+    experiment = config.load(["toy.gin"], small_bindings(model, "ModularChains.count = 200", "train.steps = 3", *more))
     train(experiment, run, resume=False, tracking_uri="unused", tags={})
     return timeless(run)[1:]
 
@@ -246,7 +246,7 @@ def test_a_resumed_run_equals_a_straight_one(warm_model, tmp_path):
     phase = [*MIXED_PHASE, "DynamicSampling.max_rounds = 2"]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)
     shorter = [*bindings(warm_model, phase), "train.steps = 5"]
-    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    train(config.load(["toy.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     rounds = [row["rollout/rounds"] for row in timeless(tmp_path / "run")[1:]]

@@ -29,7 +29,7 @@ def reward_func(queries, prompts, labels):
 
 
 def go(model: Path, run: Path, *more: str) -> list[dict]:
-    experiment = config.load(["base.gin"], small_bindings(model, *BINDINGS, *more))
+    experiment = config.load(["toy.gin"], small_bindings(model, *BINDINGS, *more))
     train(experiment, run, resume=False, tracking_uri="unused", tags={})
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 

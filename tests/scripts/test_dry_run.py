@@ -138,11 +138,11 @@ def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path):
 def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_trained(
     dry_run, raw_model, tmp_path, monkeypatch
 ):
-    done, lines, errors = dry_run(["base.gin"], small_bindings(raw_model))
+    done, lines, errors = dry_run(["toy.gin"], small_bindings(raw_model))
     assert (done.returncode, errors) == (0, [])
     assert lines["questions"] == "24 to train on, 10 for validation"
     assert lines["memory"].startswith("estimated: ")
     monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
-    done, lines, errors = dry_run(["base.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
+    done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])
     assert "trained when the run begins" in lines["model"]

@@ -244,7 +244,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     store, experience = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "experience"
     borrows, out = tmp_path / "borrows.gin", tmp_path / "out"
     borrows.write_text(f"include 'base.gin'\nWork.experience = {str(experience)!r}\n")
-    command = ["--gin", str(borrows), "base.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
+    command = ["--gin", str(borrows), "toy.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
 
     monkeypatch.setattr(study_runner, "LOOK_AT_STEPS_EVERY", 0.1)
     with caplog.at_level(logging.INFO):
@@ -301,7 +301,7 @@ def test_a_study_that_ends_while_its_model_is_made_closes_its_parent(
     monkeypatch.setattr(PretrainedModel, "prepare", happens)
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     try:
-        ended = ablate(store, "--gin", "base.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
+        ended = ablate(store, "--gin", "toy.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
     except SystemExit as error:
         ended = error.code
     [found], runs = mlflow_runs(store)
@@ -313,8 +313,7 @@ def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
     file = out.parent / "script.py"
     file.write_text(script)
     found = [
-        Variant(f"v{i}", ("base.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
-        for i in range(variants)
+        Variant(f"v{i}", ("toy.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}")) for i in range(variants)
     ]
     return Runner("g", plan(found, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
 

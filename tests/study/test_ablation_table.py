@@ -43,7 +43,7 @@ def test_the_bindings_of_a_row_make_the_experiment_of_its_file(file: Path) -> No
     assert len(hypothesis) > 20
     assert found
     stated = re.findall(r"`([^`]+)`", bindings)
-    assert config.load(["base.gin"], stated).params == config.load([file]).params
+    assert config.load(["toy.gin"], stated).params == config.load([file]).params
 
 
 def test_every_part_that_ran_an_ablation_is_in_its_row() -> None:

@@ -135,7 +135,7 @@ def test_study_reports_no_seed_it_was_tuned_on() -> None:
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
             seeds = {row["seed"] for row in csv.DictReader(file)} - {""}
-        assert seeds.isdisjoint({"100", "101"}), path  # gin/recipes/ours.gin was chosen on these
+        assert seeds.isdisjoint({"100", "101"}), path  # gin/recipes/one_rollout_beside.gin was chosen on these
 
 
 def test_auc_is_the_share_of_pairs_in_order() -> None:
@@ -148,7 +148,7 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
 
 
 def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: Path) -> None:
-    x = config.load(["base.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
+    x = config.load(["toy.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
     everything, unmastered = luck.sampled(x)
     assert len(everything.sound) >= len(unmastered.sound) > 50
     row = everything.row()

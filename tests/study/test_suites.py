@@ -67,7 +67,7 @@ def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_pa
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():
     grid = ["ReplayMixer.rho=0.25,0.5", "DifficultyBuckets.thresholds = (0.1, 0.9),(0.3, 0.7)"]
-    variants = over_grid(of_files(["base.gin", "ablation_no_entropy.gin+ablations/no_shaping.gin"]), grid)
+    variants = over_grid(of_files(["toy.gin", "ablation_no_entropy.gin+ablations/no_shaping.gin"]), grid)
     built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
     assert len(built) == 2 * 2 * 2
     x = built["ablation_no_entropy+no_shaping-rho=0.25-thresholds=0.3_0.7"]

@@ -18,7 +18,7 @@ LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 
 def go(model: Path, run: Path, *, resume: bool) -> None:
     more = ("train.steps = 6", "train.eval_every = None", "train.save_every = 6")
-    train(config.load(["base.gin"], small_bindings(model, *more)), run, resume=resume, tracking_uri="", tags={})
+    train(config.load(["toy.gin"], small_bindings(model, *more)), run, resume=resume, tracking_uri="", tags={})
 
 
 @pytest.fixture(scope="module")

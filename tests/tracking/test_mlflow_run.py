@@ -46,7 +46,7 @@ def the_run(store: str):
     return run
 
 
-def trained(model, store, out, *more, file="base.gin") -> str:
+def trained(model, store, out, *more, file="toy.gin") -> str:
     command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", file, "--out", out / "run"]
     for binding in small_bindings(model, "Tracking.enabled = True", *more):
         command += ["--set", binding]
@@ -74,7 +74,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert used["training"].digest != used["validation"].digest
     assert json.loads(used["training"].profile) == {"questions": 24}
     assert json.loads(used["training"].source) == {"binding": run.data.params["Work.questions"]}
-    x = config.load(["base.gin"], small_bindings(warm_model, "train.seed = 5"))
+    x = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
     assert digest(x.questions.load()) == used["training"].digest, "of the questions, whatever the run"
 
 
@@ -107,14 +107,14 @@ def test_a_switched_on_part_has_its_metrics_in_mlflow():
         "train.generate_ahead = 1",
     ]
     clock = {"time/rollout_from", "time/rollout_to", "time/update_from", "time/update_to"}
-    plain, full = (set(silent_metrics(config.load(["base.gin"], more))) for more in ([], on))
+    plain, full = (set(silent_metrics(config.load(["toy.gin"], more))) for more in ([], on))
     assert full == {"reward/ungradable", "reward/pass_at_1", "replay/injected", "time/inject"} | clock
     assert plain > full
     late = set(silent_metrics(config.load(["ablations/late_injection.gin"])))
     assert "replay/injected" not in late
     assert {"replay/actual_share", "replay/candidates_scored"} <= late
     math = ["Verifier.kind = 'math'", "ReplayMixer.only_sound = False"]
-    assert "reward/lucky_guess_rate" in silent_metrics(config.load(["base.gin"], math))
+    assert "reward/lucky_guess_rate" in silent_metrics(config.load(["toy.gin"], math))
 
 
 def test_a_description_that_its_user_has_changed_stays(store, tmp_path):

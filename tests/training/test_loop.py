@@ -31,7 +31,7 @@ def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
-def go(model: Path, run: Path, *more: str, files=("base.gin",), resume=False):
+def go(model: Path, run: Path, *more: str, files=("toy.gin",), resume=False):
     experiment = config.load(files, small_bindings(model, *more))
     return train(experiment, run, resume=resume, tracking_uri="unused", tags={})
 
@@ -137,7 +137,7 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
     """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
     run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run, "--resume"]
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run, "--resume"]
     more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
     for binding in small_bindings(warm_model, *more):
         command += ["--set", binding]
@@ -197,7 +197,7 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
 
 
 def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
-    experiment = config.load(["base.gin"], small_bindings(warm_model, "train.steps = 2"))
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, "train.steps = 2"))
     for name in ("one", "two"):
         train(experiment, tmp_path / name, resume=False, tracking_uri="unused", tags={})
     ours, theirs = ((tmp_path / name / "checkpoint-2" / "model.safetensors").read_bytes() for name in ("one", "two"))
@@ -220,7 +220,7 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
 
     names = []
     for more in (one, other):
-        arguments = script._parser().parse_args(["--gin", "base.gin", *more])
+        arguments = script._parser().parse_args(["--gin", "toy.gin", *more])
         names.append(script._name(arguments, arguments.seed or 0, config.may_change, []))
     assert (names[0] == names[1]) == same
 
@@ -230,7 +230,7 @@ def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
     import train as script
 
     bindings = ["PW = 'hunter2'", "ReplayMixer.rho = 0.25"]
-    arguments = script._parser().parse_args(["--gin", "base.gin", "--set", bindings[0], "--set", bindings[1]])
+    arguments = script._parser().parse_args(["--gin", "toy.gin", "--set", bindings[0], "--set", bindings[1]])
     written = ["PW = '***'", bindings[1]]
     assert script._name(arguments, 0, config.may_change, written) == "base-ReplayMixer.rho_0.25-seed0"
 
@@ -376,7 +376,7 @@ from exgrpo_orlhf.training.run import train
 from pathlib import Path
 run = Path({str(tmp_path / "run")!r})
 def go(resume, *more):
-    x = config.load(["base.gin"], small_bindings(Path({str(warm_model)!r}), *more))
+    x = config.load(["toy.gin"], small_bindings(Path({str(warm_model)!r}), *more))
     train(x, run, resume=resume, tracking_uri="unused", tags={{}})
 go(False, "train.steps = 2")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -411,7 +411,7 @@ def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--set", "ReplayMixer.rho = 2"]
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--set", "ReplayMixer.rho = 2"]
     done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "ReplayMixer.rho must lie in [0, 1], got 2" in done.stderr

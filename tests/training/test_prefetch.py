@@ -32,7 +32,7 @@ class Watched:
     """A run whose weights before each step, batches and updates are kept."""
 
     def __init__(self, model: Path, folder: Path, *more: str) -> None:
-        x = config.load(["base.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
+        x = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
         self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
         self.run = TrainingRun(x, lambda checkpoint: self.engine, folder, "unused", {})
         self.models, self.batches, self.stats, self.metrics, self.considered = [], [], [], [], []
@@ -225,7 +225,7 @@ def test_rollouts_of_further_rounds_are_sampled_by_the_weights_that_train_on_the
 
 
 def run_steps(model: Path, more: list[str], folder: Path) -> None:
-    x = config.load(["base.gin"], small_bindings(model, "train.eval_every = None", *more))
+    x = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
     train(x, folder, resume=(folder / "metrics.jsonl").exists(), tracking_uri="unused", tags={})
 
 
@@ -243,7 +243,7 @@ def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm
 
 def test_an_extended_run_equals_a_longer_one_to_the_bit(warm_model, tmp_path):
     run_here(warm_model, [AHEAD], tmp_path / "straight", resume=False)
-    shorter = config.load(["base.gin"], [*bindings(warm_model, [AHEAD]), "train.steps = 5"])
+    shorter = config.load(["toy.gin"], [*bindings(warm_model, [AHEAD]), "train.steps = 5"])
     train(shorter, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, [AHEAD], tmp_path / "run", resume=True)
     assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
@@ -313,4 +313,4 @@ def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tm
 @pytest.mark.parametrize("value", ["2", "-1", "0.5"])
 def test_other_values_are_refused(value, warm_model):
     with pytest.raises(config.ConfigError, match=rf"train\.generate_ahead must be one of 0, 1; got {value}"):
-        config.load(["base.gin"], small_bindings(warm_model, f"train.generate_ahead = {value}"))
+        config.load(["toy.gin"], small_bindings(warm_model, f"train.generate_ahead = {value}"))

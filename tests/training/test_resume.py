@@ -20,7 +20,7 @@ from exgrpo_orlhf.training.run import train
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "base.gin", "--out", run]
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run]
     for binding in bindings(model, phase):
         command += ["--set", binding]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -240,7 +240,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)
     shorter = [*bindings(warm_model, phase), "train.steps = 5"]
-    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    train(config.load(["toy.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     done = timeless(tmp_path / "run")[1:]
@@ -312,6 +312,6 @@ def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     """train.steps may change on resume: what was trained so far is the same."""
     run = tmp_path / "run"
     shorter = [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"]
-    train(config.load(["base.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
+    train(config.load(["toy.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])

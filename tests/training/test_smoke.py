@@ -14,7 +14,7 @@ ON = "Tracking.enabled = True"
 
 def smoke(run_script, model, out, *more):
     arguments = [part for binding in small_bindings(model, *more) for part in ("--set", binding)]
-    return run_script("train.py", "--gin", "base.gin", *arguments, "--smoke", "--out", out / "run")
+    return run_script("train.py", "--gin", "toy.gin", *arguments, "--smoke", "--out", out / "run")
 
 
 def test_a_trial_makes_a_whole_step_and_leaves_nothing_behind(warm_model, tmp_path, run_script, monkeypatch):

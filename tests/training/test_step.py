@@ -20,7 +20,7 @@ from exgrpo_orlhf.training.loop import TrainingRun
 
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
-    x = config.load(["base.gin"], small_bindings(model, *more))
+    x = config.load(["toy.gin"], small_bindings(model, *more))
     engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
     return TrainingRun(x, lambda checkpoint: engine, run, "unused", {})
 

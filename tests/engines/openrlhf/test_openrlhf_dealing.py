@@ -129,7 +129,7 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
     def seeds():
         trainer = object.__new__(MixedTrainer)
-        trainer.x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], [])
+        trainer.x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], [])
         trainer.settings = trainer.x.openrlhf
         plans = [Plan(step, [], [], {}, round) for step in (1, 2, 3) for round in range(4)]
         return [trainer._seed(plan, position) for plan in plans for position in range(8)]
@@ -157,7 +157,7 @@ def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_p
 
 
 def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_started(warm_model, tmp_path):
-    x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
+    x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
     actor, hashed = make_actor(warm_model), {}
 
     def fill(folder):
@@ -187,7 +187,7 @@ def average(actor) -> torch.Tensor:
 
 def test_flags_of_execution_may_differ_when_a_run_is_resumed():
     def of(**more):
-        return config.load(["base.gin", "engines/openrlhf_8gpu.gin"], [f"OpenRLHF.more_flags = {more!r}"]).config_hash
+        return config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [f"OpenRLHF.more_flags = {more!r}"]).config_hash
 
     assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == of()
     assert of(**{"ds.zero_stage": 3}) != of()

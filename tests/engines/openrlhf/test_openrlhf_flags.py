@@ -48,7 +48,7 @@ def layout_bindings(model: Path | str, *bindings: str, **more) -> list[str]:
 
 
 def experiment(model: Path | str, *bindings: str, **more):
-    return config.load(["base.gin"], layout_bindings(model, *bindings, **more))
+    return config.load(["toy.gin"], layout_bindings(model, *bindings, **more))
 
 
 def parsed(x, model: Path | str = "model"):
@@ -376,7 +376,7 @@ def test_what_can_be_run_is_started(raw_model, start):
 )
 def test_the_command_ends_with_one_line_that_names_the_reason(raw_model, tmp_path, bindings, more, said):
     sets = [part for binding in layout_bindings(raw_model, *bindings, **more) for part in ("--set", binding)]
-    command = [sys.executable, "scripts/train.py", "--gin", "gin/base.gin", "--out", str(tmp_path / "run"), *sets]
+    command = [sys.executable, "scripts/train.py", "--gin", "gin/toy.gin", "--out", str(tmp_path / "run"), *sets]
     found = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=900)
     assert found.returncode in (1, 2), found.stderr
     errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]

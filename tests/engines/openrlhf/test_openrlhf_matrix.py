@@ -68,7 +68,7 @@ def cell(steps: int = 1, loss: dict[str, float] | None = None, **more: Any) -> d
 
 def layout_cell(name: str) -> dict[str, Any]:
     """A layout with the substitutes of the table."""
-    given = config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags
+    given = config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags
     flags = {flag: SUBSTITUTES[flag][0] for flag in given if flag in SUBSTITUTES}
     flags.pop("actor.num_gpus_per_node", None)  # make_actor sets it
     ahead = name.endswith("_ahead.gin")
@@ -165,5 +165,5 @@ def test_without_the_fix_zero_1_and_2_lose_micro_batches_with_dynamic_batches_an
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_has_an_untested_flag(name):
-    given = set(config.load(["base.gin", f"engines/{name}"], []).openrlhf.flags)
+    given = set(config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags)
     assert given <= AS_THEY_ARE | SUBSTITUTES.keys(), given - AS_THEY_ARE - SUBSTITUTES.keys()

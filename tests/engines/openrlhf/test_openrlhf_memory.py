@@ -35,7 +35,7 @@ KL = "MixedPolicyLoss.kl_coef = 0.001"
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 
 
-def experiment(layout: str, *bindings: str, recipe: str = "base.gin", **flags):
+def experiment(layout: str, *bindings: str, recipe: str = "toy.gin", **flags):
     more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
     return config.load([recipe, f"engines/openrlhf_{layout}.gin"], more)
 

@@ -20,7 +20,7 @@ APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sle
 
 def experiment(layout: str, *bindings: str, **flags):
     more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
-    return config.load(["base.gin", f"engines/openrlhf_{layout}.gin"], more)
+    return config.load(["toy.gin", f"engines/openrlhf_{layout}.gin"], more)
 
 
 def arguments(layout: str, *bindings: str, **flags):
@@ -70,7 +70,7 @@ def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(vers
 
 
 def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monkeypatch):
-    x = config.load(["base.gin", "engines/openrlhf_8gpu.gin"])
+    x = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"])
     monkeypatch.setattr(launch.sys, "version_info", (3, 13, 1, "final", 0))
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(launch.LaunchError, match=r"Python 3\.13"):

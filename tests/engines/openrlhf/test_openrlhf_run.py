@@ -167,7 +167,7 @@ def assert_damage_is_refused(run: Path, step: int, copy: Path, arguments: list[s
         (copy / file).write_bytes(data)
         with pytest.raises(checkpoints.UnusableCheckpoint, match=rf"{file}: the content is not what was saved"):
             train(
-                config.load(["base.gin", "engines/openrlhf_cpu.gin"], arguments),
+                config.load(["toy.gin", "engines/openrlhf_cpu.gin"], arguments),
                 copy,
                 resume=True,
                 tracking_uri="unused",
@@ -314,7 +314,7 @@ def test_dynamic_sampling_experts_from_a_file_and_an_end_token_that_only_the_tem
 
 def test_a_trial_makes_its_steps_estimates_the_run_and_leaves_nothing_behind(warm_model, tmp_path):
     words = [word for one in small_bindings(warm_model, "train.steps = 40") for word in ("--set", one)]
-    layout = ["--gin", "base.gin", "--gin", "engines/openrlhf_cpu.gin"]
+    layout = ["--gin", "toy.gin", "--gin", "engines/openrlhf_cpu.gin"]
     command = [sys.executable, ROOT / "scripts" / "train.py", *layout, *words, "--smoke", "--out", tmp_path / "run"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
