@@ -26,7 +26,7 @@ import ray
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import RunFolderError
 from exgrpo_orlhf.engines.openrlhf import cpu
-from exgrpo_orlhf.training.loop import loop
+from exgrpo_orlhf.training import loop
 from exgrpo_orlhf.training.run import train
 
 os.environ.update(cpu.environment())

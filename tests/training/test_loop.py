@@ -23,7 +23,7 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError, verifier
-from exgrpo_orlhf.training.loop import loop
+from exgrpo_orlhf.training import loop
 from exgrpo_orlhf.training.run import train
 
 

@@ -21,7 +21,8 @@ from exgrpo_orlhf.progress import Clock
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import verifier
-from exgrpo_orlhf.training.loop import TrainingRun, prefetch
+from exgrpo_orlhf.training import prefetch
+from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 
 AHEAD = "train.generate_ahead = 1"
