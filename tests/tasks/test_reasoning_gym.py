@@ -1,0 +1,115 @@
+"""reasoning-gym: its tasks as questions, its checkers as a verifier."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from run_builders import byte_tokenizer, small_bindings
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.tasks.reasoning_gym import SOURCE, ReasoningGym
+from exgrpo_orlhf.training.run import train
+
+pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
+SMALL = {"min_terms": 2, "max_terms": 3, "max_digits": 1}
+
+
+def test_questions_are_distinct_the_same_every_time_and_of_one_split_each():
+    train, validation = (ReasoningGym("chain_sum", SMALL, 40, split=split) for split in ("train", "validation"))
+    questions = train.load()
+    assert questions == train.load() == [Question.make(q.source, q.prompt, q.answer) for q in questions]
+    assert len({question.prompt for question in questions}) == 40
+    other = [*replace(validation, seed=5).load(), *validation.load()]
+    assert {q.prompt for q in other}.isdisjoint(
+        q.prompt for q in [*questions, *replace(train, seed=9, count=80).load()]
+    )
+
+
+def test_a_mixture_has_its_shares_and_each_task_its_settings():
+    mixture = ReasoningGym({"chain_sum": 3, "simple_equations": 1}, {"chain_sum": SMALL}, 20)
+    made = [question.meta[SOURCE] for question in mixture.load()]
+    assert sorted(one["task"] for one in made) == ["chain_sum"] * 15 + ["simple_equations"] * 5
+    assert {one["settings"] for one in made} == {repr(SMALL), "{}"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tasks": "chain_sun"}, r"ReasoningGym: 'chain_sun' with \{\}: Dataset 'chain_sun' not registered"),
+        ({"settings": {"terms": 3}}, r"with \{'terms': 3\}: .*unexpected keyword argument 'terms'"),
+        ({"settings": {"min_terms": 0}}, r"with \{'min_terms': 0\}"),
+        ({"settings": {"max_terms": 2, "max_digits": 1}, "count": 5000}, "asks for 5000 distinct train questions"),
+        ({"tasks": {}}, r"ReasoningGym\.tasks must be a task's name or positive weights by name, got \{\}"),
+        ({"tasks": {"chain_sum": -1}}, r"ReasoningGym\.tasks must be"),
+        ({"tasks": {"chain_sum": 1}, "settings": {"chainsum": {}}}, r"ReasoningGym\.settings has chainsum, which"),
+        ({"split": "test"}, r"ReasoningGym\.split must be"),
+        ({"count": 0}, r"ReasoningGym\.count must be"),
+    ],
+)
+def test_what_is_wrong_is_named(more, message):
+    with pytest.raises(ValueError, match=message):
+        ReasoningGym(**{"tasks": "chain_sum", **more}).load()
+
+
+def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():
+    question = next(q for q in ReasoningGym("chain_sum", SMALL, 60).load() if len(q.answer) == 2)
+    gold = question.answer
+    right, longer = f"<answer>1</answer> no: <answer> {gold} </answer>", f"<answer>It is {gold}</answer>"
+    texts = [right, longer, "<answer>x</answer>", gold]
+    pairs = [(question, text) for text in texts]
+    grades = Verifier("reasoning_gym", workers=1).grade_all(pairs)
+    assert [grade.verdict for grade in grades] == ["correct", "wrong", "wrong", "no_answer"]
+    assert [grade.reward for grade in grades] == [1.0, 0.25, 0.0, 0.0]
+    lower = Verifier("reasoning_gym", success_at=0.25, workers=1).grade_all(pairs)
+    assert [grade.verdict for grade in lower] == ["correct", "correct", "wrong", "no_answer"]
+    assert [grade.reward for grade in lower] == [grade.reward for grade in grades]
+
+
+def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is_not_graded(monkeypatch):
+    from exgrpo_orlhf.rewards.text import gym
+    from exgrpo_orlhf.tasks import reasoning_gym
+
+    question = ReasoningGym("chain_sum", SMALL, 1).load()[0]
+    entries = reasoning_gym.entries_of("chain_sum", repr(SMALL), 0)
+    answer = Answer(question.answer, "<answer>x</answer>", question.prompt, question.meta)
+    monkeypatch.setattr(type(entries), "score_answer", lambda self, text, entry: float(text))
+    assert gym.grade(answer).reward == 0.0
+    monkeypatch.setattr(type(entries), "score_answer", lambda self, text, entry: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gym.grade(answer)
+    with pytest.raises(ValueError, match="another version of reasoning-gym made this question"):
+        gym.grade(answer._replace(prompt="What?"))
+    with pytest.raises(ValueError, match="grades questions of ReasoningGym alone"):
+        gym.grade(answer._replace(meta={}))
+
+
+def test_it_is_bound_in_gin_and_trains(tmp_path):
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tokenizer = byte_tokenizer()
+    model = Qwen2ForCausalLM(Qwen2Config(**shape, vocab_size=257, intermediate_size=16, eos_token_id=0))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    bindings = small_bindings(
+        tmp_path / "model", "Work.questions = @ReasoningGym()", "ReasoningGym.tasks = 'chain_sum'", "train.steps = 1",
+        "ReasoningGym.settings = {'max_terms': 3}", "ReasoningGym.count = 30", "Verifier.kind = 'reasoning_gym'",
+        "Work.validation = None", "Prompts.max_tokens = 200", "train.questions_per_step = 2", "MAX_RESPONSE_TOKENS = 4",
+    )  # fmt: skip
+    outcome = train(config.load(["base.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="", tags={})
+    assert outcome.steps == 1
+
+
+def test_without_the_library_one_line_says_what_to_install():
+    code = (
+        "import sys; sys.modules['reasoning_gym'] = None\n"
+        "from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym\n"
+        "ReasoningGym('chain_sum').load()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ValueError: ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]'" in done.stderr
