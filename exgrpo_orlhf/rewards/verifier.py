@@ -22,6 +22,7 @@ from ..tasks import countdown, modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded
 from .pool.pool import GradingError, Pool, pool
+from .server import RewardServer, address_fault, server
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ _FORMATS: dict[str, Callable[[str], object]] = {
 }
 _Kind = Literal[
     *("exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code"),
-    "reasoning_gym",
+    *("reasoning_gym", "http"),
 ]
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
@@ -55,7 +56,7 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
-_GRADED = ("function", "reasoning_gym")  # with rewards between right and wrong: success is Verifier.success_at
+_GRADED = ("function", "reasoning_gym", "http")  # with rewards between right and wrong: success is Verifier.success_at
 _CACHED = (
     "math",
     "math_verify",
@@ -74,16 +75,21 @@ class Verifier:
     kind: 'math' (a mathematical answer, boxed or stated), 'math_verify' (the same by math-verify's plain recipe, as
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
         tests, in a sandbox), 'function' (the user's own), 'reasoning_gym' (the checker of a question's own task),
+        'http' (a reward server with OpenRLHF's protocol),
         'exact' (the response is the answer), 'modular_chain', 'countdown' or 'word_problem' (which also check the
         reasoning)
-    success_at: least reward of a success with the kinds whose rewards are graded ('function', 'reasoning_gym').
+    success_at: least reward of a success with the kinds whose rewards are graded ('function', 'reasoning_gym', 'http').
+        An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
+    url: with kind 'http', the server's address, or several that share the work
+    tries: of a request to a server, at most
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
         or 'boxed'; None: any
-    timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program
+    timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program; with kind 'http',
+        for one request, which has the responses to one question
     memory: MiB for each answer, beyond what the grader itself takes
-    workers: grading processes; 0: as many as cores
+    workers: grading processes, 0: as many as cores; with kind 'http', requests at a time, 0: 16
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
 
@@ -92,6 +98,8 @@ class Verifier:
     kind: _Kind = "exact"
     function: str | None = None
     success_at: float = 1.0
+    url: str | tuple[str, ...] | None = None
+    tries: int = 3
     format: Literal["think_answer", "boxed"] | None = None
     timeout: float = 5.0
     memory: int = 1024
@@ -110,6 +118,14 @@ class Verifier:
             self.format is None or self.format in _FORMATS,
             f"Verifier.format must be {' or '.join(map(repr, _FORMATS))}, or None; got {self.format!r}",
         )
+        urls = self._urls()
+        fault = next(filter(None, map(address_fault, urls)), None)
+        require(
+            fault is None and bool(urls) == (self.kind == "http"),
+            "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
+            + (fault or f"got {self.url!r} with Verifier.kind = {self.kind!r}"),
+        )
+        require(self.tries >= 1, f"Verifier.tries must be at least 1, got {self.tries!r}")
         require(
             isinstance(self.success_at, int | float) and math.isfinite(self.success_at),
             f"Verifier.success_at must be a finite number, got {self.success_at!r}",
@@ -125,7 +141,7 @@ class Verifier:
     def check(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file or the sandbox can be loaded, and that there is one
         gold answer for each question where a kind takes no list. Raises NoGrader, ValueError."""
-        if self.kind in ("function", "code"):
+        if self.kind in ("function", "code", "http"):
             self._pool().check()
         elif not self.kind.startswith("math"):
             for each in questions:
@@ -192,8 +208,13 @@ class Verifier:
         """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
         return self.kind in ("modular_chain", "countdown", "word_problem")
 
-    def _pool(self) -> Pool:
-        """The processes for the settings on which a verdict depends."""
+    def _urls(self) -> tuple[str, ...]:
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
+
+    def _pool(self) -> Pool | RewardServer:
+        """The processes, or the server's connections, for the settings on which a verdict depends."""
+        if self.kind == "http":
+            return server(self._urls(), self.timeout, self.tries, self.workers or 16)
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
             settings["function"] = self.function
@@ -212,7 +233,7 @@ class _Answers:
         self.keys: list[bytes] = []  # of each pair
         self.known: dict[bytes, Grade] = {}
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
-        self.pool: Pool | None = None
+        self.pool: Pool | RewardServer | None = None
         self.add(pairs)
 
     def add(self, pairs: Sequence[tuple[Question, str]]) -> None:
@@ -241,9 +262,9 @@ class _Answers:
         if here := _HERE.get(verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (verdict, reward, extracted, reason) in self._graded().items():
+            for key, (verdict, reward, extracted, reason, score) in self._graded().items():
                 if verifier.kind in _GRADED and reward is not None:
-                    verdict = "correct" if reward >= verifier.success_at else verdict
+                    verdict = "correct" if (reward if score is None else score) >= verifier.success_at else verdict
                 grade = self.known[key] = Grade(verdict, reward, extracted=extracted)
                 if reward is None:
                     log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from run_builders import ROOT
 
 from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.sandbox import function
 
@@ -51,7 +54,7 @@ def reward(tmp_path: Path, source: str, answer: Answer | None = None):
 )
 def test_each_is_called_as_its_own_tool_calls_it(tmp_path, source):
     graded = reward(tmp_path, source)
-    assert (graded.verdict, graded.reward) == ("correct", 0.5), graded.reason
+    assert graded.reward == 0.5, graded.reason
 
 
 def test_messages_stay_messages_for_trl_and_are_text_for_openrlhf(tmp_path):
@@ -63,12 +66,12 @@ def test_messages_stay_messages_for_trl_and_are_text_for_openrlhf(tmp_path):
     )
     openrlhf = "def f(queries, prompts, labels):\n    return queries == ['Be brief.\\n6*7?42'] or 1 / 0"
     for source in (trl, openrlhf):
-        assert reward(tmp_path, source, answer).verdict == "correct", source
+        assert reward(tmp_path, source, answer).reward == 1.0, source
 
 
 def test_the_whole_meta_is_verl_s_extra_info_where_no_column_has_that_name(tmp_path):
     source = "def f(solution_str, ground_truth, extra_info):\n    return extra_info == {'level': 5}"
-    assert reward(tmp_path, source, Answer("42", "42", meta={"level": 5})).verdict == "correct"
+    assert reward(tmp_path, source, Answer("42", "42", meta={"level": 5})).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,27 @@ def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
         path.write_text(f'{{"question": "x?", "gold": {bad}}}\n')
         with pytest.raises(ValueError, match="line 1: field 'gold'"):
             QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()
+
+
+def test_success_is_a_reward_of_success_at_or_openrlhfs_score(tmp_path):
+    """A reward of 0.1 for a wrong answer, and of 1.1 for a right one with a bonus."""
+    question, texts = Question.make("here", "6*7?", "42"), ("42", "41", "40")
+    (tmp_path / "graded.py").write_text(
+        "def reward_func(queries, prompts, labels):\n    return 1.1 if queries[0].endswith(labels[0]) else 0.1\n"
+        "def with_scores(queries, prompts, labels):\n"
+        "    return {'rewards': [0.1], 'scores': [float(queries[0].endswith(labels[0]))], 'extra_logs': {}}\n"
+    )
+    for name, success_at, expected in (
+        ("reward_func", 1.0, [("correct", 1.1), ("wrong", 0.1), ("wrong", 0.1)]),
+        ("reward_func", 0.1, [("correct", 1.1), ("correct", 0.1), ("correct", 0.1)]),
+        ("with_scores", 1.0, [("correct", 0.1), ("wrong", 0.1), ("wrong", 0.1)]),
+    ):
+        verifier = Verifier("function", f"{tmp_path}/graded.py:{name}", success_at, workers=1)
+        grades = verifier.grade_all([(question, text) for text in texts])
+        assert [(grade.verdict, grade.reward) for grade in grades] == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "1", None])
+def test_a_line_of_success_that_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=r"Verifier\.success_at must be a finite number"):
+        Verifier("exact", success_at=value)

@@ -7,8 +7,8 @@ has left with a lock, a thread or a half-grown heap.
 
 Messages. In, for the fork: the size of a chunk in the file, a pickled list of pickled `Answer`s. Out, of the fork:
 ("ready", its process id), then for a chunk ("begun",) and for each answer, in order, ("graded", verdict, reward,
-extracted, reason); of its parent: ("died", how), or ("unusable", why) if the grader cannot be loaded. In, after "died":
-0 asks for the next fork.
+extracted, reason, score); of its parent: ("died", how), or ("unusable", why) if the grader cannot be loaded. In, after
+"died": 0 asks for the next fork.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
             if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
                 os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
-            pool.send(("graded", graded.verdict, graded.reward, *shown))
+            pool.send(("graded", graded.verdict, graded.reward, *shown, graded.score))
 
 
 def _largest_address_space() -> int:

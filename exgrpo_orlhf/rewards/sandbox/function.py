@@ -77,12 +77,14 @@ def grader(where: str) -> Grader:
             return Graded("error", None, reason=reason)
         try:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
-            reward = _reward(asyncio.run(result) if inspect.iscoroutine(result) else result, key)
+            result = asyncio.run(result) if inspect.iscoroutine(result) else result
+            reward = _number(result, key)
+            score = _number(result, "scores") if key == "rewards" and _has(result, "scores") else None
         except MemoryError:
             raise
         except Exception as error:
             return Graded("error", None, reason=_placed(error, file))
-        return Graded("wrong", reward)  # or a success, by Verifier.success_at
+        return Graded("wrong", reward, score=score)  # or a success, by Verifier.success_at
 
     return grade
 
@@ -94,7 +96,11 @@ def _placed(error: Exception, file: Path) -> str:
     return f"{file.name}{line}: {type(error).__name__}: {error}"
 
 
-def _reward(result: Any, key: str | None) -> float:
+def _has(result: Any, key: str) -> bool:
+    return isinstance(result, dict) and result.get(key) is not None
+
+
+def _number(result: Any, key: str | None) -> float:
     if isinstance(result, dict):
         if key not in result:
             raise ValueError(f"it returned {result!r:.80}; a dict has the reward as {key!r}")

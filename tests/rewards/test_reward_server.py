@@ -1,0 +1,149 @@
+"""Verifier.kind = 'http': a real server in this process, sound and broken in every way."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, server
+
+QUESTION = Question.make("here", "2 + 2 = ", "4")
+MESSAGES = Question.make("here", (("system", "Add."), ("user", "2 + 2 = ")), "4")
+
+
+@contextmanager
+def serving(reply):
+    """reply(body, requests so far) -> (status, text) or None, which hangs up. Yields the address and the bodies."""
+    bodies, lock = [], threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(405)
+
+        def do_POST(self):
+            with lock:
+                bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                number = len(bodies)
+            answer = reply(bodies[-1], number)
+            if answer is None:
+                self.connection.close()
+                return
+            text = answer[1].encode()
+            self.send_response(answer[0])
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/get_reward", bodies
+        running.shutdown()
+
+
+def judged(body, _):
+    return 200, json.dumps({"rewards": [1.0 if query.endswith("4") else 0.1 for query in body["query"]]})
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(server, "_PAUSE", 0.01)
+
+
+def grades(url, question=QUESTION, texts=("4", "5"), **settings):
+    settings = {"timeout": 20.0, "max_failed_share": 1.0, "tries": 1} | settings
+    return Verifier("http", url=url, **settings).grade_all([(question, text) for text in texts])
+
+
+def shown(graded):
+    return [(grade.verdict, grade.reward) for grade in graded]
+
+
+def test_a_servers_rewards_are_the_rewards_and_its_protocol_is_openrlhfs():
+    with serving(judged) as (url, bodies):
+        assert shown(grades(url)) == [("correct", 1.0), ("wrong", 0.1)]
+        grades(url, MESSAGES)
+    assert bodies[0] == {"query": ["2 + 2 = 4", "2 + 2 = 5"], "prompts": ["2 + 2 = "] * 2, "labels": ["4"] * 2}
+    assert bodies[1]["prompts"] == ["Add.\n2 + 2 = "] * 2
+
+
+def test_scores_say_success_where_there_are_any():
+    with serving(lambda *_: (200, '{"rewards": [0.3, 2.0], "scores": [1, 0], "extra_logs": {}}')) as (url, _):
+        assert shown(grades(url)) == [("correct", 0.3), ("wrong", 2.0)]
+
+
+def test_several_servers_share_the_requests():
+    with serving(judged) as (one, of_one), serving(judged) as (two, of_two):
+        verifier = Verifier("http", url=(one, two), timeout=20.0)
+        assert all(verifier.grade(QUESTION, "4").correct for _ in range(4))
+    assert [len(of_one), len(of_two)] == [2, 2]
+
+
+BROKEN = {
+    "an error of the server": (lambda *_: (500, "boom"), "error", "answered 500: 'boom'"),
+    "a hung-up connection": (lambda *_: None, "error", "RemoteProtocolError"),
+    "no JSON": (lambda *_: (200, "<html>"), "error", "answered what cannot be read"),
+    "another dict": (lambda *_: (200, '{"reward": [1, 1]}'), "error", "a dict with 'rewards' is needed"),
+    "too few": (lambda *_: (200, '{"rewards": [1]}'), "error", "1 rewards for 2 queries"),
+    "too many": (lambda *_: (200, '{"rewards": [1, 1, 1]}'), "error", "3 rewards for 2 queries"),
+    "a text": (lambda *_: (200, '{"rewards": ["1", "2"]}'), "error", "reward 1 of 2 is no finite number"),
+    "no number": (lambda *_: (200, '{"rewards": [NaN, null]}'), "error", "reward 2 of 2 is no finite number"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_answers_of_a_broken_server_are_not_graded_and_the_log_says_why(name, caplog):
+    reply, verdict, words = BROKEN[name]
+    with serving(reply) as (url, bodies):
+        assert shown(grades(url, tries=2)) == [(verdict, None)] * 2
+        assert words in caplog.text
+        assert url in caplog.text
+        assert len(bodies) == (1 if "number" in words else 2), "what may pass is tried again"
+
+
+def test_a_server_that_is_too_slow_is_a_timeout():
+    release = threading.Event()
+    with serving(lambda *_: release.wait(60) and None) as (url, _):
+        begun = time.monotonic()
+        assert shown(grades(url, timeout=0.3)) == [("timeout", None)] * 2
+        assert time.monotonic() - begun < 30
+        release.set()
+
+
+def test_one_answer_without_a_number_leaves_the_others_graded():
+    with serving(lambda *_: (200, '{"rewards": [1, NaN]}')) as (url, _):
+        assert shown(grades(url)) == [("correct", 1.0), ("error", None)]
+
+
+def test_a_request_that_failed_is_sent_again_to_the_next_server():
+    with serving(lambda *_: (503, "busy")) as (down, _), serving(judged) as (up, _):
+        assert shown(grades((down, up), tries=2)) == [("correct", 1.0), ("wrong", 0.1)]
+        assert shown(grades((down, up), tries=2)) == [("correct", 1.0), ("wrong", 0.1)]
+
+
+def test_too_many_failures_stop_the_run_and_a_server_that_is_down_stops_it_before_anything_is_generated():
+    with serving(lambda *_: (500, "")) as (url, _):
+        with pytest.raises(GradingError, match=r"2 of 2 answers could not be graded \(0 timeouts, 2 errors\)"):
+            grades(url, max_failed_share=0.25)
+        Verifier("http", url=url).check([QUESTION])
+    with pytest.raises(NoGrader, match=r"Verifier\.url: no reward server answers \(http://127.0.0.1:\d+/get_reward: "):
+        Verifier("http", url=url).check([QUESTION])
+
+
+@pytest.mark.parametrize("url", ["localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None])
+def test_a_wrong_address_is_refused(url):
+    with pytest.raises(ValueError, match=r"Verifier\.url \(an address, or a tuple of several\) must be set"):
+        Verifier("http", url=url)
+
+
+def test_an_address_without_its_kind_is_refused():
+    with pytest.raises(ValueError, match=r"got 'http://a/b' with Verifier\.kind = 'exact'"):
+        Verifier("exact", url="http://a/b")
