@@ -13,14 +13,7 @@ import pytest
 from exgrpo_orlhf.rewards.sandbox import sandbox
 
 MEMORY = 256  # MiB
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sandbox():
-    try:
-        sandbox.check()
-    except sandbox.NoSandbox as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 def ran(program: str, inputs=("",), timeout: float = 30.0, **settings) -> list[sandbox.Run]:
