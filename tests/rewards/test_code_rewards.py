@@ -180,7 +180,7 @@ def test_a_program_is_found_in_time_linear_in_the_response():
     for part in (*tags, " ", "\n", " \n", "```\n", "   ```\n", "```python\n", "`"):
         last_program("```python\n" + part * (100_000 // len(part)) + "x")
         last_program("<think>\n  ```python\n" + part * (100_000 // len(part)))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 120  # quadratic time would be hours
 
 
 def test_tests_are_read():
