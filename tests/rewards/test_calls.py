@@ -26,7 +26,7 @@ RIGHT = {
         "assert f('aab') == [{'a': 2, 'b': 1}, {'a': 1}, {'b': 2}, (3, 4)]",
     ),
     "the other way round": (SAME, "assert (1, 2) == f((1, 2)), 'a message'"),
-    "is": ("def f(x): return {1: True, 2: False}.get(x)", *(f"assert f({x}) is {y}" for x, y in ((1, True), (3, None)))),
+    "is": ("def f(x): return {1: True}.get(x)", "assert f(1) is True", "assert f(3) is None"),
     "tolerances": (
         "def f(x): return x / 3",
         "import math\nfrom math import isclose\nassert math.isclose(f(1), 0.3333, abs_tol=1e-3)",
@@ -34,9 +34,9 @@ RIGHT = {
         "assert abs(0.5 - f(3)) <= 0.5",
     ),
     "a builtin's name": ("def sum(a, b): return a * b", "assert sum(10, 15) == 150"),
-    "calls in order": ("n = 0\ndef f():\n    global n\n    n += 1\n    return n", "assert f() == 1", "assert f() == 2"),
+    "calls in order": ("n = []\ndef f():\n    n.append(0)\n    return len(n)", "assert f() == 1", "assert f() == 2"),
     "a thread that goes on, and noise": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\ndef f(): print('[2]'); return 1",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\nprint('[2]')\ndef f(): return 1",
         "assert f() == 1",
     ),
 }  # fmt: skip
@@ -101,17 +101,23 @@ def test_any_other_assertion_is_refused_with_its_line(line):
 
 @pytest.mark.usefixtures("needs_sandbox")
 def test_a_question_is_refused_before_anything_is_generated():
-    questions = [Question.make("set", f"Write f, {i}.", "", {"tests": test}) for i, test in enumerate(("assert f(1) == 2", "assert f(1)"))]
+    questions = [
+        Question.make("set", f"Write f, {i}.", "", {"tests": test})
+        for i, test in enumerate(("assert f(1) == 2", "assert f(1)"))
+    ]
     verifier = Verifier("code", memory=256)
     verifier.check(questions[:1])
-    with pytest.raises(ValueError, match=r"'Write f, 1\.' of 'set': line 1 of the tests cannot be read: assert f\(1\);"):
+    with pytest.raises(
+        ValueError, match=r"'Write f, 1\.' of 'set': line 1 of the tests cannot be read: assert f\(1\);"
+    ):
         verifier.check(questions)
 
 
 @pytest.mark.parametrize(
     "output",
     [
-        "", "[]", "[271828, 271828]", "271828", "null", "true", "[true]", "{}", '[{"a": 1}]', "[NaN]", "[Infinity]", "[" * 500,
+        "", "[]", "[271828, 271828]", "271828", "null", "true", "[true]", "{}", '[{"a": 1}]', "[NaN]", "[Infinity]",
+        "[" * 500,
         '[["os", "_exit"]]', '[["list", ["os:_exit"]]]', '[["set", ["list"]]]', '[["dict", 1]]', '[["bytes", "zz"]]',
         '[["complex", 271828, 0, 0]]', "[" + "9" * 900 + "]", "[[]]", "\x80\x04cos\n_exit\nK\x00\x85R.\n", "exit 0",
         '{"results": [{"how": "exit 0", "output": ""}]}', "[271827]\n[271828]", "[271828" + " " * 2000 + "]",
@@ -154,14 +160,14 @@ CHEATS = {
             ALWAYS.format(base=f"({base})") + f"def f(x): return Always({value})", f"assert f(1) == {expected}",
         )
         for base, value, expected in (
-            ("int", "1", "271828"), ("float", "1", "271828"), ("str", "'a'", "'271828'"), ("bytes", "b'a'", "b'271828'"),
-            ("list", "", "[271828]"), ("tuple", "", "(271828,)"), ("set", "", "{271828}"), ("dict", "", "{'a': 271828}"),
+            ("int", "1", "271828"), ("float", "1", "271828"), ("str", "'a'", "'271828'"), ("list", "", "[271828]"),
+            ("bytes", "b'a'", "b'271828'"), ("tuple", "", "(271828,)"), ("set", "", "{271828}"), ("dict", "", "{1: 2}"),
         )
     },
     **{
         name: (f"import builtins\nbuiltins.{name} = {name} = lambda *a, **k: {value}\ndef f(x): return 0", SECRET)
         for name, value in (
-            ("compile", "'pass'"), ("exec", "None"), ("eval", "0"), ("isinstance", "True"), ("len", "3"), ("repr", "''"),
+            ("compile", "'pass'"), ("exec", "None"), ("eval", "0"), ("isinstance", "1"), ("len", "3"), ("repr", "''"),
         )
     },
     "abs": ("abs = lambda x: 0\ndef f(x): return 0.0", CLOSE),

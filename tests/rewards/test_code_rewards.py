@@ -192,7 +192,7 @@ def test_tests_are_read():
     for broken in ('{"inputs": ["1"', "[assert", "[x] = [f(1)]; assert x == 2", "assert f("):
         with pytest.raises(ValueError, match="neither JSON nor assert lines"):
             read_tests(broken)
-    for values in ('[[Infinity]]', '[[{"a": NaN}]]'):
+    for values in ("[[Infinity]]", '[[{"a": NaN}]]'):
         with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: its arguments are no JSON"):
             read_tests(f'{{"fn_name": "f", "inputs": {values}, "outputs": [1]}}')
     with pytest.raises(ValueError, match="two tests have the input '1' and different outputs"):

@@ -47,7 +47,9 @@ def read_assertions(text: str) -> list[Call]:
             calls.append(_read_assertion(statement))
         except (ValueError, TypeError, RecursionError) as error:
             line = text.split("\n")[statement.lineno - 1].strip()
-            raise ValueError(f"line {statement.lineno} of the tests cannot be read: {line:.120}; {_ACCEPTED}") from error
+            raise ValueError(
+                f"line {statement.lineno} of the tests cannot be read: {line:.120}; {_ACCEPTED}"
+            ) from error
     return calls
 
 

@@ -1,6 +1,6 @@
 """Runs untrusted Python programs: without network, with no files but their own, within limits, leaving nothing behind.
 
-It uses Linux namespaces and a system call filter (`namespaces.py`), for root and for other users; no program needs to be
+It uses Linux namespaces and a system call filter (`namespaces.py`), for root and for other users; nothing needs to be
 installed. It needs Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import namespaces
 
