@@ -36,7 +36,7 @@ RIGHT = {
     "a builtin's name": ("def sum(a, b): return a * b", "assert sum(10, 15) == 150"),
     "calls in order": ("n = []\ndef f():\n    n.append(0)\n    return len(n)", "assert f() == 1", "assert f() == 2"),
     "a thread that goes on, and noise": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\nprint('[2]')\ndef f(): return 1",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\ndef f(): print(2); return 1",
         "assert f() == 1",
     ),
 }  # fmt: skip

@@ -18,7 +18,6 @@ from typing import Any
 from .system_calls import filter_calls, libc
 
 NOBODY = 65534
-OWN_MEMORY = 64  # MiB of process 1
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 
 
@@ -120,7 +119,10 @@ def _watch(
 
 
 def _memory() -> int:
-    """Bytes of all processes but this one, with their page tables, and of the files in the scratch folder."""
+    """Bytes of all processes but this one, with their page tables, and of the files in the scratch folder.
+
+    The kernel's buffers of pipes and socket pairs are not counted; its limits on a user and a process bound them.
+    """
     scratch = os.statvfs("/tmp")
     total = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
     for name in os.listdir("/proc"):
