@@ -23,14 +23,14 @@ _KINDS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": 
 class Call(NamedTuple):
     """A call and what its result must be.
 
-    name: the program's function; text: the call in Python; expected: the result; passes: whether a result is right
-        (raises what it likes for a result of another type)
+    name: the program's function; text: the call in Python; passes: whether a result is right, from the result and the
+        expected one (raises what it likes for a result of another type)
     """
 
     name: str
     text: str
     expected: Any
-    passes: Callable[[Any], Any]
+    passes: Callable[[Any, Any], Any]
 
 
 def read_assertions(text: str) -> list[Call]:
@@ -54,7 +54,8 @@ def read_assertions(text: str) -> list[Call]:
 
 
 def _read_assertion(statement: ast.stmt) -> Call:
-    read, passes = ast.literal_eval, None
+    read = ast.literal_eval
+    passes: Callable[[Any, Any], Any]
     match statement:
         case ast.Assert(
             ast.Compare(
@@ -62,22 +63,22 @@ def _read_assertion(statement: ast.stmt) -> Call:
             )
         ):
             smaller, most = operator.lt if isinstance(sign, ast.Lt) else operator.le, read(limit)
-            passes = lambda result: smaller(abs(result - expected), most)
+            passes = lambda result, expected: smaller(abs(result - expected), most)
         case ast.Assert(
             ast.Call(ast.Name("isclose") | ast.Attribute(ast.Name("math"), "isclose"), [call, value], options)
         ):
             tolerances = {str(each.arg): read(each.value) for each in options}
-            passes = lambda result: math.isclose(result, expected, **tolerances)
+            passes = lambda result, expected: math.isclose(result, expected, **tolerances)
         case ast.Assert(ast.Compare(call, [ast.Is()], [ast.Constant(True | False | None) as value])):
-            passes = lambda result: result is expected
+            passes = operator.is_
         case ast.Assert(ast.Compare(call, [ast.Eq()], [value])):
-            passes = lambda result: result == expected
+            passes = operator.eq
         case _:
             raise ValueError("another statement")
     if not isinstance(call, ast.Call):
         call, value = value, call
     expected = read(value)
-    if not passes(expected):
+    if not passes(expected, expected):
         raise ValueError("no result passes")
     return Call(*_literal_call(call), expected, passes)
 
@@ -92,7 +93,7 @@ def read_json_call(name: str, arguments: Any, expected: Any) -> Call:
         call = _literal_call(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{text:.120} cannot be called: its arguments are no JSON") from error
-    return Call(*call, expected, lambda result: json.loads(json.dumps(result)) == expected)
+    return Call(*call, expected, lambda result, expected: json.loads(json.dumps(result)) == expected)
 
 
 def _literal_call(call: ast.expr) -> tuple[str, str]:
@@ -110,7 +111,7 @@ def all_pass(calls: Sequence[Call], output: str) -> bool:
         return False  # longer than what is expected in any notation: not worth the time to read
     try:
         results = [_unpack(each) for each in json.loads(line)]
-        return all(call.passes(result) for call, result in zip(calls, results, strict=True))
+        return all(call.passes(result, call.expected) for call, result in zip(calls, results, strict=True))
     except Exception:  # the program may have written anything
         return False
 
