@@ -22,6 +22,7 @@ from ..tasks import countdown, modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded
 from .pool.pool import GradingError, Pool, pool
+from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server
 
 log = logging.getLogger(__name__)
@@ -139,12 +140,18 @@ class Verifier:
         )
 
     def check(self, questions: Iterable[Question]) -> None:
-        """Check, before anything is generated, that a user's file or the sandbox can be loaded, and that there is one
-        gold answer for each question where a kind takes no list. Raises NoGrader, ValueError."""
+        """Check, before anything is generated, that a user's file, the sandbox or the server is there, that there is
+        one gold answer for each question where a kind takes no list, and that a program's tests can be read. Raises
+        NoGrader, ValueError."""
         if self.kind in ("function", "code", "http"):
             self._pool().check()
-        elif not self.kind.startswith("math"):
-            for each in questions:
+        for each in questions:
+            if self.kind == "code":
+                try:
+                    tests_of(_as_answer(each, ""))
+                except ValueError as error:
+                    raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
+            elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
                 several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer:.80}"
                 require("answers" not in each.meta, several)
 
@@ -243,8 +250,7 @@ class _Answers:
             return
         new: dict[bytes, Answer] = {}
         for question, response in pairs:
-            gold = question.meta.get("answers", question.answer)  # several: any of them
-            answer = Answer(gold, response, question.prompt, dict(question.meta), question.source)
+            answer = _as_answer(question, response)
             key = self._key(answer)
             self.keys.append(key)
             if grade := _cache.get(key):
@@ -312,6 +318,11 @@ class _Answers:
         meta = [answer.meta.get(name) for name in ("options", SOURCE)]
         relevant = [kind, self.verifier.success_at, answer.gold, answer.response, meta]
         return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
+
+
+def _as_answer(question: Question, response: str) -> Answer:
+    gold = question.meta.get("answers", question.answer)  # several: any of them
+    return Answer(gold, response, question.prompt, dict(question.meta), question.source)
 
 
 def _remember(key: bytes, grade: Grade) -> None:

@@ -13,21 +13,12 @@ from run_builders import wait_until
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, close_pools
-from exgrpo_orlhf.rewards.sandbox import sandbox
 from exgrpo_orlhf.rewards.sandbox.code import last_program, read_tests
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
-BRACKET = "[x] = [f(1)]; assert x == 2"  # not a list of tests, though it begins like one
 TIMEOUT = 2.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sandbox():
-    try:
-        sandbox.check()
-    except sandbox.NoSandbox as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 def verdict(program: str, tests=SUMS, **settings) -> str:
@@ -38,7 +29,7 @@ def verdict(program: str, tests=SUMS, **settings) -> str:
 
 def sandboxes() -> set[str]:
     """Their processes on this machine, also those of tests that run at the same time in another process."""
-    command = ["pgrep", "-f", "sandbox/inside.py|marked-by-the-test"]
+    command = ["pgrep", "-f", "sandbox/namespaces.py|marked-by-the-test"]
     return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
 
 
@@ -64,13 +55,14 @@ def assert_nothing_is_left_running() -> None:
         ("import sys\nsys.exit(0)", ASSERTS, "wrong"),
         ("import os\nos._exit(0)", ASSERTS, "wrong"),
         ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
-        ("def f(x):\n    return x + 1", BRACKET, "correct"),
-        ("def f(x):\n    return x", BRACKET, "wrong"),
-        ("print(1)", "nonsense", "wrong"),
+        ("def f(x):\n    return x + 1", {"fn_name": "f", "inputs": [[1]], "outputs": [2]}, "correct"),
+        ("print(1)", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "wrong"),
+        ("print(1)", {"fn_name": "f", "inputs": [1], "outputs": [1]}, "error"),
+        ("print(1)", "nonsense", "error"),
+        ("print(1)", "import os", "error"),
         ("print(1)", [], "error"),
         ("print(1)", {"inputs": ["1"], "outputs": []}, "error"),
         ("print(1)", {"inputs": ["1", "1"], "outputs": ["1", "2"]}, "error"),
-        ("print(1)", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "error"),
     ],
 )
 def test_all_tests_must_pass(program, tests, expected):
@@ -188,18 +180,21 @@ def test_a_program_is_found_in_time_linear_in_the_response():
     for part in (*tags, " ", "\n", " \n", "```\n", "   ```\n", "```python\n", "`"):
         last_program("```python\n" + part * (100_000 // len(part)) + "x")
         last_program("<think>\n  ```python\n" + part * (100_000 // len(part)))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 120  # quadratic time would be hours
 
 
 def test_tests_are_read():
-    for text in (BRACKET, ASSERTS):
-        assert read_tests(text) == [text]
+    assert [call.text for call in read_tests(ASSERTS)] == ["f(1)", "f(5)"]
+    assert [call[:3] for call in read_tests(str(["assert f(1, b=[2])  ==2", ""]))] == [("f", "f(1, b=[2])", 2)]
     assert read_tests("{'inputs': ['1'], 'outputs': ['2']}") == {"1": "2"}, "as an assertion it could not fail"
     assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}
     assert read_tests({"inputs": ["1", "1"], "outputs": ["1", "1\n"]}) == {"1": "1"}
-    for broken in ('{"inputs": ["1"', "[assert"):
-        with pytest.raises(ValueError, match="neither JSON nor Python"):
+    for broken in ('{"inputs": ["1"', "[assert", "[x] = [f(1)]; assert x == 2", "assert f("):
+        with pytest.raises(ValueError, match="neither JSON nor assert lines"):
             read_tests(broken)
+    for values in ("[[Infinity]]", '[[{"a": NaN}]]'):
+        with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: its arguments are no JSON"):
+            read_tests(f'{{"fn_name": "f", "inputs": {values}, "outputs": [1]}}')
     with pytest.raises(ValueError, match="two tests have the input '1' and different outputs"):
         read_tests({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]})
 
@@ -216,7 +211,7 @@ def test_without_a_sandbox_nothing_is_run():
         pytest.skip("needs unshare, to forbid user namespaces to a process")
     code = (
         "from exgrpo_orlhf.records import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
-        "Verifier('code', memory=257).grade(Question.make('t', '', 'assert True'), '```\\nprint(1)\\n```')"
+        "Verifier('code', memory=257).grade(Question.make('t', '', 'assert f() == 1'), '```\\nprint(1)\\n```')"
     )
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec {sys.executable} -c "$0"']
     done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300)

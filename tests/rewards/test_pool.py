@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,23 +28,16 @@ from exgrpo_orlhf.rewards.pool.pool import Pool
 pytestmark = pytest.mark.slow
 
 FUNCTION = """
-import os, subprocess, sys, time
+import subprocess, time
 def reward_func(queries, prompts, labels):
     query = queries[0]
     if "sleep" in query: time.sleep(60)
     if "spin" in query:
         while True: pass
-    if "abort" in query: os.abort()
-    if "raise" in query: raise KeyError("inside")
-    if "eat" in query: return [len(bytearray(8 * 2**30))]
-    if "exit" in query: os._exit(0)
     if "nap" in query: time.sleep(1)
-    if "kill" in query: os.kill(os.getpid(), 9)
     if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
     if "child" in query:
         subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
-    if "nan" in query: return [float("nan")]
-    if "print" in query: print("noise"); sys.stdout.flush(); os.write(1, b"more")
     assert prompts[0] == "p:" and query.startswith("p:"), (queries, prompts)
     return {"rewards": [0.5 if labels[0] in query else 0.0], "scores": [1.0]}
 def swallows(queries, prompts, labels):
@@ -54,9 +46,6 @@ def swallows(queries, prompts, labels):
         for i in range(int(queries[0].removeprefix("p:"))): blocks.append(bytearray(2**20))
     except MemoryError: pass
     return 0.0
-def other(queries, prompts, labels):
-    import torch
-    return torch.tensor([1.0])
 """
 QUESTION = Question.make("test", "p:", "42")
 ANSWERS = [
@@ -82,8 +71,8 @@ def verifier(function) -> Verifier:
 
 def processes(needle: str) -> list[int]:
     """Other processes with this in their command line."""
-    found = subprocess.run(["pgrep", "-f", needle], capture_output=True, text=True).stdout.split()
-    return [int(pid) for pid in found if int(pid) != os.getpid()]
+    pids = subprocess.run(["pgrep", "-f", needle], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in pids if int(pid) != os.getpid()]
 
 
 def grade(pool: Pool, responses: Sequence[str]) -> list[Graded]:
@@ -91,18 +80,8 @@ def grade(pool: Pool, responses: Sequence[str]) -> list[Graded]:
 
 
 def verdicts(pairs=ANSWERS) -> list[str]:
-    asked = [(Question.make("test", "", gold), response) for gold, response in pairs]
-    return [grade.verdict for grade in Verifier("math").grade_all(asked)]
-
-
-def test_only_the_guilty_answer_is_lost_and_the_order_stays(verifier):
-    responses = ["42", "no", "spin", "42", "abort", "raise", "eat", "exit", "print 42", "nan", "no", "42"] * 2
-    begun = time.monotonic()
-    grades = verifier.grade_all([(QUESTION, response) for response in responses])
-    known = {"42": "correct", "print 42": "correct", "no": "wrong", "spin": "timeout"}
-    assert [grade.verdict for grade in grades] == [known.get(response, "error") for response in responses]
-    assert {grade.reward for grade in grades if grade.verdict == "correct"} == {0.5}, "the function's own reward"
-    assert time.monotonic() - begun < 120  # "spin" alone would run for ever
+    answers = [(Question.make("test", "", gold), response) for gold, response in pairs]
+    return [grade.verdict for grade in Verifier("math").grade_all(answers)]
 
 
 def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
@@ -115,24 +94,16 @@ def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
     wait_until(lambda: not processes("61.25"), 30)  # what an answer has started is killed with it
 
 
-def test_many_threads_share_the_pool(verifier):
-    with ThreadPoolExecutor(8) as threads:
-        grades = [*threads.map(lambda i: verifier.grade(QUESTION, "42" if i % 3 else "no").verdict, range(60))]
-    assert grades == ["correct" if i % 3 else "wrong" for i in range(60)]
-
-
 def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():
     assert verdicts() == VERDICTS
-    found = []
-    thread = threading.Thread(target=lambda: found.append(verdicts([(g, r + " ") for g, r in ANSWERS])))
-    thread.start()
-    thread.join()
+    answers = [[(gold, f"{response}{' ' * i}")] for i in range(8) for gold, response in ANSWERS]  # all new to the cache
 
     async def in_asyncio():
-        return await asyncio.gather(*(asyncio.to_thread(verdicts, [(g, f"{r}\n")]) for g, r in ANSWERS))
+        return await asyncio.gather(*(asyncio.to_thread(verdicts, each) for each in answers))
 
-    assert found == [VERDICTS]
-    assert [each for (each,) in asyncio.run(in_asyncio())] == VERDICTS
+    assert [each for (each,) in asyncio.run(in_asyncio())] == VERDICTS * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(verdicts, [[(gold, f"\n{response}") for gold, response in ANSWERS]])] == [VERDICTS]
 
 
 def test_the_same_verdicts_in_ray():
@@ -216,24 +187,6 @@ def test_memory_is_bounded_also_where_the_error_is_swallowed(function):
     assert verifier.grade(QUESTION, "20").verdict == "wrong"
 
 
-def test_a_batch_with_too_many_failures_stops_training(function):
-    strict = Verifier("function", function=function, timeout=0.5, max_failed_share=0.25)
-    groups = [RolloutGroup(QUESTION, tuple(Rollout(np.array([i], np.int32), "stop") for i in range(4)), False)]
-    one = strict.grade_groups(groups, lambda ids: "raise" if ids[0] == 0 else "42")
-    assert [rollout.grade.verdict for rollout in one[0].rollouts] == ["error", "correct", "correct", "correct"]
-    assert one[0].accuracy == 1, "what could not be graded does not count"
-    with pytest.raises(
-        GradingError, match=r"2 of 4 answers could not be graded \(0 timeouts, 2 errors\).*max_failed_share"
-    ):
-        strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "42")
-    # The share is over the step: a late round of one group is no sample of its own.
-    fine = strict.grade_groups(groups, lambda ids: "42")
-    late = strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", fine)
-    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error", "wrong", "wrong"]
-    with pytest.raises(GradingError, match="3 of 8"):
-        strict.grade_groups(groups, lambda ids: "raise" if ids[0] < 2 else "43", one)
-
-
 def group(number: int) -> RolloutGroup:
     question = Question.make("test", "p:", f"42, the {number}th")
     return RolloutGroup(question, tuple(Rollout(np.array([number, k], np.int32), "stop") for k in range(2)), False)
@@ -302,36 +255,6 @@ def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(func
     assert time.monotonic() < end
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("/nowhere/reward.py", "Verifier.function = '/nowhere/reward.py': there is no file"),
-        ("{}:absent", "defines no function 'absent'"),
-        ("{}.broken.py", "ZeroDivisionError"),
-    ],
-)
-def test_a_function_that_cannot_be_loaded_is_an_error_at_once(function, where, message):
-    Path(f"{function}.broken.py").write_text("1 / 0")
-    verifier = Verifier("function", function=where.format(function))
-    with pytest.raises(GradingError, match=message):
-        verifier.grade(QUESTION, "42")
-
-
-def test_another_function_of_the_file_may_return_a_tensor(function):
-    verifier = Verifier("function", function=f"{function}:other", memory=4096, timeout=60)
-    assert verifier.grade(QUESTION, "anything").reward == 1.0
-
-
-def test_a_worker_killed_from_outside_is_replaced(function):
-    pool = Pool({"kind": "function", "function": function, "memory": 512}, 5.0, 1)
-    assert [graded.verdict for graded in grade(pool, ["p:42"] * 3)] == ["correct"] * 3
-    pool._slots[0].process.kill()
-    assert [graded.verdict for graded in grade(pool, ["p:42"] * 3)] == ["correct"] * 3
-    pool.close()
-    with pytest.raises(GradingError, match="closed"):
-        grade(pool, ["p:42"])
-
-
 def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function):
     pool = Pool({"kind": "function", "function": function, "memory": 515}, 5.0, 1)
 
@@ -341,14 +264,11 @@ def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function)
     grade(pool, ["p:42"])
     for answers in ([], ["p:42", "p:nap 42", "p:42"]):  # between two chunks, and within one
         with ThreadPoolExecutor(1) as threads:
-            found = threads.submit(grade, pool, answers)
+            grades = threads.submit(grade, pool, answers)
             time.sleep(0.4)
             (fork,) = forks()
             os.kill(fork, SIGKILL)
-            assert [graded.verdict for graded in found.result()] == ["correct"] * len(answers)
-    graded = grade(pool, ["p:kill", "p:42"])
-    assert [each.verdict for each in graded] == ["error", "correct"]
-    assert "killed by SIGKILL" in graded[0].reason
+            assert [graded.verdict for graded in grades.result()] == ["correct"] * len(answers)
     pool.close()
 
 
@@ -386,11 +306,4 @@ def test_a_forked_process_makes_a_pool_of_its_own(verifier):
     if child == 0:
         os._exit(0 if verifier.grade(QUESTION, "42").correct else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert verifier.grade(QUESTION, "42").correct
-
-
-def test_a_verifier_pickles_and_grades_after_it(verifier):
-    verifier.grade(QUESTION, "42")
-    again = pickle.loads(pickle.dumps(verifier))
-    assert again == verifier
-    assert again.grade(QUESTION, "42").correct
+    assert pickle.loads(pickle.dumps(verifier)).grade(QUESTION, "42").correct, "and the parent's own lives"

@@ -23,6 +23,8 @@ def reward_func(queries, prompts, labels):
     if "spin" in query:
         while True: pass
     if "exit" in query: os._exit(3)
+    if "abort" in query: os.abort()
+    if "print" in query: print("noise", flush=True); os.write(1, b"more")
     if "eat" in query: bytearray(8 * 2**30)
     if "kill" in query: os.kill(os.getpid(), 9)
     if "fork" in query: os.fork()  # and both return
@@ -31,7 +33,7 @@ def reward_func(queries, prompts, labels):
     if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
     if "raise" in query:
         raise KeyError("inside")
-    return {"rewards": [float(labels[0] in query)]}
+    return {"rewards": [0.5 * (labels[0] in query)]}
 """
 WAIT = 300  # seconds, only against waiting for ever
 
@@ -59,15 +61,17 @@ def verdicts(pool: Pool, *responses: str) -> list[str]:
 
 
 def test_a_broken_answer_costs_no_other_its_verdict_and_the_order_stays(pool):
-    responses = ["42", "exit", "no", "42", "eat", "raise", "42", "no"]
+    responses = ["42", "exit", "no", "print 42", "abort", "eat", "raise", "42", "no"]
     graded = grade(pool, *responses)
-    assert [each.verdict for each in graded] == [
-        *("correct", "error", "wrong", "correct", "error", "error", "correct", "wrong")
-    ]
+    rewards = [0.5, None, 0.0, 0.5, None, None, None, 0.5, 0.0]  # the function's own
+    assert [each.reward for each in graded] == rewards
+    verdicts = {None: "error", 0.0: "wrong", 0.5: "correct"}
+    assert [each.verdict for each in graded] == [*map(verdicts.get, rewards)]
     assert [each.reason for each in graded if each.reason] == [
         "grading it ended the process: exit status 3",
+        "grading it ended the process: killed by SIGABRT",
         "grading it ended the process: out of memory (Verifier.memory)",
-        "reward.py, line 17: KeyError: 'inside'",
+        "reward.py, line 19: KeyError: 'inside'",
     ]
 
 
@@ -151,33 +155,32 @@ def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, me
 
 def test_other_options_are_another_question_to_the_cache():
     verifier = Verifier("choice")
-    asked = [Question.make("t", "", "B", {"options": options}) for options in (["Rome", "Paris"], ["Paris", "Rome"])]
-    for order in (asked, asked[::-1]):
-        graded = [verifier.grade(question, "\\boxed{Paris}").verdict for question in order]
-        assert graded == ["correct" if question is asked[0] else "wrong" for question in order]
+    right, other = (Question.make("t", "", "B", {"options": o}) for o in (["Rome", "Paris"], ["Paris", "Rome"]))
+    assert [verifier.grade(each, "\\boxed{Paris}").correct for each in (right, other, right)] == [True, False, True]
 
 
-def test_failures_of_earlier_rounds_count_towards_the_share():
-    """Answers without a gold that can be read fail; a late round of few groups is no sample of its own."""
-    verifier = Verifier("choice", max_failed_share=0.25)
+def test_too_many_failures_stop_training_and_earlier_rounds_count(function):
+    """A late round of few groups is no sample of its own."""
+    verifier = Verifier("function", function=function, memory=516, workers=1, max_failed_share=0.25)
 
-    def group(gold: str) -> RolloutGroup:
-        rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
-        return RolloutGroup(Question.make("t", "", gold), rollouts, False)
+    def graded(failures: list[int], earlier: list[RolloutGroup]) -> list[RolloutGroup]:
+        rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(4))
+        groups = [RolloutGroup(Question.make("t", "", "42", {"n": n}), rollouts, False) for n in failures]
+        fails = iter([k < n for n in failures for k in range(4)])
+        return verifier.grade_groups(groups, lambda ids: "raise" if next(fails) else "42", earlier)
 
-    def graded(golds: list[str], earlier: list[RolloutGroup]) -> list[RolloutGroup]:
-        return verifier.grade_groups(map(group, golds), lambda ids: f"\\boxed{{{'AB'[ids[0]]}}}", earlier)
-
-    fine = graded(["A", "B", "A"], [])
-    with pytest.raises(GradingError, match="2 of 2 answers could not be graded"):
-        graded(["no option"], [])
-    late = graded(["no option"], fine)  # 2 of 8
-    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error"]
-    with pytest.raises(GradingError, match="4 of 10"):
-        graded(["no option"], [*fine, *late])
-    ungraded = replace(fine[0], rollouts=tuple(replace(each, grade=None) for each in fine[0].rollouts))
-    with pytest.raises(GradingError, match="4 of 8"):
-        graded(["no option"], [ungraded, *fine[1:], *late])
+    one = graded([1], [])
+    assert [rollout.grade.verdict for rollout in one[0].rollouts] == ["error", "correct", "correct", "correct"]
+    assert one[0].accuracy == 1, "what could not be graded does not count"
+    with pytest.raises(GradingError, match=r"2 of 4 answers .* \(0 timeouts, 2 errors\).*max_failed_share"):
+        graded([2], [])
+    late = graded([2], graded([0], []))  # 2 of 8
+    assert [rollout.grade.verdict for rollout in late[0].rollouts] == ["error", "error", "correct", "correct"]
+    with pytest.raises(GradingError, match="3 of 8"):
+        graded([2], one)
+    ungraded = replace(one[0], rollouts=tuple(replace(each, grade=None) for each in one[0].rollouts))
+    with pytest.raises(GradingError, match="2 of 4"):
+        graded([2], [ungraded])
 
 
 class Scripted:

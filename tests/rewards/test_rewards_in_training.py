@@ -10,8 +10,7 @@ import pytest
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.rewards import GradingError, NoSandbox
-from exgrpo_orlhf.rewards.sandbox import sandbox
+from exgrpo_orlhf.rewards import GradingError
 from exgrpo_orlhf.training.run import train
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
@@ -35,14 +34,16 @@ def go(model: Path, run: Path, *more: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", ["math", "choice", "code"])
-def test_a_run_is_rewarded(kind, warm_model, tmp_path):
+def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
     """A model of digits writes no programs: every answer is none, and that is no error."""
+    bindings = [f"Verifier.kind = {kind!r}", "Verifier.memory = 512"]
     if kind == "code":
-        try:
-            sandbox.check()
-        except NoSandbox as error:
-            pytest.skip(str(error))
-    rows = go(warm_model, tmp_path / "run", f"Verifier.kind = {kind!r}", "Verifier.memory = 512")
+        request.getfixturevalue("needs_sandbox")
+        rows = [{"prompt": f"{i}+5=", "gold": i, "tests": f"assert f({i}) == {i + 5}"} for i in range(10, 40)]
+        (tmp_path / "code.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        bindings += ["Work.questions = @QuestionFile()", f"QuestionFile.path = '{tmp_path}/code.jsonl'"]
+        bindings += ["QuestionFile.answer = 'gold'", "QuestionFile.meta = ('tests',)", "Work.validation = None"]
+    rows = go(warm_model, tmp_path / "run", *bindings)
     assert len(rows) == 3
     for row in rows[1:]:
         assert row["reward/timeout_share"] == row["reward/error_share"] == 0

@@ -4,7 +4,8 @@ It is the last block tagged python, python3 or py, else the last block without a
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
-    "assert f(1) == 2\\nassert …", or a list of such lines: in a process beside the program's (`judge.py`)
+    {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}: calls in one process
+    "assert f(1) == 2\\nassert …", or a list of such lines: the same, read from Python (`calls.py`)
 
 A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line, white
 space at line ends and empty lines at the end aside.
@@ -18,11 +19,13 @@ import re
 import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..answer import Answer, Graded, Grader
 from ..text.extraction import CHAT_TOKEN, THINK
 from . import sandbox
+from .calls import Call, all_pass, read_assertions, read_json_call
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
@@ -32,6 +35,7 @@ _MARK = re.compile(
 )
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
+_CALLER = Path(__file__).with_name("caller.py").read_text()
 
 
 def grader(timeout: float, memory: int) -> Grader:
@@ -40,25 +44,28 @@ def grader(timeout: float, memory: int) -> Grader:
 
     def grade(answer: Answer) -> Graded:
         try:
-            given = answer.meta.get("tests")
-            tests = read_tests(answer.gold if given is None else given)
+            tests = tests_of(answer)
         except ValueError as error:
             return Graded("error", None, reason=str(error))
         program = last_program(answer.response)
         if program is None:
             return Graded("no_answer", 0.0)
-        correct = len(program.encode()) <= _LONGEST and "\0" not in program and passes(program, tests)
+        correct = len(program.encode()) <= _LONGEST and "\0" not in program and passes(program, tests, timeout, memory)
         return Graded("correct", 1.0, program) if correct else Graded("wrong", 0.0, program)
 
-    def passes(program: str, tests: dict[str, str] | list[str]) -> bool:
-        if isinstance(tests, dict):
-            length = sum(len(expected.encode("utf-8", "replace")) for expected in tests.values())
-            runs = sandbox.run(["-c", program], list(tests), timeout, memory, length)  # up to the first that fails
-            given = [_plain(run.output) for run in runs if run.how == "exit 0"]
-            return given == [_plain(expected) for expected in tests.values()]
-        return sandbox.judge(program, tests, timeout, memory).how == "exit 0"
-
     return grade
+
+
+def passes(program: str, tests: dict[str, str] | list[Call], timeout: float, memory: int) -> bool:
+    """Whether a program passes all tests. timeout: seconds for all of them; memory: MiB."""
+    if isinstance(tests, list):
+        orders = json.dumps([program, [[call.name, call.text] for call in tests]])
+        [run] = sandbox.run(["-c", _CALLER], [orders], timeout, memory)
+        return run.how == "exit 0" and all_pass(tests, run.output)
+    length = sum(len(expected.encode("utf-8", "replace")) for expected in tests.values())
+    runs = sandbox.run(["-c", program], list(tests), timeout, memory, length)  # up to the first that fails
+    outputs = [_plain(run.output) for run in runs if run.how == "exit 0"]
+    return outputs == [_plain(expected) for expected in tests.values()]
 
 
 def last_program(response: str) -> str | None:
@@ -130,50 +137,55 @@ def _without_last_tokens(text: str) -> str:
     return text
 
 
-def read_tests(given: Any) -> dict[str, str] | list[str]:
-    """{stdin: stdout}, or assertions. Raises ValueError."""
-    if isinstance(given, str) and given.strip()[:1] in ("{", "["):
-        given = _read_literal(given.strip())
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping):
-        if given.get("fn_name"):
-            raise ValueError("tests that call a function ('fn_name') must be written as assert lines")
-        inputs, outputs = given.get("inputs"), given.get("outputs")
+def tests_of(answer: Answer) -> dict[str, str] | list[Call]:
+    """{stdin: stdout}, or calls. Raises ValueError for tests in any other form."""
+    tests = answer.meta.get("tests")
+    return read_tests(answer.gold if tests is None else tests)
+
+
+def read_tests(tests: Any) -> dict[str, str] | list[Call]:
+    """As `tests_of`."""
+    if isinstance(tests, str) and tests.strip()[:1] in ("{", "["):
+        tests = _read_literal(tests.strip())
+    if isinstance(tests, str):
+        tests = [tests]
+    name = None
+    if isinstance(tests, Mapping):
+        name, inputs, outputs = (tests.get(key) for key in ("fn_name", "inputs", "outputs"))
         if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or len(inputs) != len(outputs):
             raise ValueError("tests are {'inputs': […], 'outputs': […]} of equal length")
-        given = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
-    if not isinstance(given, Sequence) or not given:
-        raise ValueError(f"there are no tests in {given!r:.80}")
-    if all(isinstance(test, str) and test.strip() for test in given):
-        return list(given)
-    if all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in given):
-        tests: dict[str, str] = {}
-        for test in given:
-            asked, expected = _lines(test["input"]), _lines(test["output"])
-            if _plain(tests.setdefault(asked, expected)) != _plain(expected):
-                raise ValueError(f"two tests have the input {asked!r:.80} and different outputs")
-        return tests
-    raise ValueError("tests are assert lines, or {'input': stdin, 'output': stdout}")
+        tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+    if not isinstance(tests, Sequence) or not tests:
+        raise ValueError(f"there are no tests in {tests!r:.80}")
+    if all(isinstance(test, str) for test in tests):
+        if calls := read_assertions("\n".join(tests)):
+            return calls
+        raise ValueError(f"there are no tests in {tests!r:.80}")
+    if not all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in tests):
+        raise ValueError("tests are assert lines, or {'input': stdin, 'output': stdout}")
+    if name:
+        return [read_json_call(str(name), test["input"], test["output"]) for test in tests]
+    outputs_of: dict[str, str] = {}
+    for test in tests:
+        text, expected = _lines(test["input"]), _lines(test["output"])
+        if _plain(outputs_of.setdefault(text, expected)) != _plain(expected):
+            raise ValueError(f"two tests have the input {text!r:.80} and different outputs")
+    return outputs_of
 
 
-def _read_literal(given: str) -> Any:
-    """The value of JSON or a Python literal. A program stays text: "[x] = f(1); assert x == 2". Raises ValueError."""
+def _read_literal(text: str) -> Any:
+    """The value of JSON or of a Python literal. Raises ValueError."""
     try:
-        return json.loads(given)
+        return json.loads(text)
     except ValueError as error:
         try:
-            ast.parse(given)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ValueError(f"the tests are neither JSON nor Python: {error}") from error
-    try:
-        return ast.literal_eval(given)
-    except (SyntaxError, ValueError):  # more than one expression, or a call
-        return given
+            return ast.literal_eval(text)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            raise ValueError(f"the tests are neither JSON nor assert lines: {error}") from error
 
 
-def _lines(given: Any) -> str:
-    return "\n".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+def _lines(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
 
 
 def _plain(output: str) -> list[str]:

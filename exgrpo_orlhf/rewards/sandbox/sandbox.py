@@ -1,6 +1,6 @@
 """Runs untrusted Python programs: without network, with no files but their own, within limits, leaving nothing behind.
 
-It uses Linux namespaces and a system call filter (`inside.py`), for root and for other users; no program needs to be
+It uses Linux namespaces and a system call filter (`namespaces.py`), for root and for other users; nothing needs to be
 installed. It needs Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
 """
 
@@ -14,19 +14,18 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from . import inside, judging
+from . import namespaces
 
-# Runs inside.py in a package that has nothing but its folder.
+# Runs namespaces.py in a package that has nothing but its folder.
 _START = """
 import os, sys
 _package = sys.modules["sandbox"] = type(sys)("sandbox")
 _package.__path__ = [os.path.dirname(sys.argv[1])]
-from sandbox import inside
-inside.main(int(sys.argv[2]))
+from sandbox import namespaces
+namespaces.main(int(sys.argv[2]))
 """
-_PARTS = (inside, judging)  # imported here: their compiled files are then there when a sandbox starts
 _MOST_OUTPUT = 4 * 2**20  # bytes
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
@@ -56,32 +55,20 @@ def run(
     runs; they may print 4 MiB more, and one run 4 MiB
     The interpreter is this one's base, with its standard library; no virtual environment. Raises NoSandbox.
     """
-    command = [_interpreter(), "-I", "-B", *program]
-    limits = {"most_output_of_all": expected_output + _MOST_OUTPUT}
-    return _runs({"command": command, "inputs": list(inputs), **limits}, timeout, memory)
-
-
-def judge(program: str, tests: Sequence[str], timeout: float, memory: int) -> Run:
-    """Run tests, which are Python, on a program: 'exit 0' if none fails, 'exit 1' and the reason if one does.
-
-    The tests are in a process of their own, and so is the program. Otherwise as `run`.
-    """
-    orders = {"command": [_interpreter(), "-I", "-B"], "program": program, "tests": list(tests)}
-    return _runs(orders, timeout, memory)[0]
-
-
-def _runs(orders: dict[str, Any], timeout: float, memory: int) -> list[Run]:
     interpreter = _interpreter()
-    orders |= {
+    orders = {
+        "command": [interpreter, "-I", "-B", *program],
+        "inputs": list(inputs),
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "folders": _folders(interpreter),
         "timeout": timeout,
         "memory": memory,
-        "processes": 9 if "tests" in orders else 8,  # of a program, threads included; and its judge
+        "processes": 8,  # of a program, threads included
         "scratch": 64,  # MiB of files
         "most_output": _MOST_OUTPUT,
+        "most_output_of_all": expected_output + _MOST_OUTPUT,
     }
-    command = [interpreter, "-I", "-S", "-B", "-c", _START, inside.__file__, str(os.getpid())]
+    command = [interpreter, "-I", "-S", "-B", "-c", _START, namespaces.__file__, str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         out, complaint = process.communicate(json.dumps(orders).encode(), timeout + _GRACE)
@@ -107,17 +94,17 @@ def check() -> None:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         here = f"{sys.platform} on {platform.machine()}"
         raise NoSandbox(f"no sandbox for {here}: kind 'code' needs Linux on x86-64 or ARM64")
-    done = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
-    if done != [Run("exit 0", "42\n")]:
-        raise NoSandbox(f"the sandbox does not run a simple program: {done}")
+    runs = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
+    if runs != [Run("exit 0", "42\n")]:
+        raise NoSandbox(f"the sandbox does not run a simple program: {runs}")
 
 
 @lru_cache(maxsize=1)
 def _interpreter() -> str:
     """The base interpreter: a virtual environment's folder may lie beside files that must stay hidden."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    found = Path(sys.base_prefix, "bin", version)
-    return str(found if found.exists() else Path(sys.executable).resolve())
+    path = Path(sys.base_prefix, "bin", version)
+    return str(path if path.exists() else Path(sys.executable).resolve())
 
 
 def _folders(interpreter: str) -> list[str]:

@@ -3,7 +3,7 @@ of its own, with the orders as JSON on standard input.
 
 The first process makes the namespaces (user, mount, process, network, IPC, host name) and waits. The second is process
 1 of the new ones: it builds a root directory of read-only system folders and a scratch folder, unmounts everything
-else, and runs the program (`running.py`). When process 1 ends, the kernel kills all processes that are left.
+else, and runs the program (`supervisor.py`). When process 1 ends, the kernel kills all processes that are left.
 
 It works for root and for other users. For root, limits on processes do not hold, so the program runs as the machine's
 user `nobody`.
@@ -20,8 +20,7 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-from . import running
-from .control_group import ControlGroup
+from . import supervisor
 from .system_calls import check_filter, libc, machine
 
 _NEW = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # user, mount, pid, net, ipc, uts
@@ -53,28 +52,26 @@ def main(parent: int) -> None:
     """parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
     _end_with(parent)
-    group = None
     try:
         check_filter()
         outside_id, outside_group = os.geteuid(), os.getegid()
         with open("/proc/self/uid_map") as file:
             # The root of a container that maps its users is like any other user: limits hold for it.
             root = outside_id == 0 and file.read().split() == ["0", "0", "4294967295"]
-        group = ControlGroup.make(orders["memory"] + orders["scratch"] + running.OWN_MEMORY)
-        asked, ask = os.pipe()
+        signal_read, signal_write = os.pipe()
         helper = os.fork() if root else None
         if helper == 0:  # writes the map of users from outside: more than one needs the outer capabilities
             try:
-                os.close(ask)
-                for name in ("uid_map", "gid_map") if os.read(asked, 1) else ():
+                os.close(signal_write)
+                for name in ("uid_map", "gid_map") if os.read(signal_read, 1) else ():
                     with open(f"/proc/{os.getppid()}/{name}", "w") as file:
-                        file.write(f"0 0 1\n{running.NOBODY} {running.NOBODY} 1\n")
+                        file.write(f"0 0 1\n{supervisor.NOBODY} {supervisor.NOBODY} 1\n")
                 os._exit(0)
             finally:
                 os._exit(1)
         _check(libc.unshare(_NEW), "make namespaces")
         if helper:
-            os.write(ask, b"x")
+            os.write(signal_write, b"x")
             if os.waitpid(helper, 0)[1]:
                 raise OSError(errno.EPERM, "map users")
         else:
@@ -82,37 +79,24 @@ def main(parent: int) -> None:
             for name, text in maps:
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
-        os.close(asked)
-        os.close(ask)
+        os.close(signal_read)
+        os.close(signal_write)
         first = os.fork()
     except OSError as error:
-        if group:
-            group.remove()
         _report({"unavailable": str(error)})
     if first == 0:
-        if group:
-            group.join()
         _process_one(orders, root)
     _end_with(parent)
     os.waitpid(first, 0)
-    if group:
-        group.remove()
 
 
 def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
-    judging = None
-    if "tests" in orders:
-        from . import judging  # type: ignore[assignment]  # now: once the root has changed, only the interpreter's own folders are there
     try:
         # The parent is outside the new process namespace: its id reads 0 while it lives, and it cannot be checked.
         libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _build_root(orders["folders"])
         libc.prctl(_DUMPABLE, 0, 0, 0, 0)
-        if judging:
-            _empty_scratch(orders["scratch"])
-            results = [judging.result(orders, root)]
-        else:
-            results = running.results(orders, root, lambda: _empty_scratch(orders["scratch"]))
+        results = supervisor.results(orders, root, lambda: _empty_scratch(orders["scratch"]))
     except OSError as error:
         _report({"unavailable": str(error)})
     _report({"results": results})
