@@ -34,8 +34,8 @@ class GradingThread:
         plain: bool,
     ) -> None:
         """files: benchmark → where its samples go; plain: also grade by math-verify's plain recipe"""
-        self._verifiers = {asked.benchmark.name: asked.benchmark.grader(timeout, workers) for asked in sets}
-        self._questions = {asked.benchmark.name: dict(asked.rows) for asked in sets}
+        self._verifiers = {each.benchmark.name: each.benchmark.grader(timeout, workers) for each in sets}
+        self._questions = {each.benchmark.name: dict(each.rows) for each in sets}
         self._files, self._times, self._plain = files, times, plain
         self._thread = ThreadPoolExecutor(1, "grading")
         self._waiting: deque[Future[None]] = deque()
@@ -50,7 +50,6 @@ class GradingThread:
     def close(self) -> None:
         """Wait for all portions. Raises as `put` does."""
         self._thread.shutdown(wait=True)
-        self._times.flush()
         for portion in self._waiting:
             portion.result()
 
@@ -67,21 +66,21 @@ class GradingThread:
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
     """Check, before anything is generated, that every reference answer can be graded against. Raises BenchmarkError."""
-    for asked in sets:
-        verifier = asked.benchmark.grader(timeout, workers)
-        where = f"benchmark {asked.benchmark.name!r}, verifier {verifier.kind!r}"
+    for each in sets:
+        verifier = each.benchmark.grader(timeout, workers)
+        where = f"benchmark {each.benchmark.name!r}, verifier {verifier.kind!r}"
         try:
-            grades = verifier.grade_all([(question, "") for _, question in asked.rows])
+            grades = verifier.grade_all([(question, "") for _, question in each.rows])
         except (ValueError, GradingError) as error:
             raise BenchmarkError(f"{where}: {error}") from error
-        for (row, question), grade in zip(asked.rows, grades, strict=True):
+        for (row, question), grade in zip(each.rows, grades, strict=True):
             if grade.verdict == "error":
                 raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
 
 def verdicts_of(verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool) -> list[dict[str, Any]]:
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
-    math-verify's plain recipe, None if it is not asked or cannot differ.
+    math-verify's plain recipe, None if it is not requested or cannot differ.
     """
     grades = verifier.grade_all(pairs)
     others: list[str | None] = [None] * len(grades)
@@ -98,25 +97,24 @@ def graded(
 ) -> list[Sample]:
     """The samples of responses to one benchmark. questions: by row"""
     pairs = [(questions[response.request.key[1]], response.text) for response in responses]
-    verdicts = verdicts_of(verifier, pairs, plain)
-    return [_sample(*each) for each in zip(responses, (question for question, _ in pairs), verdicts, strict=True)]
-
-
-def _sample(response: Response, question: Question, verdicts: dict[str, Any]) -> Sample:
-    request = response.request
-    _, row, sample = request.key
-    return {
-        "row": row,
-        "sample": sample,
-        "id": question.id,
-        "seed": request.seed,
-        "question": plain_text(question.prompt),
-        "prompt": request.prompt,
-        "gold": question.answer,
-        "response": response.text,
-        **verdicts,  # type: ignore[typeddict-item]
-        "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
-        "response_tokens": response.tokens,
-        "finish": response.finish,
-        "group": question.meta.get("group"),
-    }
+    samples = []
+    for response, (question, _), verdicts in zip(responses, pairs, verdicts_of(verifier, pairs, plain), strict=True):
+        request = response.request
+        _, row, sample = request.key
+        line: Any = {
+            "row": row,
+            "sample": sample,
+            "id": question.id,
+            "seed": request.seed,
+            "question": plain_text(question.prompt),
+            "prompt": request.prompt,
+            "gold": question.answer,
+            "response": response.text,
+            **verdicts,
+            "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
+            "response_tokens": response.tokens,
+            "finish": response.finish,
+            "group": question.meta.get("group"),
+        }
+        samples.append(line)
+    return samples

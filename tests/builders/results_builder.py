@@ -98,6 +98,7 @@ def make_results(
             "temperature": 0.6,
             "top_p": 1.0,
             "max_tokens": 3000,
+            "in_mean": True,
             "notes": [] if official in (None, rows) else [f"{rows} rows, {official} are official"],
         }
     record = {

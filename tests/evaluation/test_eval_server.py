@@ -29,11 +29,11 @@ Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is
 
 @dataclass
 class Server:
-    """answer: (path, body of the request, how often it came before) → what it gets. asked: (when, path, body)"""
+    """answer: (path, body of the request, how often it came before) → what it gets. requests: (when, path, body)"""
 
     answer: Callable[[str, dict[str, Any], int], Answer]
     models: Answer = (200, {}, {"data": [{"id": "tiny"}, {"id": "tiny-instruct"}, {"id": "other"}]})
-    asked: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     at_once: int = 0
     most_at_once: int = 0
@@ -54,8 +54,8 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with server.lock:
-                before = sum(body == other for _, _, other in server.asked)
-                server.asked.append((time.monotonic(), self.path, body))
+                before = sum(body == other for _, _, other in server.requests)
+                server.requests.append((time.monotonic(), self.path, body))
                 server.keys.add(self.headers["authorization"])
                 server.at_once += 1
                 server.most_at_once = max(server.most_at_once, server.at_once)
@@ -93,7 +93,7 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
 
 
 @contextmanager
-def asking(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
+def client(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
     engine = ServerEngine(url, "tiny", api=api, key=KEY, **settings)
     try:
         yield engine
@@ -145,7 +145,7 @@ def test_every_request_is_answered_once_but_those_done(api):
         return completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=rendered)
 
     asked = requests(30)
-    with serving(answer) as server, asking(server.url, api, concurrency=5) as engine:
+    with serving(answer) as server, client(server.url, api, concurrency=5) as engine:
         engine.check()
         answers = everything(engine, asked, done={("set", 7, 0), ("set", 29, 0)})
     assert sorted(key[1] for key in answers) == sorted(set(range(30)) - {7, 29})
@@ -154,11 +154,11 @@ def test_every_request_is_answered_once_but_those_done(api):
         assert (response.text, response.tokens) == (f"answer {row}", 10 + row)
         assert response.prompt_tokens == (9 if api == "chat" else None)
         assert response.finish == ("length" if row == 3 else "stop")
-    assert len(server.asked) == 28
+    assert len(server.requests) == 28
     assert server.most_at_once <= 5
     assert server.keys == {f"Bearer {KEY}"}
     seeds = set()
-    for _, path, body in server.asked:
+    for _, path, body in server.requests:
         row = number(body)
         assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("tiny", 100, 0.6, 0.9)
         seeds.add(body["seed"])
@@ -182,7 +182,7 @@ def test_what_has_ended_comes_out_while_the_rest_is_generated():
             assert seen.wait(300), "the others were held back"
         return completion(body)
 
-    with serving(answer) as server, asking(server.url, concurrency=2) as engine:
+    with serving(answer) as server, client(server.url, concurrency=2) as engine:
         rows = []
         for portion in engine.generate(requests(10), ()):
             rows += [response.request.key[1] for response in portion]
@@ -207,18 +207,19 @@ def test_an_overloaded_server_is_asked_again_after_a_while(failure, at_least):
     def answer(path, body, before):
         return failure if before == 0 else completion(body)
 
-    with serving(answer) as server, asking(server.url) as engine:
+    with serving(answer) as server, client(server.url) as engine:
         assert len(everything(engine, requests(4))) == 4
     for row in range(4):
-        first, second = [when for when, _, body in server.asked if number(body) == row]
+        first, second = [when for when, _, body in server.requests if number(body) == row]
         assert second - first >= at_least
 
 
-def test_attempts_come_to_an_end():
+def test_attempts_come_to_an_end(monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 1)
     with serving(lambda path, body, before: error(500, "out of memory")) as server:
-        with asking(server.url, retries=1) as engine, pytest.raises(EngineFailure, match=r"2 attempts.*out of memory"):
+        with client(server.url) as engine, pytest.raises(EngineFailure, match=r"2 attempts.*out of memory"):
             everything(engine, requests(1))
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -239,9 +240,9 @@ def test_attempts_come_to_an_end():
 )
 def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):
     with serving(lambda path, body, before: refusal) as server:
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match=says) as raised:
+        with client(server.url) as engine, pytest.raises(EngineFailure, match=says) as raised:
             everything(engine, requests(1))
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         assert KEY not in str(raised.value)
         assert KEY not in json.dumps(engine.describe())
 
@@ -251,23 +252,24 @@ def test_what_came_before_a_failure_is_handed_out():
         return completion(body) if number(body) < 5 else error(400, "enough")
 
     kept: list[int] = []
-    with serving(answer) as server, asking(server.url, concurrency=1) as engine:
+    with serving(answer) as server, client(server.url, concurrency=1) as engine:
         portions = engine.generate(requests(20), ())
         with pytest.raises(EngineFailure, match="enough"):
             kept.extend(response.request.key[1] for portion in portions for response in portion)
         assert kept == [0, 1, 2, 3, 4]
-        assert len(server.asked) == 6, "nothing is asked after the failure"
+        assert len(server.requests) == 6, "nothing is asked after the failure"
 
 
-def test_a_slow_server_is_given_up():
+def test_a_slow_server_is_given_up(monkeypatch):
     def answer(path, body, before):
         time.sleep(1)
         return completion(body)
 
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._TIMEOUT", 0.3)
     with serving(answer) as server:
-        with asking(server.url, timeout=0.3) as engine, pytest.raises(EngineFailure, match="did not answer within"):
+        with client(server.url) as engine, pytest.raises(EngineFailure, match="did not answer within"):
             everything(engine, requests(1))
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
@@ -279,35 +281,36 @@ def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
             over.wait(300)
         return completion(body)
 
-    with serving(answer) as server, asking(server.url, concurrency=3) as engine:
+    with serving(answer) as server, client(server.url, concurrency=3) as engine:
         portions = engine.generate(requests(50), ())
         assert [response.request.key[1] for response in next(portions)] == [0]
         for _ in range(4):  # row 0, and the three that are under way
             assert begun.acquire(timeout=300)
         portions.close()
         over.set()
-        assert len(server.asked) == 4
+        assert len(server.requests) == 4
         assert len(everything(engine, requests(2))) == 2
-        assert len(server.asked) == 6
+        assert len(server.requests) == 6
 
 
-def test_no_server_no_model_and_no_address_are_said_before_anything_is_asked():
+def test_no_server_no_model_and_no_address_are_reported_before_anything_is_generated(monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 0)
     with serving(right) as server:
         engine = ServerEngine(server.url, "tyni", api="chat", key=None)
         with pytest.raises(EngineFailure, match="does not serve 'tyni'; nearest of 3: tiny"):
             engine.check()
         engine.close()
         engine.close()
-        with asking(server.url.removesuffix("/v1")) as engine, pytest.raises(EngineFailure, match="ends in /v1"):
-            engine.check()
-        server.models = error(401, "who are you")
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match=r"who are you.*OPENAI_API_KEY"):
-            engine.check()
-        server.models = (200, {}, {"models": []})
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match="no list of models"):
-            engine.check()
+        for models, address, message in (
+            (server.models, server.url.removesuffix("/v1"), "ends in /v1"),
+            (error(401, "who are you"), server.url, r"who are you.*OPENAI_API_KEY"),
+            ((200, {}, {"models": []}), server.url, "no list of models"),
+        ):
+            server.models = models
+            with client(address) as engine, pytest.raises(EngineFailure, match=message):
+                engine.check()
         url = server.url
-    with asking(url, retries=0) as engine:  # nobody listens there now
+    with client(url) as engine:  # nobody listens there now
         with pytest.raises(EngineFailure, match=r"no server answers.*Connect"):
             engine.check()
         with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
@@ -315,7 +318,7 @@ def test_no_server_no_model_and_no_address_are_said_before_anything_is_asked():
 
 
 def test_a_password_in_the_address_stays_out_of_the_record():
-    with asking("http://me:hidden@localhost:1/v1") as engine:
+    with client("http://me:hidden@localhost:1/v1") as engine:
         assert engine.describe()["base_url"] == "http://localhost:1/v1"
         with pytest.raises(EngineFailure) as raised:
             engine.check()
@@ -336,7 +339,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
         command += ["--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(2**26)]
     server = subprocess.Popen(command, env=os.environ | quick)
     try:
-        with asking(f"http://127.0.0.1:{port}/v1") as engine:
+        with client(f"http://127.0.0.1:{port}/v1") as engine:
 
             def ready() -> bool:
                 assert server.poll() is None, "the server ended"
@@ -358,7 +361,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
             too_long = [request(0, max_tokens=600)]
             with pytest.raises(EngineFailure, match="max_model_len"):
                 everything(engine, too_long)
-        with asking(f"http://127.0.0.1:{port}/v1", "chat") as engine:
+        with client(f"http://127.0.0.1:{port}/v1", "chat") as engine:
             (response,) = everything(engine, sampled[:1]).values()
             assert 0 < response.tokens <= sampled[0].max_tokens
     finally:

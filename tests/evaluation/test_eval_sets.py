@@ -83,7 +83,11 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
     asked = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
 
     def prompt(template: str, system: str | None = None) -> str:
-        return evaluated_model.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
+        return (
+            evaluated_model.RequestBuilder(model, Prompts(template=template, system=system), 0)
+            .requests([asked])[0]
+            .prompt
+        )
 
     assert "boxed" in prompt("plain")
     assert prompt("chat").count("boxed") == 1

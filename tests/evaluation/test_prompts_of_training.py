@@ -44,7 +44,7 @@ def asked(script, byte_model):
     def run(trained_with, *words, model=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
         settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, trained_with)
-        asker = evaluated_model.Asker(model, settings, 0)
+        asker = evaluated_model.RequestBuilder(model, settings, 0)
         return asker.encoder.render(Question.make("", "2+2?", "4")), script._asked_otherwise(asker, trained_with)
 
     return run
@@ -94,7 +94,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
 
 
 def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, asked):
-    model = evaluated_model.Subject("here", AutoTokenizer.from_pretrained(thinking), None)
+    model = evaluated_model.EvaluatedModel("here", AutoTokenizer.from_pretrained(thinking), None)
     training = {"template": "chat", "system": None, "row_systems": [DEFAULT]}
     assert (
         asked(training, model=model)
@@ -176,7 +176,9 @@ def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template
     model, _ = evaluated_model.load(str(byte_model))
 
     def texts(system: str | None) -> list[str]:
-        asker = evaluated_model.Asker(model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0)
+        asker = evaluated_model.RequestBuilder(
+            model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0
+        )
         requests = asker.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
         return [request.prompt for request in requests]
 

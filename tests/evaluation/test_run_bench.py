@@ -34,19 +34,19 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
         [sys.executable, RUN_BENCH, *map(str, words)], env=offline, capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    known = results(tmp_path / "x")
+    content = results(tmp_path / "x")
     here = {"aime24", "aime25", "amc", "math500", "minerva", "arc_c", "mmlu_pro"}
-    assert set(known["benchmarks"]) == here
-    assert set(known["not_run"]) == {"olympiad", "gpqa"}
-    for each in known["not_run"].values():
+    assert set(content["benchmarks"]) == here
+    assert set(content["not_run"]) == {"olympiad", "gpqa"}
+    for each in content["not_run"].values():
         assert "prepare_data.py" in each["reason"]
-    assert not known["complete"]
-    assert set(known["means"]["macro"]["benchmarks"]) == here
-    assert known["means"]["groups"]["general"]["benchmarks"] == ["arc_c", "mmlu_pro"]
-    assert set(known["means"]["groups"]["general"]["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
-    assert known["benchmarks"]["amc"]["rows"] == 40
-    assert known["benchmarks"]["amc"]["official_rows"] == 83
-    assert any("83 are official" in note for note in known["benchmarks"]["amc"]["notes"])
+    assert not content["complete"]
+    assert set(content["means"]["macro"]["benchmarks"]) == here
+    assert content["means"]["groups"]["general"]["benchmarks"] == ["arc_c", "mmlu_pro"]
+    assert set(content["means"]["groups"]["general"]["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
+    assert content["benchmarks"]["amc"]["rows"] == 40
+    assert content["benchmarks"]["amc"]["official_rows"] == 83
+    assert any("83 are official" in note for note in content["benchmarks"]["amc"]["notes"])
     for name in here:
         lines = samples(tmp_path / "x", name)
         assert len(lines) == 4
@@ -54,7 +54,7 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
             {(li["row"], s) for li in lines for s in (0, 1)}
         )
         assert all(line["prompt"].endswith("<|assistant|>") and line["response_tokens"] <= 16 for line in lines)
-        assert (lines[0]["plain"] is None) == (known["benchmarks"][name]["plain"] is None) is False
+        assert (lines[0]["plain"] is None) == (content["benchmarks"][name]["plain"] is None) is False
     assert "OlympiadBench" in done.stdout
     assert "over 7 of 9" in done.stdout
     assert "–" in (tmp_path / "x" / "paper.md").read_text()
@@ -87,23 +87,19 @@ def test_chains_score_as_in_training(warm_model, tmp_path, bench):
     assert (model["run"], model["step"]) == ("run", 2)
 
 
-def test_two_runs_with_one_seed_are_the_same_file_and_another_seed_is_another(tmp_path, chains):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        chains("--limit", 12, "--samples", 3, "--seed", seed, out=tmp_path / name)
+def test_two_runs_with_one_seed_are_the_same_file_and_another_seed_or_number_of_rows_is_another(tmp_path, chains):
+    """Another number of rows at a time changes rounding, and next to no response."""
+    for name, seed, rows in (("a", 0, 64), ("b", 0, 64), ("c", 1, 64), ("d", 0, 5)):
+        chains("--limit", 12, "--samples", 3, "--seed", seed, "--rows", rows, out=tmp_path / name)
     a, b, c = ((tmp_path / name / "chains" / "samples.jsonl").read_bytes() for name in "abc")
     assert a == b != c
     assert timeless_results(tmp_path / "a") == timeless_results(tmp_path / "b")
     lines = samples(tmp_path / "a")
     assert len({line["seed"] for line in lines}) == len(lines) == 36
     assert len({line["response"] for line in lines}) > 12, "samples of a question differ"
-
-
-def test_another_number_of_rows_at_a_time_is_said_to_change_rounding_and_next_to_nothing_else(tmp_path, chains):
-    for rows in (5, 64):
-        chains("--limit", 20, "--samples", 2, "--rows", rows, out=tmp_path / str(rows))
-    pairs = zip(samples(tmp_path / "5"), samples(tmp_path / "64"), strict=True)
-    assert sum(a["response"] == b["response"] for a, b in pairs) >= 38
-    assert "rows" in results(tmp_path / "5")["record"]["engine"]["reproducible"]
+    pairs = zip(lines, samples(tmp_path / "d"), strict=True)
+    assert sum(a["response"] == b["response"] for a, b in pairs) >= 34
+    assert "rows" in results(tmp_path / "d")["record"]["engine"]["reproducible"]
 
 
 def test_more_questions_and_more_samples_go_on_from_what_is_there(tmp_path, chains):
@@ -118,21 +114,20 @@ def test_more_questions_and_more_samples_go_on_from_what_is_there(tmp_path, chai
     assert "chains.limit: 9 there, 6 now: it can only be raised" in error
 
 
-def test_two_benchmarks_one_after_the_other_share_a_folder(warm_model, tmp_path, bench):
+def test_two_benchmarks_one_after_the_other_share_a_folder_and_one_of_ones_own_is_a_block(
+    warm_model, byte_model, tmp_path, bench
+):
     words = ("--model", warm_model, *HERE, "--limit", 4)
     for name in ("chains", "chains_beyond"):
         bench(*words, "--benchmarks", name, "--out", tmp_path)
     assert set(results(tmp_path)["benchmarks"]) == {"chains", "chains_beyond"}
     bench(*words, "--suite", "chains", "--out", tmp_path / "x")
     assert timeless_results(tmp_path / "x") == timeless_results(tmp_path)
-
-
-def test_a_benchmark_of_ones_own_is_one_block(byte_model, tmp_path, bench):
     block = definition(tmp_path, rows="15", samples="2")
     words = ("--model", byte_model, "--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 12)
-    assert "12 rows, 15 are official" in bench(*words, "--out", tmp_path / "x")
-    known = results(tmp_path / "x")["benchmarks"]["mine"]
-    assert (known["questions"], known["samples"], known["official_rows"]) == (12, 2, 15)
+    assert "12 rows, 15 are official" in bench(*words, "--out", tmp_path / "y")
+    mine = results(tmp_path / "y")["benchmarks"]["mine"]
+    assert (mine["questions"], mine["samples"], mine["official_rows"]) == (12, 2, 15)
 
 
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
@@ -237,7 +232,7 @@ def test_regrading_needs_no_model_and_mends_verdicts(warm_model, tmp_path, bench
     assert again == known
 
 
-def test_compare_and_report_work_on_what_was_written(raw_model, tmp_path, bench, chains):
+def test_compare_and_report_work_on_an_evaluations_folders(raw_model, tmp_path, bench, chains):
     chains("--limit", 30, out=tmp_path / "a")
     bench("--model", raw_model, *CHAINS, "--limit", 30, "--out", tmp_path / "b")
     assert "Modular chains" in bench("compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "c.json")
@@ -247,21 +242,47 @@ def test_compare_and_report_work_on_what_was_written(raw_model, tmp_path, bench,
 
 
 @pytest.mark.parametrize(
-    ("small", "large"),
-    [(("--limit", 4), ("--limit", 8)), (("--limit", 6, "--samples", 2), ("--limit", 6, "--samples", 3))],
+    ("name", "removed", "message"),
+    [
+        *((f"{name}.json", False, "is damaged, it is not JSON") for name in ("results", "sessions", "config")),
+        ("config.json", True, "does not exist; without it nothing says how the responses were made"),
+        ("sessions.json", True, "does not exist; without it nothing says what generated the responses"),
+    ],
 )
-def test_a_benchmark_that_is_being_extended_is_in_no_results_of_others(
-    small, large, warm_model, tmp_path, bench, chains
+def test_a_file_of_the_folder_that_is_damaged_or_gone_is_named(name, removed, message, tmp_path, chains):
+    """Nothing is generated on what nobody can compare."""
+    chains("--limit", 4)
+    path = tmp_path / name
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.unlink()
+    if not removed:
+        path.write_bytes(half)
+    error = chains("--limit", 4, status=2)
+    assert f"{path} {message}" in error
+    assert "Traceback" not in error
+    assert len(samples(tmp_path)) == 4
+    if name == "results.json":
+        path.unlink()
+        chains("--limit", 4)
+        assert results(tmp_path)["benchmarks"]["chains"]["questions"] == 4
+
+
+def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_there_are(
+    warm_model, tmp_path, chains, bench
 ):
-    chains(*small)
-    before = (tmp_path / "results.json").read_bytes()
-    chains(*large)  # from here on, as if a kill had come after some of its lines
-    file = tmp_path / "chains" / "samples.jsonl"
-    file.write_bytes(b"\n".join([*file.read_bytes().split(b"\n")[:-3], b""]))
-    (tmp_path / "results.json").write_bytes(before)
-    assert "chains was extended and did not come to its end" in bench("regrade", tmp_path, status=2)
-    bench("--model", warm_model, "--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
-    assert set(results(tmp_path)["benchmarks"]) == {"chains_beyond"}
+    chains("--limit", 10, "--samples", 2)
+    path = tmp_path / "chains" / "samples.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
+    message = "chains was extended and did not come to its end; continue that first (chains 6/20 responses)"
+    assert message in bench("regrade", tmp_path, status=2)
+    other = ("--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
+    assert message in bench("--model", warm_model, *other, status=2), "before it generates"
+    (tmp_path / "results.json").unlink()
+    message = f"{tmp_path}: not complete: chains 6/20 responses; the command that began it continues it"
+    for words in (("regrade", tmp_path), ("compare", tmp_path, tmp_path), ("report", tmp_path, "--html", "x.html")):
+        assert message in bench(*words, status=2)
+    path.unlink()
+    assert "not complete: chains 0/20 responses" in bench("regrade", tmp_path, status=2)
 
 
 class Failing:
@@ -287,7 +308,7 @@ def test_what_was_finished_before_an_engine_died_is_there(tmp_path, chains, scri
     assert len(samples(tmp_path)) == 4
 
 
-def test_a_disk_that_is_full_leaves_whole_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
+def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
     """Sixty portions wait when the second write fails: none of them is written behind it."""
     written = []
 
@@ -333,8 +354,8 @@ def test_what_generated_earlier_benchmarks_is_remembered_and_its_dtype_binds_lat
     assert rows == [64, 2]
 
 
-def test_an_attempt_without_a_response_binds_nobody(tmp_path, chains):
-    chains("--limit", 4, "--device", "cuda:7", "--dtype", "bfloat16", "--samples", 9, status=1)
+def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
+    chains("--limit", 4, "--device", "cuda:99", "--dtype", "bfloat16", "--samples", 9, status=1)
     chains("--limit", 4)
     assert results(tmp_path)["benchmarks"]["chains"]["samples"] == 1
 

@@ -87,11 +87,9 @@ class TransformersEngine:
     def _chunks(self, requests: Sequence[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """Chunks of one benchmark and setting, with prompts of similar length, so that there is little padding."""
 
-        def setting(request: GenerationRequest) -> tuple[Any, ...]:
-            return request.key[0], request.temperature, request.top_p, request.max_tokens
-
-        for _, alike in groupby(requests, setting):
-            ordered = sorted(alike, key=lambda request: (len(request.prompt_ids), request.key))
+        setting = lambda request: (request.key[0], request.temperature, request.top_p, request.max_tokens)
+        for _, same in groupby(requests, setting):
+            ordered = sorted(same, key=lambda request: (len(request.prompt_ids), request.key))
             for begin in range(0, len(ordered), self.rows):
                 yield ordered[begin : begin + self.rows]
 
