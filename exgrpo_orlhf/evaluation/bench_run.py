@@ -35,7 +35,7 @@ from .folder import (
     total_times,
     with_samples,
 )
-from .grading import GradingThread, check_golds, verdicts_of
+from .grading import check_golds, graded, verdicts_of
 from .results import summarise
 from .samples import Sample, SampleFile, prompt_hash
 from .session import git_commit, now, versions
@@ -175,13 +175,13 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
 
 
 def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> Iterator[Sample]:
-    samples, graded = file.read(), 0
+    samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
         for sample, verdicts in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
             yield {**sample, **verdicts}  # type: ignore[typeddict-item]
-        graded += len(batch)
-        log.info("%s: %d/%d responses graded", name, graded, len(file.done))
+        count += len(batch)
+        log.info("%s: %d/%d responses graded", name, count, len(file.done))
 
 
 def _generate(
@@ -198,23 +198,24 @@ def _generate(
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
         _begin_session(out, {"engine": description, **plan.session})
+        verifiers = {each.benchmark.name: each.benchmark.grader(plan.timeout, plan.workers) for each in plan.sets}
+        questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
+        times, finished, tokens = Times(out), len(done), 0
         begin = logged = time.perf_counter()
-        responses = tokens = 0
-        with (
-            closing(GradingThread(plan.sets, files, Times(out), plan.timeout, plan.workers, plan.plain)) as grading,
-            closing(engine.generate(requests, done)) as portions,
-        ):
+        with closing(engine.generate(requests, done)) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
-                grading.put(portion)
-                responses += len(portion)
-                tokens += sum(response.tokens for response in portion)
-                left, time_now = len(requests) - len(done) - responses, time.perf_counter()
+                counts = {}
+                for name in dict.fromkeys(response.request.key[0] for response in portion):
+                    responses = [response for response in portion if response.request.key[0] == name]
+                    files[name].append(graded(verifiers[name], responses, questions[name], plan.plain))
+                    counts[name] = sum(response.tokens for response in responses)
+                times.add(counts)
+                finished, tokens = finished + len(portion), tokens + sum(counts.values())
+                time_now, left = time.perf_counter(), len(requests) - finished
                 if time_now - logged >= _LOG_EVERY or not left:
                     logged, seconds = time_now, time_now - begin
-                    log.info(
-                        "%d/%d responses  %.0f tokens/s  %s left",
-                        *(len(done) + responses, len(requests), tokens / seconds, duration(seconds / responses * left)),
-                    )
+                    rest = duration(seconds / (finished - len(done)) * left)
+                    log.info("%d/%d responses  %.0f tokens/s  %s left", finished, len(requests), tokens / seconds, rest)
     finally:
         engine.close()
 

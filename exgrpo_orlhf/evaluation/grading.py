@@ -1,10 +1,8 @@
-"""Grade finished responses while the engine generates the next ones."""
+"""From responses to samples: verdicts by the benchmark's verifier and by math-verify's plain recipe."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,55 +11,10 @@ from ..records import Question
 from ..rewards import GradingError, Verifier
 from .backends import Response
 from .benchmarks import BenchmarkError
-from .folder import Times
-from .samples import Sample, SampleFile
+from .samples import Sample
 from .sets import BenchmarkSet
 
 _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
-_WAITING = 64  # portions: when grading falls behind, the engine waits and memory does not grow
-
-
-class GradingThread:
-    """A thread that waits for the graders' processes and writes each portion as soon as it is graded."""
-
-    def __init__(
-        self,
-        sets: Sequence[BenchmarkSet],
-        files: Mapping[str, SampleFile],
-        times: Times,
-        timeout: float,
-        workers: int,
-        plain: bool,
-    ) -> None:
-        """files: benchmark → where its samples go; plain: also grade by math-verify's plain recipe"""
-        self._verifiers = {each.benchmark.name: each.benchmark.grader(timeout, workers) for each in sets}
-        self._questions = {each.benchmark.name: dict(each.rows) for each in sets}
-        self._files, self._times, self._plain = files, times, plain
-        self._thread = ThreadPoolExecutor(1, "grading")
-        self._waiting: deque[Future[None]] = deque()
-
-    def put(self, responses: Sequence[Response]) -> None:
-        """Add a portion. Raises the error of an earlier one: GradingError, OSError."""
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _WAITING):
-            self._waiting.popleft().result()
-        before = self._waiting[-1] if self._waiting else None
-        self._waiting.append(self._thread.submit(self._grade, responses, before))
-
-    def close(self) -> None:
-        """Wait for all portions. Raises as `put` does."""
-        self._thread.shutdown(wait=True)
-        for portion in self._waiting:
-            portion.result()
-
-    def _grade(self, responses: Sequence[Response], before: Future[None] | None) -> None:
-        if before:
-            before.result()  # raises its error again: after the first one nothing is graded or written
-        tokens = {}
-        for name in dict.fromkeys(response.request.key[0] for response in responses):
-            mine = [response for response in responses if response.request.key[0] == name]
-            self._files[name].append(graded(self._verifiers[name], mine, self._questions[name], self._plain))
-            tokens[name] = sum(response.tokens for response in mine)
-        self._times.add(tokens)
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:

@@ -309,7 +309,6 @@ def test_what_was_finished_before_an_engine_died_is_there(tmp_path, chains, scri
 
 
 def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
-    """Sixty portions wait when the second write fails: none of them is written behind it."""
     written = []
 
     def full(self, samples):
