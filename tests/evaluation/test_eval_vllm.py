@@ -66,27 +66,25 @@ def sampled(engine) -> dict[tuple, Response]:
     return everything(engine, [request(i) for i in range(120)])
 
 
-def test_without_vllm_it_is_said_what_to_do(monkeypatch):
+def test_without_vllm_the_message_names_the_alternatives(monkeypatch):
     monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.vllm_engine.find_spec", lambda name: None)
     with pytest.raises(EngineFailure, match=r"pip install.*--engine transformers"):
         VllmEngine("anything")
 
 
 @needs_vllm
-def test_a_model_that_is_not_there_is_said(tmp_path, engine_processes):
+def test_a_model_that_is_not_there_or_cannot_be_loaded_is_refused_by_vllms_first_error(
+    folder, tmp_path, engine_processes, capfd
+):
     with pytest.raises(EngineFailure, match="no-such-model"):
         VllmEngine(str(tmp_path / "no-such-model"))
-    assert engine_processes() == []
-
-
-@needs_vllm
-def test_a_model_that_vllm_cannot_load_is_refused_by_its_first_error(folder, tmp_path, capfd):
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(EngineFailure, match=r"/broken: .*SafetensorError: .*incomplete"):
         VllmEngine(str(broken), dtype="float32")
     assert "Traceback" not in "".join(capfd.readouterr())
+    assert engine_processes() == []
 
 
 @needs_vllm
@@ -141,17 +139,13 @@ def test_a_response_ends_at_an_end_token_or_at_its_limit(sampled):
 
 
 @needs_vllm
-def test_a_prompt_without_room_for_its_response_is_refused_before_anything_is_generated(engine):
+def test_a_prompt_without_room_for_its_response_is_refused_and_the_record_has_the_limit(engine):
     fits = request(1, max_tokens=CONTEXT - len(request(1).prompt_ids))
     too_long = request(3, max_tokens=CONTEXT + 1 - len(request(3).prompt_ids))
     with pytest.raises(EngineFailure, match=rf"set, row 1: .* take {CONTEXT + 1}; .* {CONTEXT}"):
         next(engine.generate([fits, too_long], ()))
     (response,) = everything(engine, [fits]).values()
     assert response.finish in ("stop", "length")
-
-
-@needs_vllm
-def test_the_record_names_what_made_the_responses(engine):
     record = engine.describe()
     assert (record["name"], record["dtype"], record["tensor_parallel"]) == ("vllm", "float32", 1)
     assert record["max_model_len"] == CONTEXT
@@ -159,7 +153,7 @@ def test_the_record_names_what_made_the_responses(engine):
 
 
 @needs_vllm
-def test_what_has_ended_comes_out_at_once_and_a_closed_iterator_gives_up_the_rest(engine, sampled):
+def test_finished_responses_come_out_at_once_and_a_closed_iterator_gives_up_the_rest(engine, sampled):
     long = [request(1000 + 2 * i, max_tokens=470) for i in range(200)]
     short = [request(0)]
     portions = engine.generate([*long, *short], ())

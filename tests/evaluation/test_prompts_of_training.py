@@ -80,16 +80,13 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
         model, prompts = evaluated_model.load(str(folder))
         assert model.tokenizer.chat_template == THINKING
         assert prompts == {"template": "chat", "system": None, "row_systems": [ROWS]}
-        assert (
-            prompt_of(prompts, model=model)
-            == prompt_of(prompts, "--row-system", model=model)
-            == (asks(ROWS, "2+2?"), [])
-        )
-        assert prompt_of(prompts, "--no-row-system", model=model) == (asks(DEFAULT, "2+2?"), ["system None"])
-        assert prompt_of(prompts, "--system", "Be brief.", model=model) == (
-            asks("Be brief.", "2+2?"),
-            ["system 'Be brief.'"],
-        )
+        for words, system, departures in (
+            ((), ROWS, []),
+            (("--row-system",), ROWS, []),
+            (("--no-row-system",), DEFAULT, ["system None"]),
+            (("--system", "Be brief."), "Be brief.", ["system 'Be brief.'"]),
+        ):
+            assert prompt_of(prompts, *words, model=model) == (asks(system, "2+2?"), departures)
     block = definition(tmp_path, verifier='"exact"')
     words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
     bench("--model", checkpoint, *words, tmp_path / "out")

@@ -35,26 +35,24 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
     )
     assert done.returncode == 0, done.stderr
     content = results(tmp_path / "x")
+    benchmarks, general = content["benchmarks"], content["means"]["groups"]["general"]
     here = {"aime24", "aime25", "amc", "math500", "minerva", "arc_c", "mmlu_pro"}
-    assert set(content["benchmarks"]) == here
+    assert set(benchmarks) == set(content["means"]["macro"]["benchmarks"]) == here
     assert set(content["not_run"]) == {"olympiad", "gpqa"}
-    for each in content["not_run"].values():
-        assert "prepare_data.py" in each["reason"]
+    assert all("prepare_data.py" in each["reason"] for each in content["not_run"].values())
     assert not content["complete"]
-    assert set(content["means"]["macro"]["benchmarks"]) == here
-    assert content["means"]["groups"]["general"]["benchmarks"] == ["arc_c", "mmlu_pro"]
-    assert set(content["means"]["groups"]["general"]["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
-    assert content["benchmarks"]["amc"]["rows"] == 40
-    assert content["benchmarks"]["amc"]["official_rows"] == 83
-    assert any("83 are official" in note for note in content["benchmarks"]["amc"]["notes"])
+    assert general["benchmarks"] == ["arc_c", "mmlu_pro"]
+    assert set(general["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
+    assert (benchmarks["amc"]["rows"], benchmarks["amc"]["official_rows"]) == (40, 83)
+    assert any("83 are official" in note for note in benchmarks["amc"]["notes"])
     for name in here:
         lines = samples(tmp_path / "x", name)
-        assert len(lines) == 4
-        assert [(line["row"], line["sample"]) for line in lines] == sorted(
-            {(li["row"], s) for li in lines for s in (0, 1)}
-        )
+        places = [(line["row"], line["sample"]) for line in lines]
+        assert places == sorted({(row, sample) for row, _ in places for sample in (0, 1)})
+        assert len(places) == 4
         assert all(line["prompt"].endswith("<|assistant|>") and line["response_tokens"] <= 16 for line in lines)
-        assert (lines[0]["plain"] is None) == (content["benchmarks"][name]["plain"] is None) is False
+        assert lines[0]["plain"] is not None
+        assert benchmarks[name]["plain"] is not None
     assert "OlympiadBench" in done.stdout
     assert "over 7 of 9" in done.stdout
     assert "–" in (tmp_path / "x" / "paper.md").read_text()
@@ -63,24 +61,20 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
 
 def test_chains_score_as_in_training(warm_model, tmp_path, bench):
     """The validation questions of base.gin: the same greedy responses, one by one, and the same score."""
-    experiment = config.load(
-        ("base.gin",),
-        [
-            *small_bindings(warm_model, "train.steps = 2", "train.eval_every = 2"),
-            "validation/ModularChains.count = 240",
-            "validation/ModularChains.operands = (3, 4, 5, 6, 7, 8)",
-            "Prompts.max_tokens = 40",
-        ],
+    more = (
+        *("train.steps = 2", "train.eval_every = 2", "Prompts.max_tokens = 40"),
+        *("validation/ModularChains.count = 240", "validation/ModularChains.operands = (3, 4, 5, 6, 7, 8)"),
     )
+    experiment = config.load(("base.gin",), small_bindings(warm_model, *more))
     run = tmp_path / "run"
     train(experiment, run, resume=False, tracking_uri="unused", tags={})
     bench("--model", run / "checkpoint-2", *CHAINS, "--temperature", 0, "--out", tmp_path / "x")
     trained = json.loads((run / "metrics.jsonl").read_text().strip().split("\n")[-1])
     by_length = [trained[f"eval/greedy_accuracy_{n}_operands"] for n in (3, 4, 5, 6, 7)]
-    measured = results(tmp_path / "x")["benchmarks"]["chains"]
-    assert measured["avg"]["value"] == pytest.approx(sum(by_length) / 5)
-    assert measured["avg"]["value"] > 0
-    assert [each["value"] for each in measured["by_group"].values()] == pytest.approx(by_length)
+    chains = results(tmp_path / "x")["benchmarks"]["chains"]
+    assert chains["avg"]["value"] == pytest.approx(sum(by_length) / 5)
+    assert chains["avg"]["value"] > 0
+    assert [each["value"] for each in chains["by_group"].values()] == pytest.approx(by_length)
     then = {line["id"]: line["response"] for line in samples(run / "evaluation" / "2", "validation")}
     assert all(then[line["id"]] == line["response"] for line in samples(tmp_path / "x"))
     model = results(tmp_path / "x")["record"]["model"]
@@ -216,12 +210,12 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
     assert (tmp_path / "chains" / "samples.jsonl").read_bytes() == before
 
 
-def test_regrading_needs_no_model_and_mends_verdicts(warm_model, tmp_path, bench):
+def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
     shutil.copytree(warm_model, model)
     words = ("--definitions", definition(tmp_path), "--benchmarks", "chains,mine", "--template", "plain", *HERE)
     bench("--model", model, *words, "--limit", 8, "--max-tokens", 24, "--out", out)
-    before, known = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
+    before, content = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
     shutil.rmtree(model)
     spoiled = [{**line, "verdict": "timeout", "extracted": "7", "sound": None} for line in samples(out)]
     (out / "chains" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spoiled))
@@ -229,7 +223,7 @@ def test_regrading_needs_no_model_and_mends_verdicts(warm_model, tmp_path, bench
     assert (out / "chains" / "samples.jsonl").read_bytes() == before
     again = timeless_results(out)
     assert again["record"].pop("graded_with")
-    assert again == known
+    assert again == content
 
 
 def test_compare_and_report_work_on_an_evaluations_folders(raw_model, tmp_path, bench, chains):
@@ -302,7 +296,7 @@ class Failing:
         pass
 
 
-def test_what_was_finished_before_an_engine_died_is_there(tmp_path, chains, script, monkeypatch):
+def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, script, monkeypatch):
     monkeypatch.setattr(script, "_engine", lambda *_: Failing)
     assert "the engine died" in chains("--limit", 6, status=1)
     assert len(samples(tmp_path)) == 4
@@ -343,16 +337,6 @@ def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
     assert file.path.read_bytes() == before
 
 
-def test_what_generated_earlier_benchmarks_is_remembered_and_its_dtype_binds_later_ones(warm_model, tmp_path, bench):
-    words = ("--model", warm_model, *HERE, "--limit", 3, "--out", tmp_path, "--benchmarks")
-    bench(*words, "chains")
-    error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)
-    assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
-    bench(*words, "chains_beyond", "--dtype", "float32", "--rows", 2)
-    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
-    assert rows == [64, 2]
-
-
 def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
     chains("--limit", 4, "--device", "cuda:99", "--dtype", "bfloat16", "--samples", 9, status=1)
     chains("--limit", 4)
@@ -377,12 +361,21 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
     assert not (tmp_path / "chains").exists()
 
 
-def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(tmp_path, chains, monkeypatch):
-    chains("--limit", 4)
+def test_the_record_of_what_generated_an_evaluation_stays_and_its_dtype_binds_later_benchmarks(
+    warm_model, tmp_path, bench, monkeypatch
+):
+    words = ("--model", warm_model, *HERE, "--limit", 3, "--out", tmp_path, "--benchmarks")
+    bench(*words, "chains")
     before = timeless_results(tmp_path)
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.session.versions", lambda: {"torch": "another"})
-    chains("--limit", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr("exgrpo_orlhf.evaluation.session.versions", lambda: {"torch": "another"})
+        bench(*words, "chains")
     assert timeless_results(tmp_path) == before
+    error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)
+    assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
+    bench(*words, "chains_beyond", "--dtype", "float32", "--rows", 2)
+    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
+    assert rows == [64, 2]
 
 
 # -- MLflow -----------------------------------------------------------------------------------------------------------
@@ -411,19 +404,20 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     assert "eval/avg" not in there, "that is the paper's suite"
     names = {file.path for file in client.list_artifacts(trained.info.run_id, "evaluation/x")}
     assert names == {"evaluation/x/results.json", "evaluation/x/report.html"}
-    for name, more in (
-        ("part", ("--limit", 8)),
-        ("hot", ("--temperature", 1.5)),
-        ("seed", ("--seed", 1)),
-        ("asked", ("--template", "simplerl", "--max-tokens", 64)),
-    ):
+    others = {
+        "part": ("--limit", 8),
+        "hot": ("--temperature", 1.5),
+        "seed": ("--seed", 1),
+        "asked": ("--template", "simplerl", "--max-tokens", 64),
+    }
+    for name, more in others.items():
         bench(*words, *more, "--out", tmp_path / name)
     bench("--model", warm_model, "--engine", "transformers", "--benchmarks", "chains", "--out", tmp_path / "raw")
     history = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert [each.value for each in history] == [measured.value], "no other score under that name"
     own = client.search_runs([client.get_experiment_by_name("exgrpo-eval").experiment_id])
     by_name = {each.info.run_name: each.data for each in own}
-    assert set(by_name) == {"part", "hot", "seed", "asked", "raw"}
+    assert set(by_name) == {*others, "raw"}
     assert by_name["part"].tags["trained_by"] == trained.info.run_id
     assert "eval/avg" not in by_name["part"].metrics, "no mean of parts"
     assert "eval/avg_chains" not in by_name["raw"].metrics, "the group was not run whole"
