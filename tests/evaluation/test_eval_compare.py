@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from results_builder import line
 
 from exgrpo_orlhf.evaluation.compare import ResultsComparison, compare
 from exgrpo_orlhf.evaluation.statistics import paired
@@ -24,26 +25,22 @@ def rows(correct: np.ndarray, first: int = 0) -> list[tuple[dict, list[bool]]]:
 
 def write(folder: Path, benchmarks: dict[str, list], **changed) -> Path:
     """A results folder with what `compare` reads. changed: settings of all its benchmarks."""
-    record = {
-        "template": {"name": "qwen_math", "fingerprint": "of qwen_math"},
-        "engine": {"name": "vllm", "dtype": "bfloat16"},
-        "git_commit": "a1",
-    }
+    template = {"name": "qwen_math", "fingerprint": "of qwen_math"}
+    record = {"template": template, "engine": {"name": "vllm", "dtype": "bfloat16"}, "git_commit": "a1"}
     results = {"format": 1, "name": folder.name, "record": record, "benchmarks": {}, "not_run": {}}
-    for name, asked in benchmarks.items():
-        counts = {"questions": len(asked), "samples": len(asked[0][1]), "rows": len(asked), "official_rows": None}
-        results["benchmarks"][name] = {"title": name.upper(), "in_mean": True, **ALIKE, **counts, **changed}
+    for name, questions in benchmarks.items():
+        n, k = len(questions), len(questions[0][1])
+        counts = {"questions": n, "samples": k, "rows": n, "official_rows": None, "in_mean": True}
+        results["benchmarks"][name] = {"title": name.upper(), **ALIKE, **counts, **changed}
         path = folder / name / "samples.jsonl"
         path.parent.mkdir(parents=True)
         with path.open("w", newline="\n") as file:
-            for row, (one, verdicts) in enumerate(asked):
+            for row, (one, verdicts) in enumerate(questions):
                 for sample, right in enumerate(verdicts):
                     verdict = "correct" if right else ("timeout", "wrong")[sample % 2]
-                    line = {"row": row, "sample": sample, **one, "prompt": one["question"]}
-                    line |= {"response": "\u2028\x85", "verdict": verdict, "extracted": None, "sound": None, "seed": 1}
-                    line |= {"plain": None, "prompt_tokens": 1, "response_tokens": 1, "finish": "stop", "group": None}
                     # The text of U+2028 as it is, as a file that another program rewrote would have it.
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    text = json.dumps(line(row, sample, verdict, response="\u2028\x85", **one), ensure_ascii=False)
+                    file.write(text + "\n")
     (folder / "results.json").write_text(json.dumps(results))
     return folder
 
@@ -182,30 +179,24 @@ def test_the_table_is_aligned_and_says_everything(tmp_path):
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path):
-    a = write(tmp_path / "a", {"amc": TEN})
-    with pytest.raises(ValueError, match=r"none: no results\.json; is this the folder"):
-        compare(a, tmp_path / "none")
+    a, b, c = (
+        write(tmp_path / name, {benchmark: questions})
+        for name, benchmark, questions in (
+            ("a", "amc", TEN), ("b", "arc", TEN), ("c", "amc", rows(drawn(10, 4, 0.5, 1), first=90))
+        )
+    )  # fmt: skip
     with pytest.raises(ValueError, match="no question in common: one has AMC, the other ARC"):
-        compare(a, write(tmp_path / "b", {"arc": TEN}))
+        compare(a, b)
     with pytest.raises(ValueError, match="no question in common"):
-        compare(a, write(tmp_path / "c", {"amc": rows(drawn(10, 4, 0.5, 1), first=90)}))
-    (tmp_path / "b" / "results.json").write_text('{"format": 2}')
+        compare(a, c)
+    samples = a / "amc" / "samples.jsonl"
+    content = samples.read_bytes()
+    samples.write_bytes(content + b'{"row": 3}\n')
+    with pytest.raises(ValueError, match=r"samples\.jsonl, line 41: not a sample"):
+        compare(c, a)
+    samples.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+    with pytest.raises(ValueError, match=r"counts 40 .4 for each of 10 questions"):
+        compare(c, a)
+    (b / "results.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="format 2; this version reads format 1"):
-        compare(a, tmp_path / "b")
-
-
-def test_a_damaged_file_is_named_with_its_line(tmp_path):
-    a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
-    samples = b / "amc" / "samples.jsonl"
-    whole = samples.read_bytes()
-    for content, message in [
-        (whole[:-20], r"samples\.jsonl, line 40: not a sample"),
-        (whole + b'{"row": 3}\n', r"samples\.jsonl, line 41: not a sample"),
-        (whole[: whole.rindex(b"\n", 0, -1) + 1], r"counts 40 .4 for each of 10 questions"),
-    ]:
-        samples.write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            compare(a, b)
-    samples.unlink()
-    with pytest.raises(ValueError, match=r"amc/samples\.jsonl does not exist"):
         compare(a, b)

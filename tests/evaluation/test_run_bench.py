@@ -14,12 +14,13 @@ import sys
 import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from mlflow.tracking import MlflowClient
+from results_builder import line
 from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
-from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
+from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
@@ -322,15 +323,14 @@ def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, cha
 
 def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
     file = SampleFile(tmp_path / "x" / "samples.jsonl")
-    line = dict.fromkeys(Sample.__annotations__, "") | {"row": 0, "sample": 0, "seed": 1}
-    file.append([line])
+    file.append([line(0, 0, "correct")])
     before = file.path.read_bytes()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            file.append([{**line, "sample": 1}])
+            file.append([line(0, 1, "correct")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, old)
