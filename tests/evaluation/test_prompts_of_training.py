@@ -41,11 +41,11 @@ def asks(system: str, question: str) -> str:
 def prompt_of(script, byte_model):
     """What run_bench.py asks: (prompts of the training, its options …) → the prompt of a question, its departures."""
 
-    def run(trained_with, *words, model=None) -> tuple[str, list[str]]:
+    def run(training, *words, model=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
-        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, trained_with)
+        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, training)
         builder = evaluated_model.RequestBuilder(model, settings, 0)
-        return builder.encoder.render(Question.make("", "2+2?", "4")), script._asked_otherwise(builder, trained_with)
+        return builder.encoder.render(Question.make("", "2+2?", "4")), script._prompt_departures(builder, training)
 
     return run
 
