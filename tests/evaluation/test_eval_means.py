@@ -53,7 +53,7 @@ def test_a_benchmark_beside_the_suite_leaves_every_mean_of_it_as_it_was(tmp_path
 
 def test_benchmarks_of_ones_own_alone_have_a_mean(tmp_path):
     results = make_results(tmp_path, ASKED)
-    facts = {name: {**known, "in_mean": False} for name, known in results["benchmarks"].items()}
+    facts = {name: {**entry, "in_mean": False} for name, entry in results["benchmarks"].items()}
     files = {name: SampleFile(tmp_path / name / "samples.jsonl") for name in facts}
     assert summarise("x", {}, facts, {}, files, {})["means"] == results["means"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from eval_builders import everything, greedy_by_transformers, needs_vllm, published_model, request, texts
+from eval_builders import all_responses, greedy_by_transformers, needs_vllm, published_model, request, texts
 from run_builders import wait_until
 
 from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
@@ -135,7 +135,7 @@ def failure_of(answer: Answer) -> tuple[str, int]:
     """The message of the EngineFailure when the server always gives this answer, and the number of its requests."""
     with serving(lambda *_: answer) as server, client(server.url) as engine:
         with pytest.raises(EngineFailure) as raised:
-            everything(engine, requests(1))
+            all_responses(engine, requests(1))
         assert KEY not in str(raised.value) + json.dumps(engine.describe())
         return str(raised.value), len(server.requests)
 
@@ -146,7 +146,7 @@ def test_every_request_is_answered_once_but_those_done(api):
     answer = lambda _, body, __: completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=tokens)
     with serving(answer) as server, client(server.url, api, concurrency=5) as engine:
         engine.check()
-        answers = everything(engine, requests(30), done={("set", 7, 0), ("set", 29, 0)})
+        answers = all_responses(engine, requests(30), done={("set", 7, 0), ("set", 29, 0)})
     assert sorted(key[1] for key in answers) == sorted(set(range(30)) - {7, 29})
     for (_, row, _), response in answers.items():
         assert (response.text, response.tokens) == (f"answer {row}", 10 + row)
@@ -197,7 +197,7 @@ def test_finished_responses_come_out_while_the_rest_is_generated():
 def test_an_overloaded_server_gets_the_request_again_after_a_while(failure, at_least):
     answer = lambda _, body, before: completion(body) if before else failure
     with serving(answer) as server, client(server.url) as engine:
-        assert len(everything(engine, requests(4))) == 4
+        assert len(all_responses(engine, requests(4))) == 4
     for row in range(4):
         first, second = [when for when, _, body in server.requests if number(body) == row]
         assert second - first >= at_least
@@ -247,7 +247,7 @@ def test_a_slow_server_is_given_up(monkeypatch):
     answer = lambda _, body, __: time.sleep(1) or completion(body)
     with serving(answer) as server, client(server.url) as engine:
         with pytest.raises(EngineFailure, match="did not answer within"):
-            everything(engine, requests(1))
+            all_responses(engine, requests(1))
         assert len(server.requests) == 1
 
 
@@ -268,7 +268,7 @@ def test_a_closed_iterator_sends_no_further_requests_and_the_engine_goes_on():
         portions.close()
         over.set()
         assert len(server.requests) == 4
-        assert len(everything(engine, requests(2))) == 2
+        assert len(all_responses(engine, requests(2))) == 2
         assert len(server.requests) == 6
 
 
@@ -292,7 +292,7 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
             engine.check()
         assert "hidden" not in str(raised.value)
         with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
-            everything(engine, requests(1))
+            all_responses(engine, requests(1))
 
 
 @pytest.mark.slow
@@ -320,16 +320,16 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
 
             wait_until(ready, seconds=600)
             greedy = [request(i, temperature=0.0) for i in range(10)]
-            answers, expected = everything(engine, greedy), greedy_by_transformers(folder, greedy)
+            answers, expected = all_responses(engine, greedy), greedy_by_transformers(folder, greedy)
             assert sum(answers[one.key].text == text for one, text in zip(greedy, expected, strict=True)) >= 9
             sampled = [request(i) for i in range(20)]
-            first = everything(engine, sampled)
-            assert texts(everything(engine, sampled[::-1])) == texts(first)
+            first = all_responses(engine, sampled)
+            assert texts(all_responses(engine, sampled[::-1])) == texts(first)
             assert {response.finish for response in first.values()} == {"stop", "length"}
             with pytest.raises(EngineFailure, match="max_model_len"):
-                everything(engine, [request(0, max_tokens=600)])
+                all_responses(engine, [request(0, max_tokens=600)])
         with client(f"http://127.0.0.1:{port}/v1", "chat") as engine:
-            (response,) = everything(engine, sampled[:1]).values()
+            (response,) = all_responses(engine, sampled[:1]).values()
             assert 0 < response.tokens <= sampled[0].max_tokens
     finally:
         server.terminate()

@@ -111,8 +111,8 @@ def test_the_papers_differences_that_one_run_cannot_show_are_marked():
     widths = dict(zip(PAPER.titles, line_of(text, "± of one run").split()[4:], strict=True))
     row, numbers = PAPER.rows[None, BACKBONE, "ExGRPO"], (30, 30, 83, 500, 272, 675, 1172, 198, 12032)
     sizes = dict(zip(TITLES, numbers, strict=True))
-    said = [f"{n:,} · {samples}" for n, samples in zip(numbers, PAPER.samples.values(), strict=True)]
-    assert re.findall(r"[\d,]+ · \d+", line_of(text, "questions · samples")) == said
+    sizes_and_samples = [f"{n:,} · {samples}" for n, samples in zip(numbers, PAPER.samples.values(), strict=True)]
+    assert re.findall(r"[\d,]+ · \d+", line_of(text, "questions · samples")) == sizes_and_samples
     variances = {column: row[column] * (100 - row[column]) / n for column, n in sizes.items()}
     for column, width in widths.items():
         of = PAPER.averages.get(column, [column])

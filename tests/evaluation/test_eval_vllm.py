@@ -18,7 +18,7 @@ import torch
 from eval_builders import (
     ALSO_END,
     CONTEXT,
-    everything,
+    all_responses,
     greedy_by_transformers,
     needs_vllm,
     published_model,
@@ -63,7 +63,7 @@ def engine(folder) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="module")
 def sampled(engine) -> dict[tuple, Response]:
-    return everything(engine, [request(i) for i in range(120)])
+    return all_responses(engine, [request(i) for i in range(120)])
 
 
 def test_without_vllm_the_message_names_the_alternatives(monkeypatch):
@@ -92,9 +92,9 @@ def test_every_request_is_answered_once_but_those_done(engine, sampled):
     requests = [request(i) for i in range(120)]
     assert sampled.keys() == {one.key for one in requests}
     done = {one.key for one in requests[:100]}
-    rest = everything(engine, requests, done)
+    rest = all_responses(engine, requests, done)
     assert rest.keys() == sampled.keys() - done
-    assert everything(engine, requests, sampled.keys()) == {}
+    assert all_responses(engine, requests, sampled.keys()) == {}
 
 
 @needs_vllm
@@ -104,22 +104,22 @@ def test_a_response_depends_on_its_request_alone(engine, sampled):
     """
     requests = [request(i) for i in range(120)]
     random.Random(0).shuffle(requests)
-    again = texts(everything(engine, requests))
+    again = texts(all_responses(engine, requests))
     same = sum(again[key] == response.text for key, response in sampled.items())
     assert same == 120 if engine.reproducible is None else same >= 100
     alone = {}
     for one in requests[:5]:
-        alone |= texts(everything(engine, [one]))
+        alone |= texts(all_responses(engine, [one]))
     assert engine.reproducible or alone == {key: sampled[key].text for key in alone}
     others = [replace(request(1), key=("set", 0, i), seed=i) for i in range(20)]
-    assert len(set(texts(everything(engine, others)).values())) > 10, "seeds make a difference"
+    assert len(set(texts(all_responses(engine, others)).values())) > 10, "seeds make a difference"
 
 
 @needs_vllm
 def test_greedy_is_transformers_greedy(engine, folder):
     """Nearly: where two logits are all but equal, the two libraries may disagree."""
     requests = [request(i, temperature=0.0) for i in range(40)]
-    answers = everything(engine, requests)
+    answers = all_responses(engine, requests)
     expected = greedy_by_transformers(folder, requests)
     assert sum(answers[one.key].text == text for one, text in zip(requests, expected, strict=True)) >= 38
 
@@ -144,24 +144,12 @@ def test_a_prompt_without_room_for_its_response_is_refused_and_the_record_has_th
     too_long = request(3, max_tokens=CONTEXT + 1 - len(request(3).prompt_ids))
     with pytest.raises(EngineFailure, match=rf"set, row 1: .* take {CONTEXT + 1}; .* {CONTEXT}"):
         next(engine.generate([fits, too_long], ()))
-    (response,) = everything(engine, [fits]).values()
+    (response,) = all_responses(engine, [fits]).values()
     assert response.finish in ("stop", "length")
     record = engine.describe()
     assert (record["name"], record["dtype"], record["tensor_parallel"]) == ("vllm", "float32", 1)
     assert record["max_model_len"] == CONTEXT
     assert {"version", "replicas", "max_num_seqs", "device"} <= record.keys()
-
-
-@needs_vllm
-def test_finished_responses_come_out_at_once_and_a_closed_iterator_gives_up_the_rest(engine, sampled):
-    long = [request(1000 + 2 * i, max_tokens=470) for i in range(200)]
-    short = [request(0)]
-    portions = engine.generate([*long, *short], ())
-    first = next(portions)
-    portions.close()
-    assert 0 < len(first) < 200
-    again = everything(engine, short)  # and not behind what was given up
-    assert texts(again) == {short[0].key: sampled[short[0].key].text}
 
 
 @needs_vllm

@@ -188,11 +188,11 @@ def test_ctrl_c_saves_what_is_under_way_and_the_same_command_continues(warm_mode
 def test_a_torn_last_line_is_generated_again_and_a_bad_line_is_named(tmp_path, chains):
     chains("--limit", 6)
     file = tmp_path / "chains" / "samples.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-40])
+    content = file.read_bytes()
+    file.write_bytes(content[:-40])
     chains("--limit", 6)
-    assert file.read_bytes() == whole
-    lines = whole.split(b"\n")
+    assert file.read_bytes() == content
+    lines = content.split(b"\n")
     file.write_bytes(b"\n".join([lines[0], b'{"row": 1}', *lines[2:]]))
     assert f"{file}, line 2: not a sample" in chains("--limit", 6, status=2)
     file.write_bytes(b"\n".join([lines[0], *lines]))
