@@ -63,9 +63,9 @@ def main() -> int:
             max_tokens=arguments.max_tokens,
         )
         asked = sets.load(benchmark, (arguments.data, sets.DATASETS), arguments.limit)
-        asker = evaluated_model.Asker(model, Prompts(template="plain"), seed=0)
+        asker = evaluated_model.RequestBuilder(model, Prompts(template="plain"), seed=0)
         evaluation = EvaluationPlan(
-            asker=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
+            builder=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
             engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,
             record={}, session={},
         )  # fmt: skip

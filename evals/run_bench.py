@@ -85,47 +85,47 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
         parser.error("--model is required")
     if absent := [folder for folder in arguments.data if not folder.is_dir()]:
         raise ValueError(f"--data {absent[0]}: there is no such folder")
-    wanted = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
-    settings = _given(arguments, "samples", "temperature", "top_p", "max_tokens")
-    wanted = [override(each, **settings) for each in dict.fromkeys(wanted)]
-    model, trained_with, server = _model(arguments)
-    found, not_run = [], {}
-    for benchmark in wanted:
+    benchmarks = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
+    settings = _options(arguments, "samples", "temperature", "top_p", "max_tokens")
+    benchmarks = [override(each, **settings) for each in dict.fromkeys(benchmarks)]
+    model, training, server = _model(arguments)
+    available, not_run = [], {}
+    for benchmark in benchmarks:
         try:
-            found.append(sets.load(benchmark, arguments.data, arguments.limit))
+            available.append(sets.load(benchmark, arguments.data, arguments.limit))
         except sets.Unavailable as error:
             if benchmark.name in names:
                 raise ValueError(f"benchmark {benchmark.name!r} is not available: {error}") from error
             logging.warning("%s is not run: %s", benchmark.title, error)
             not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
-    if not found:
+    if not available:
         raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
-    asker = evaluated_model.Asker(model, _prompts(arguments, model, trained_with), arguments.seed)
+    builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed)
     engine = _engine(arguments, model)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
-    evaluation = EvaluationPlan(
-        asker=asker,
-        sets=found,
+    plan = EvaluationPlan(
+        builder=builder,
+        sets=available,
         not_run=not_run,
         limit=arguments.limit,
         plain=not arguments.one_grader,
         timeout=arguments.timeout,
         workers=arguments.workers,
         engine={"name": arguments.engine, **server},
-        groups={group: definitions.group(group) for group in {each.group for each in wanted}},
+        groups={group: definitions.group(group) for group in {each.group for each in benchmarks}},
         suite=definitions.suites[arguments.suite] if arguments.suite else None,
         record={
             "model": model.describe(),
-            "template": asker.describe(),
+            "template": builder.describe(),
             "seed": arguments.seed,
             "command": [Path(sys.argv[0]).name, *map(without_password, words)],
-            "asked_otherwise": _asked_otherwise(asker, trained_with),
+            "asked_otherwise": _prompt_departures(builder, training),
         },
         session=session(),
     )
-    logging.info("%d benchmarks, %d questions → %s", len(found), sum(len(each.rows) for each in found), out)
+    logging.info("%d benchmarks, %d questions → %s", len(available), sum(len(each.rows) for each in available), out)
     with StopRequest("responses under way are finished and saved, then the evaluation ends") as stop:
-        results = evaluate(evaluation, out, engine, stop)
+        results = evaluate(plan, out, engine, stop)
     if results is None:
         print(f"stopped at {progress(out)}; the same command continues {out}", file=sys.stderr)
         return 128 + (stop.signal or 0)
@@ -169,26 +169,23 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
         return *evaluated_model.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
-    known = {"model": arguments.model, "api": arguments.api}
+    server = {"model": arguments.model, "api": arguments.api}
     if arguments.api == "completions" and not arguments.tokenizer:
         if not Path(arguments.model).is_dir():
             raise ValueError(
                 "--engine openai needs --tokenizer FOLDER-OR-HUB-ID of the served model, to write its prompts; or "
                 "--api chat, where the server writes them"
             )
-        return *evaluated_model.load(arguments.model), known
-    return (
-        evaluated_model.served(arguments.model, arguments.tokenizer if arguments.api == "completions" else None),
-        {},
-        known,
-    )
+        return *evaluated_model.load(arguments.model), server
+    tokenizer = arguments.tokenizer if arguments.api == "completions" else None
+    return evaluated_model.served(arguments.model, tokenizer), {}, server
 
 
-def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, Any]) -> Any:
+def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]) -> Any:
     """Prompts by the command line, else as the checkpoint was trained, else by its tokenizer."""
     from exgrpo_orlhf.questions.prompts import Prompts
 
-    row_system = _row_system(trained_with)
+    row_system = _row_system(training)
     if arguments.row_system and (row_system is None or arguments.system is not None):
         raise ValueError(
             "--row-system cannot be used with --system"
@@ -199,46 +196,46 @@ def _prompts(arguments: argparse.Namespace, model: Any, trained_with: dict[str, 
     source = arguments.chat_template_from
     if model.tokenizer is None:
         if arguments.template or source:
-            given = "--template" if arguments.template else "--chat-template-from"
-            raise ValueError(f"{given} cannot be used with --api chat: the server renders the prompts")
+            option = "--template" if arguments.template else "--chat-template-from"
+            raise ValueError(f"{option} cannot be used with --api chat: the server renders the prompts")
         return Prompts(template="chat", system=arguments.system)
     default = "chat" if model.tokenizer.chat_template or source else "plain"
-    template = Prompts(template=arguments.template or trained_with.get("template", default)).template
-    same = template == trained_with.get("template")
-    system = arguments.system if arguments.system is not None else (trained_with.get("system") if same else None)
+    template = Prompts(template=arguments.template or training.get("template", default)).template
+    same = template == training.get("template")
+    system = arguments.system if arguments.system is not None else (training.get("system") if same else None)
     if system is None and (same if arguments.row_system is None else arguments.row_system):
         system = row_system
-        if system is None and any(trained_with.get("row_systems", ())):
+        if system is None and any(training.get("row_systems", ())):
             logging.warning("the questions of training had system messages, which are not sent; --system sends one")
-    why = "" if arguments.template else " (as in training)" if trained_with else " (of the tokenizer)"
+    why = "" if arguments.template else " (as in training)" if training else " (of the tokenizer)"
     of_rows = " of the questions of training" if system is not None and system == row_system else ""
-    said = "" if system is None else f", system message{of_rows} {system!r:.60}"
-    logging.info("prompts by --template %.60r%s%s", template, why, said)
+    message = "" if system is None else f", system message{of_rows} {system!r:.60}"
+    logging.info("prompts by --template %.60r%s%s", template, why, message)
     return Prompts(template=template, system=system, chat_template_from=source)
 
 
-def _row_system(trained_with: dict[str, Any]) -> str | None:
+def _row_system(training: dict[str, Any]) -> str | None:
     """The system message that all questions of training brought along, if the template can write another question's."""
-    systems = trained_with.get("row_systems", [])
-    return systems[0] if len(systems) == 1 and trained_with.get("template") != "plain" else None
+    systems = training.get("row_systems", [])
+    return systems[0] if len(systems) == 1 and training.get("template") != "plain" else None
 
 
-def _asked_otherwise(asker: Any, trained_with: dict[str, Any]) -> list[str]:
-    """What makes the prompts others than those of training; [] for no difference, or no training that is known."""
+def _prompt_departures(builder: Any, training: dict[str, Any]) -> list[str]:
+    """What makes the prompts others than those of training; [] for no difference, or an unknown training."""
     from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
     from exgrpo_orlhf.records import Question
 
-    asked, probe = asker.prompts, Question.make("", "?", "?")
-    if not trained_with:
+    prompts, probe = builder.prompts, Question.make("", "?", "?")
+    if not training:
         return []
-    if asked.chat_template_from:  # the tokenizer's own is gone
-        return [f"chat_template_from {asked.chat_template_from!r}"]
-    system = trained_with.get("system")
-    trained = Prompts(template=trained_with["template"], system=_row_system(trained_with) if system is None else system)
-    if PromptEncoder(trained, asker.subject.tokenizer).render(probe) == asker.encoder.render(probe):
+    if prompts.chat_template_from:  # the tokenizer's own is gone
+        return [f"chat_template_from {prompts.chat_template_from!r}"]
+    system = training.get("system")
+    trained = Prompts(template=training["template"], system=_row_system(training) if system is None else system)
+    if PromptEncoder(trained, builder.model.tokenizer).render(probe) == builder.encoder.render(probe):
         return []  # a chat template may bring the same system message
     names = ("template", "system")
-    return [f"{name} {getattr(asked, name)!r}" for name in names if getattr(asked, name) != getattr(trained, name)]
+    return [f"{name} {getattr(prompts, name)!r}" for name in names if getattr(prompts, name) != getattr(trained, name)]
 
 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
@@ -250,23 +247,23 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
         from exgrpo_orlhf.evaluation.backends.server import ServerEngine
 
         key = os.environ.get(arguments.key_variable)
-        server = ServerEngine(arguments.base_url, arguments.model, key=key, **_given(arguments, "api", "concurrency"))
+        server = ServerEngine(arguments.base_url, arguments.model, key=key, **_options(arguments, "api", "concurrency"))
         server.check()
         return lambda: server
     if arguments.engine == "vllm":
         from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
 
-        settings = _given(arguments, "dtype", "tensor_parallel", "replicas", "gpu_memory")
+        settings = _options(arguments, "dtype", "tensor_parallel", "replicas", "gpu_memory")
         return lambda: VllmEngine(model.path, **settings)
     from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
 
-    settings = _given(arguments, "device", "dtype", "threads", "rows")
+    settings = _options(arguments, "device", "dtype", "threads", "rows")
     if arguments.threads > (cores := len(os.sched_getaffinity(0))):
         logging.warning("--threads %d, but this process has %d cores: it is slower by far", arguments.threads, cores)
     return lambda: TransformersEngine(model.path, model.tokenizer, **settings)
 
 
-def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -408,8 +405,8 @@ def _table(words: list[str]) -> int:
     runs = arguments.runs or WORKPLACE / "runs" / name
     results: dict[str, dict[str, Any]] = {variant: {} for variant in suite.variants}
     for variant, by_seed in results.items():
-        found = sorted((runs / variant).glob("seed*"), key=lambda run: (len(run.name), run.name))
-        for run in found or [runs / variant / "seed0"]:
+        seeds = sorted((runs / variant).glob("seed*"), key=lambda run: (len(run.name), run.name))
+        for run in seeds or [runs / variant / "seed0"]:
             out = (arguments.out or WORKPLACE / "results" / runs.name) / variant / run.name
             steps, file = checkpoints.find(run), run / "config.gin"
             planned = re.search(r"(?m)^train\.steps = (\d+)", file.read_text("utf-8") if file.exists() else "")

@@ -21,7 +21,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.paths import CHECKOUT, WORKPLACE
+from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.redaction import REDACTED
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def main() -> int:
     from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.engines.engine import EngineLost
+    from exgrpo_orlhf.evaluation.session import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.tracking.client import own_tags
     from exgrpo_orlhf.training.run import train
@@ -89,7 +89,7 @@ def main() -> int:
         "gin": " ".join(Path(file).name for file in arguments.gin),
         "engine": experiment.settings.engine,
         "seed": str(experiment.settings.seed),
-        "git_commit": (commit := _git_commit()),
+        "git_commit": (commit := git_commit()),
         "mlflow.source.git.commit": commit.removesuffix("-dirty"),
         **own_tags(__file__),
         **({"set": "\n".join(overrides)} if overrides else {}),
@@ -294,16 +294,6 @@ def _tag(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _git_commit() -> str:
-    if CHECKOUT is None:  # git would answer for whatever repository the installation lies in
-        return "unknown"
-    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

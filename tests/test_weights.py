@@ -104,7 +104,7 @@ def test_the_doctor_and_every_engine_of_the_evaluation_refuse_it_too(raw_model, 
     named, trouble = tiny.bound_model([], small_bindings(folder))
     assert named == str(folder)
     assert "lacks 1 of its weights" in str(trouble)
-    with pytest.raises(evaluated_model.SubjectError, match=f"--model {folder}: {folder} lacks 1 of its weights"):
+    with pytest.raises(evaluated_model.ModelError, match=f"--model {folder}: {folder} lacks 1 of its weights"):
         evaluated_model.load(str(folder))
 
 
@@ -255,5 +255,5 @@ def test_a_name_that_is_a_path_is_refused_without_a_request(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for name in ("runs/nope", "./nope", "/nope", "~/nope", "runs/x/checkpoint-9", str(tmp_path / "x")):
-        with pytest.raises(evaluated_model.SubjectError, match=f"--model {name}: "):
+        with pytest.raises(evaluated_model.ModelError, match=f"--model {name}: "):
             evaluated_model.load(name)

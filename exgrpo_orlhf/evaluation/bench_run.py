@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints import claim
 from ..files import write_json
+from ..progress import duration
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..stopping import Stop
-from .backends import GenerationEngine, GenerationRequest, Key, Response
-from .evaluated_model import Asker
+from .backends import GenerationEngine, GenerationRequest, Key
+from .evaluated_model import RequestBuilder
 from .folder import (
     CONFIG,
     RESULTS,
     SAMPLES,
     SESSIONS,
     FolderError,
+    Results,
     Times,
     progress,
     read_config,
@@ -35,15 +35,15 @@ from .folder import (
     total_times,
     with_samples,
 )
-from .grading import GradingThread, check_golds, verdicts_of
+from .grading import check_golds, graded, verdicts_of
 from .results import summarise
-from .samples import Sample, SampleFile, asked
+from .samples import Sample, SampleFile, prompt_hash
 from .session import git_commit, now, versions
 from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
-_SAID_EVERY = 5.0  # seconds
-_UNFINISHED = "it was extended and did not come to its end"
+_LOG_EVERY = 5.0  # seconds
+_NOTHING: Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
 
 
@@ -60,7 +60,7 @@ class EvaluationPlan:
     record: further facts for results.json; session: of this process (environment.py)
     """
 
-    asker: Asker
+    builder: RequestBuilder
     sets: Sequence[BenchmarkSet]
     not_run: Mapping[str, Mapping[str, str]]
     limit: int | None
@@ -75,43 +75,41 @@ class EvaluationPlan:
 
     def config(self) -> dict[str, dict[str, Any]]:
         """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
-        model = self.asker.subject.describe()
+        model = self.builder.model.describe()
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
         return {
             "model": model["path"],
             "common": {
                 "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
-                "template": self.asker.describe(),
+                "template": self.builder.describe(),
                 "engine": dict(self.engine),
-                "seed": self.asker.seed,
+                "seed": self.builder.seed,
                 "plain": self.plain,
             },
             "benchmarks": {
-                benchmark: {**{name: known[name] for name in names}, "limit": self.limit}
-                for benchmark, known in self.facts().items()
+                benchmark: {**{name: facts[name] for name in names}, "limit": self.limit}
+                for benchmark, facts in self.facts().items()
             },
         }
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the entry of each benchmark in results.json says besides what is measured."""
-        return {
-            known.name: each.facts(
-                self.asker.instruction(known),
-                self.groups[known.group],
-                in_mean=not known.own if self.suite is None else known.name in self.suite,
-            )
-            for each in self.sets
-            for known in [each.benchmark]
-        }
+        facts = {}
+        for each in self.sets:
+            benchmark = each.benchmark
+            in_mean = not benchmark.own if self.suite is None else benchmark.name in self.suite
+            ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
+            facts[benchmark.name] = each.facts(ask, group, in_mean)
+        return facts
 
 
 def evaluate(
-    evaluation: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
+    plan: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
 ) -> dict[str, Any] | None:
     """Evaluate, or continue the evaluation in a folder.
 
     Args:
-        evaluation: what to evaluate.
+        plan: what to evaluate.
         out: the folder.
         engine: makes the engine; called only if a response is missing.
         stop: a signal ends the evaluation after the responses under way.
@@ -120,28 +118,32 @@ def evaluate(
         The results, which are also written to out/results.json; None if a signal came before the last response.
 
     Raises:
-        BenchmarkError, SubjectError, FolderError, SampleError: before anything is generated.
+        BenchmarkError, ModelError, FolderError, SampleError: before anything is generated.
         EngineFailure, GradingError: the responses finished before are saved.
     """
     try:
-        check_golds(evaluation.sets, evaluation.timeout, evaluation.workers)
-        requests = {request.key: request for request in evaluation.asker.requests(evaluation.sets)}
+        check_golds(plan.sets, plan.timeout, plan.workers)
+        requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
-            config = settle(out, evaluation.config())
-            files = {asked.benchmark.name: _file(out, asked.benchmark.name) for asked in evaluation.sets}
+            config = settle(out, plan.config())
+            files = {each.benchmark.name: _file(out, each.benchmark.name) for each in plan.sets}
             done = _done(files, requests)
+            earlier, others = _finished(out, files) if (out / RESULTS).exists() else (_NOTHING, {})
             write_json(out / CONFIG, config)
             if len(done) < len(requests):
-                _generate(evaluation, out, list(requests.values()), done, files, engine, stop)
+                _generate(plan, out, list(requests.values()), done, files, engine, stop)
             if sum(len(file.done) for file in files.values()) < len(requests):
                 return None
             for file in files.values():
                 file.sort()
-            facts, not_run, graded_with = _with_earlier(out, evaluation, files)
+            facts = {**{name: earlier["benchmarks"][name] for name in others}, **plan.facts()}
+            not_run = {**earlier["not_run"], **plan.not_run}
+            not_run = {name: reason for name, reason in not_run.items() if name not in facts}
             sessions = read_sessions(out)
-            record = {**evaluation.record, **sessions[-1], **graded_with, "finished": now()}
+            regraded = {name: value for name, value in earlier["record"].items() if name == "graded_with"}
+            record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
-            results = summarise(out.resolve().name, record, facts, not_run, files, total_times(out))
+            results = summarise(out.resolve().name, record, facts, not_run, {**others, **files}, total_times(out))
             write_json(out / RESULTS, results)
             return results
     finally:
@@ -155,12 +157,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     GradingError.
     """
     with claim(out, resume=True):
-        before = read_results(out)
+        before, files = _finished(out)
         config = read_config(out)
-        files = {name: _file(out, name) for name in before["benchmarks"]}
-        for name in _extended(files, before["benchmarks"]):
-            said = "was extended and did not come to its end; continue that first"
-            raise FolderError(f"{out}: {name} {said} ({progress(out)})")
         try:
             for name, facts in before["benchmarks"].items():
                 kind, function = facts["verifier"], facts["function"]
@@ -177,17 +175,17 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
 
 
 def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> Iterator[Sample]:
-    samples, graded = file.read(), 0
+    samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
         for sample, verdicts in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
             yield {**sample, **verdicts}  # type: ignore[typeddict-item]
-        graded += len(batch)
-        log.info("%s: %d/%d responses graded", name, graded, len(file.done))
+        count += len(batch)
+        log.info("%s: %d/%d responses graded", name, count, len(file.done))
 
 
 def _generate(
-    evaluation: EvaluationPlan,
+    plan: EvaluationPlan,
     out: Path,
     requests: Sequence[GenerationRequest],
     done: set[Key],
@@ -196,86 +194,55 @@ def _generate(
     stop: Stop,
 ) -> None:
     """Generate, grade and write. Finished responses are graded and written however this ends."""
-    if done:
-        log.info("%d of %d responses exist already", len(done), len(requests))
     engine = make_engine()
     try:
-        described = {**engine.describe(), "reproducible": engine.reproducible}
-        _begin_session(out, {"engine": described, **evaluation.session})
-        progress, limits = _Progress(requests, done), (evaluation.timeout, evaluation.workers)
-        with (
-            closing(GradingThread(evaluation.sets, files, Times(out), *limits, evaluation.plain)) as grading,
-            closing(engine.generate(requests, done)) as portions,
-        ):
+        description = {**engine.describe(), "reproducible": engine.reproducible}
+        _begin_session(out, {"engine": description, **plan.session})
+        verifiers = {each.benchmark.name: each.benchmark.grader(plan.timeout, plan.workers) for each in plan.sets}
+        questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
+        times, finished, tokens = Times(out), len(done), 0
+        begin = logged = time.perf_counter()
+        with closing(engine.generate(requests, done)) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
-                grading.put(portion)
-                progress.show(portion)
+                counts = {}
+                for name in dict.fromkeys(response.request.key[0] for response in portion):
+                    responses = [response for response in portion if response.request.key[0] == name]
+                    files[name].append(graded(verifiers[name], responses, questions[name], plan.plain))
+                    counts[name] = sum(response.tokens for response in responses)
+                times.add(counts)
+                finished, tokens = finished + len(portion), tokens + sum(counts.values())
+                time_now, left = time.perf_counter(), len(requests) - finished
+                if time_now - logged >= _LOG_EVERY or not left:
+                    logged, seconds = time_now, time_now - begin
+                    rest = duration(seconds / (finished - len(done)) * left)
+                    log.info("%d/%d responses  %.0f tokens/s  %s left", finished, len(requests), tokens / seconds, rest)
     finally:
         engine.close()
 
 
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
-    path = out / SESSIONS
+    path, dtype = out / SESSIONS, session["engine"].get("dtype")
     sessions = read_sessions(out) if with_samples(out) and path.exists() else []
-    now = session["engine"].get("dtype")
-    if sessions and (before := sessions[-1]["engine"].get("dtype")) != now:
+    if sessions and (before := sessions[-1]["engine"].get("dtype")) != dtype:
         raise FolderError(
-            f"{out}: its responses were computed in {before}, now it would be {now}; give --dtype {before}, or --out "
+            f"{out}: its responses were computed in {before}, now it would be {dtype}; give --dtype {before}, or --out "
             "another folder"
         )
     write_json(path, [*(each for each in sessions if each != session), session])
 
 
-class _Progress:
-    """Logs a line every few seconds: responses done, speed, time left."""
-
-    def __init__(self, requests: Sequence[GenerationRequest], done: set[Key]) -> None:
-        self._of = Counter(request.key[0] for request in requests)
-        self._done = Counter(key[0] for key in done)
-        self._began = self._said = time.perf_counter()
-        self._new = self._tokens = 0
-
-    def show(self, portion: Sequence[Response]) -> None:
-        self._done.update(response.request.key[0] for response in portion)
-        self._new += len(portion)
-        self._tokens += sum(response.tokens for response in portion)
-        now, left = time.perf_counter(), self._of.total() - self._done.total()
-        if now - self._said < _SAID_EVERY and left:
-            return
-        self._said = now
-        under_way = [name for name, n in self._done.items() if n < self._of[name]]
-        rest = timedelta(seconds=round((now - self._began) / self._new * left))
-        log.info(
-            "%d/%d responses%s  %.0f tokens/s  %s left",
-            *(self._done.total(), self._of.total()),
-            "".join(f"  {name} {self._done[name]}/{self._of[name]}" for name in under_way[:2]),
-            *(self._tokens / (now - self._began), rest),
-        )
-
-
-def _with_earlier(
-    out: Path, evaluation: EvaluationPlan, files: dict[str, SampleFile]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, str]], dict[str, Any]]:
-    """(facts, not_run, graded_with), with benchmarks that were run in this folder before, in the same way (`settle`).
-    Their files are added. graded_with: how they were regraded, {} if they were not"""
-    facts, not_run, graded_with = evaluation.facts(), dict(evaluation.not_run), {}
-    if (out / RESULTS).exists():
-        before = read_results(out)
-        earlier = {name: known for name, known in before["benchmarks"].items() if name not in facts}
-        files |= {name: _file(out, name) for name in earlier}
-        for name in _extended(files, earlier):
-            log.warning("%s was extended and did not come to its end: it is left out of the results", name)
-            known = earlier.pop(name)
-            not_run[name] = {"title": known["title"], "group": known["group"], "reason": _UNFINISHED}
-        facts, not_run = {**earlier, **facts}, {**before["not_run"], **not_run}
-        graded_with = {name: known for name, known in before["record"].items() if name == "graded_with"}
-    return facts, {name: why for name, why in not_run.items() if name not in facts}, graded_with
-
-
-def _extended(files: Mapping[str, SampleFile], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The benchmarks whose files do not hold as many samples as there were when results.json was written."""
-    return [name for name, of in facts.items() if len(files[name].done) != of["questions"] * of["samples"]]
+def _finished(out: Path, but: Collection[str] = ()) -> tuple[Results, dict[str, SampleFile]]:
+    """The results of a folder, and the files of its benchmarks except `but`. Raises FolderError if one of these was
+    extended and did not come to its end."""
+    results = read_results(out)
+    files = {name: _file(out, name) for name in results["benchmarks"] if name not in but}
+    for name, file in files.items():
+        entry = results["benchmarks"][name]
+        if len(file.done) != entry["questions"] * entry["samples"]:
+            problem = "was extended and did not come to its end; continue that first"
+            raise FolderError(f"{out}: {name} {problem} ({progress(out)})")
+    return results, files
 
 
 def _file(out: Path, benchmark: str) -> SampleFile:
@@ -286,9 +253,9 @@ def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequ
     """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
-        for (row, sample), what in file.done.items():
+        for (row, sample), digest in file.done.items():
             request = requests.get((name, row, sample))
-            if request is None or asked(request.seed, request.prompt) != what:
+            if request is None or prompt_hash(request.seed, request.prompt) != digest:
                 raise FolderError(
                     f"{file.path}: row {row}, sample {sample} answers another prompt than would be asked now: the set, "
                     "the template or the instruction has changed; give --out another folder"

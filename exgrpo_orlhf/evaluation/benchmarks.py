@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,10 @@ from ..tasks.word_problems import WordProblems
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 
-
-# Verifier -> (instruction below a question, when it is added).
-_ASK = {
-    "math": ("Reason step by step and put the final answer within \\boxed{}.", "silent"),
-    "choice": ("Reason step by step and put the label of the right option within \\boxed{}.", "always"),
+_ASK = {  # verifier -> the instruction below a question
+    "math": "Reason step by step and put the final answer within \\boxed{}.",
+    "choice": "Reason step by step and put the label of the right option within \\boxed{}.",
 }
-_SETTINGS = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "ask", "ask_when")
 _TASKS: dict[str, type[MadeQuestions]] = {"chains": ModularChains, "word_problems": WordProblems}  # by their key
 
 
@@ -58,14 +55,13 @@ class Benchmark:
     group: benchmarks with a common mean; default "other", in a user's own file "own"
     rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
-    ask: the instruction below each question; '' for none. The default asks to box a mathematical answer, with
-        ask_when = 'silent', and to box the label of an option, with ask_when = 'always'
-    ask_when: 'always', or 'silent': only if nothing else in the prompt mentions a box
+    ask: the instruction below each question; '' for none. By default a multiple choice asks to box the label, and
+        mathematics to box the answer. Mathematics has it only if nothing else in the prompt mentions a box
     chains, word_problems: questions that are made here, by the fields of ModularChains or WordProblems
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
-    own: defined in a user's own file only: it is in no mean of the project's benchmarks
-    departures: settings changed by the command line, or by a user's block of this name
+    own: defined in a user's own file: it is in no mean of the project's benchmarks
+    departures: settings changed by the command line
     """
 
     name: str
@@ -82,7 +78,6 @@ class Benchmark:
     word_problems: WordProblems | None = None
     rows: int | None = None
     ask: str | None = None
-    ask_when: str | None = None
     by: str | None = None
     function: str | None = None
     folder: Path = Path()
@@ -90,17 +85,18 @@ class Benchmark:
     departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        n, known = self.samples, self.ask_when in ("always", "silent", None)
-        alike = n > 1 and self.temperature == 0
-        for right, said in (
+        n = self.samples
+        for holds, problem in (
             (n >= 1, f"samples must be at least 1, got {n!r}"),
             (0 <= self.temperature < math.inf, f"temperature is 0 (greedy) or above, got {self.temperature!r}"),
             (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p!r}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens!r}"),
-            (known, f"ask_when must be 'always' or 'silent', got {self.ask_when!r}"),
-            (not alike, f"{n} samples at temperature 0 would all be the same; give 1 sample, or a temperature"),
+            (
+                n == 1 or self.temperature > 0,
+                f"{n} samples at temperature 0 would all be the same; give 1 sample, or a temperature",
+            ),
         ):
-            require(right, f"benchmark {self.name!r}: {said}")
+            require(holds, f"benchmark {self.name!r}: {problem}")
         self.grader(5.0, 1)
 
     @property
@@ -110,9 +106,8 @@ class Benchmark:
 
     def instruction(self, silent: bool) -> str | None:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
-        ask, when = _ASK.get(self.verifier, (None, "always"))
-        ask, when = (ask if self.ask is None else self.ask), self.ask_when or when
-        return ask if ask and (when == "always" or silent) else None
+        ask = _ASK.get(self.verifier) if self.ask is None else self.ask
+        return ask if ask and (silent or self.verifier != "math") else None
 
     def grader(self, timeout: float, workers: int) -> Verifier:
         """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""
@@ -121,9 +116,8 @@ class Benchmark:
 
 
 class Definitions:
-    """All blocks and suites of some files. Later files replace blocks of earlier ones, but not their suites.
-
-    No file but evals/benchmarks.toml changes which benchmarks a suite or a group of that file has.
+    """All blocks and suites of some files. A name is defined once: no file but evals/benchmarks.toml changes what a
+    benchmark of that file is, or which benchmarks a suite or a group of it has.
     """
 
     def __init__(self, files: Sequence[Path] = (DEFINITIONS,)) -> None:
@@ -137,11 +131,11 @@ class Definitions:
             for name in names:
                 self.benchmark(name, f"suite {suite!r}")
 
-    def benchmark(self, name: str, asked_by: str = "--benchmarks") -> Benchmark:
-        """Raises BenchmarkError with the nearest names."""
+    def benchmark(self, name: str, source: str = "--benchmarks") -> Benchmark:
+        """Raises BenchmarkError with the nearest names. source: where the name is from, for the message"""
         if name in self.benchmarks:
             return self.benchmarks[name]
-        raise BenchmarkError(f"{asked_by}: there is no benchmark {name!r}; {_nearest(name, self.benchmarks)}")
+        raise BenchmarkError(f"{source}: there is no benchmark {name!r}; {_nearest(name, self.benchmarks)}")
 
     def suite(self, name: str) -> list[Benchmark]:
         """Raises BenchmarkError with the nearest names."""
@@ -158,11 +152,11 @@ class Definitions:
             blocks = tomllib.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise BenchmarkError(f"{file}: no such file of benchmarks") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise BenchmarkError(f"{file}: not TOML: {error}") from error
         suites, defaults = blocks.pop("suites", {}), blocks.pop("defaults", {})
-        if not isinstance(suites, dict) or not isinstance(defaults, dict):
-            raise BenchmarkError(f"{file}: [suites] and [defaults] are tables")
+        if not all(isinstance(table, dict) for table in (suites, defaults, *blocks.values())):
+            raise BenchmarkError(f"{file}: a setting stands in no block; blocks begin with [name]")
         for suite, names in suites.items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise BenchmarkError(f"{file}: suite {suite!r} is a list of benchmarks' names, not {names!r}")
@@ -171,95 +165,74 @@ class Definitions:
             self.suites[suite] = tuple(dict.fromkeys(names))
         self._defaults |= defaults
         for name, block in blocks.items():
-            if not isinstance(block, dict):
-                raise BenchmarkError(f"{file}: {name} = {block!r} stands in no block; blocks begin with [name]")
-            self.benchmarks[name] = self._benchmark(name, block, file)
-            group = self.benchmarks[name].group
-            if file == DEFINITIONS and name not in suites.get(group, [name]):
-                raise BenchmarkError(
-                    f"{file}, block [{name}]: group {group!r} is the mean of suite {group!r}, which does not list "
-                    f"{name}; give another group, or list it there"
-                )
+            try:
+                self.benchmarks[name] = self._benchmark(name, {**self._defaults, **block}, file, suites)
+            except (ValueError, TypeError) as error:
+                raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
 
-    def _benchmark(self, name: str, block: Mapping[str, Any], file: Path) -> Benchmark:
-        given, own, before = {**self._defaults, **block}, file != DEFINITIONS, self.benchmarks.get(name)
-        if own:
-            given.setdefault("group", before.group if before else "own")
-        public, files = given.get("public"), given.get("files", [])
-        try:
-            plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-            require(plain, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
-            _check(given, Benchmark, without=("name", "folder", "own", "departures"))
-            if public is not None and str(public) not in PUBLIC_SETS:
-                raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(str(public), PUBLIC_SETS)}")
-            tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
-            require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
-            for each in files:
-                _check(each, SetFile)
-            made = [task for task in _TASKS if task in given]
-            require(bool(public or files or made), f"no source; give files, public, {' or '.join(_TASKS)}")
-            sources = [*made, *(key for key in ("public", "files") if made and given.get(key))]
-            require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
-            require(given["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
-            given["public"] = PUBLIC_SETS[public] if public else None
-            given["files"] = tuple(SetFile(**each) for each in files)
-            for task in made:
-                table = isinstance(given[task], dict)
-                require(table, f"{task} is a table such as {{ count = 100 }}, not {given[task]!r}")
-                lists = {key: tuple(value) for key, value in given[task].items() if isinstance(value, list)}
-                given[task] = _TASKS[task](**{**given[task], **lists})
-            if public and "rows" not in given and len(set(PUBLIC_SETS[public].rows)) == 1:
-                given["rows"] = PUBLIC_SETS[public].rows[0]
-            now = Benchmark(
-                name=name, folder=file.resolve().parent, own=own and (before is None or before.own), **given
-            )
-            if own:
-                self._check_group(now, before)
-            return now if before is None else replace(now, departures=_changes(before, now, file))
-        except (ValueError, TypeError) as error:
-            raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
-
-    def _check_group(self, now: Benchmark, before: Benchmark | None) -> None:
-        """Raises ValueError if a user's block would change which benchmarks a group of the project's has."""
-        theirs = {each.group for each in self.benchmarks.values() if not each.own}
-        if now.own:
-            said = f"group {now.group!r} is the project's, and its mean would change; give a group of your own"
-            require(now.group not in theirs, said)
-        elif before is not None:
-            require(now.group == before.group, f"{now.name} is of group {before.group!r}, not {now.group!r}")
-
-
-def _changes(before: Benchmark, now: Benchmark, file: Path) -> tuple[str, ...]:
-    """How a block differs from the one that it replaces."""
-    unlike = [each.name for each in fields(Benchmark) if getattr(before, each.name) != getattr(now, each.name)]
-    said = [f"{name} {getattr(now, name)!r}, not {getattr(before, name)!r}" for name in unlike if name in _SETTINGS]
-    return (*said, *([f"questions as {file.name} says"] if set(unlike) & {"public", "files", *_TASKS} else ()))
+    def _benchmark(self, name: str, block: dict[str, Any], file: Path, suites: Mapping[str, Any]) -> Benchmark:
+        own = file != DEFINITIONS
+        require(name not in self.benchmarks, f"{name} is defined already; give yours another name")
+        named = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+        require(named, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
+        _check(block, Benchmark, without=("name", "folder", "own", "departures"))
+        public, files, tasks = block.get("public"), block.get("files", []), [task for task in _TASKS if task in block]
+        if public is not None and public not in PUBLIC_SETS:
+            raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
+        tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
+        require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
+        for each in files:
+            _check(each, SetFile)
+        require(bool(public or files or tasks), f"no source; give files, public, {' or '.join(_TASKS)}")
+        sources = [*tasks, *(key for key in ("public", "files") if tasks and block.get(key))]
+        require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
+        require(block["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
+        for task in tasks:
+            table = block[task]
+            require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
+            lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
+            block[task] = _TASKS[task](**{**table, **lists})
+        if public and len(set(PUBLIC_SETS[public].rows)) == 1:
+            block.setdefault("rows", PUBLIC_SETS[public].rows[0])
+        group = block.setdefault("group", "own" if own else "other")
+        projects = {each.group for each in self.benchmarks.values() if not each.own}
+        change = f"group {group!r} is the project's, and its mean would change; give a group of your own"
+        require(not own or group not in projects, change)
+        require(
+            own or name in suites.get(group, [name]),
+            f"group {group!r} is the mean of suite {group!r}, which does not list {name}; give another group, or list "
+            "it there",
+        )
+        block["public"] = PUBLIC_SETS[public] if public else None
+        block["files"] = tuple(SetFile(**each) for each in files)
+        return Benchmark(name=name, folder=file.resolve().parent, own=own, **block)
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     """Apply the settings that are not None. Temperature 0 means one sample by default. Raises ValueError."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if given.get("temperature") == 0:
-        given.setdefault("samples", 1)
-    changed = {name: value for name, value in given.items() if value != getattr(benchmark, name)}
-    departures = tuple(f"{name} {value}, not {getattr(benchmark, name)}" for name, value in changed.items())
-    return replace(benchmark, **changed, departures=(*benchmark.departures, *departures))
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings.get("temperature") == 0:
+        settings.setdefault("samples", 1)
+    changes = {name: value for name, value in settings.items() if value != getattr(benchmark, name)}
+    departures = tuple(f"{name} {value}, not {getattr(benchmark, name)}" for name, value in changes.items())
+    return replace(benchmark, **changes, departures=departures)
 
 
-def _check(given: Mapping[str, Any], into: type, without: tuple[str, ...] = ()) -> None:
-    """Raises ValueError unless every key is known, has a value of its type, and none is missing."""
-    known = {field.name: field for field in fields(into) if field.name not in without}
-    for key, value in given.items():
-        if key not in known:
-            raise ValueError(f"there is no key {key!r}; {_nearest(key, known)}")
-        kinds = {"str": str, "int": int, "float": int | float}
-        kind = kinds.get(str(known[key].type).removesuffix(" | None"))
-        fits = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
-        require(fits, f"{key} takes {known[key].type}, got {value!r}")
-    required = [key for key in ("title", "verifier", "name") if key in known and key not in given]
-    require(not required, f"{' and '.join(required)} must be given")
+def _check(block: Mapping[str, Any], table: type, without: tuple[str, ...] = ()) -> None:
+    """Raises ValueError unless each key of a block is a field of the table, with a value of its type, and none is
+    missing."""
+    keys = {field.name: str(field.type).removesuffix(" | None") for field in fields(table) if field.name not in without}
+    types = {"str": str, "int": int, "float": int | float}
+    for key, value in block.items():
+        if key not in keys:
+            raise ValueError(f"there is no key {key!r}; {_nearest(key, keys)}")
+        kind = types.get(keys[key], object)  # PublicSet, lists and tables are checked where they are read
+        fits = isinstance(value, kind) and (kind is object or not isinstance(value, bool))
+        require(fits, f"{key} takes {keys[key]}, got {value!r}")
+    missing = [key for key in ("title", "verifier", "name") if key in keys and key not in block]
+    require(not missing, f"{' and '.join(missing)} must be given")
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"

@@ -16,9 +16,9 @@ const FILTERS = {
   disagree: ["graders disagree", (s) => s.plain !== null && correct(s.plain) !== correct(s.verdict)],
 };
 const keyOf = (sample) => `${sample.row}.${sample.sample}`;
-const words = (verdict) => (verdict === null ? "not asked" : verdict.replace("_", " "));
+const words = (verdict) => (verdict === null ? "not requested" : verdict.replace("_", " "));
 let state = {};
-let found = []; // the samples that pass the filter and the search
+let matches = []; // the samples that pass the filter and the search
 
 function make(tag, text, attributes = {}) {
   const node = document.createElement(tag);
@@ -28,24 +28,24 @@ function make(tag, text, attributes = {}) {
 }
 
 function read() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const model = Math.max(0, models.findIndex((m, i) => String(i) === asked.get("model") || m.name === asked.get("model")));
+  const query = new URLSearchParams(location.hash.slice(1));
+  const model = Math.max(0, models.findIndex((m, i) => String(i) === query.get("model") || m.name === query.get("model")));
   const benchmarks = models[model].benchmarks;
   const pick = (value, among) => (Object.hasOwn(among, value) ? value : Object.keys(among)[0]);
   state = {
     model,
-    benchmark: pick(asked.get("benchmark"), benchmarks),
-    verdict: pick(asked.get("verdict"), FILTERS),
-    q: asked.get("q") ?? "",
-    sample: asked.get("sample"),
+    benchmark: pick(query.get("benchmark"), benchmarks),
+    verdict: pick(query.get("verdict"), FILTERS),
+    q: query.get("q") ?? "",
+    sample: query.get("sample"),
   };
 }
 
 function change(what) {
-  const asked = { ...state, ...what };
-  if (!("sample" in what)) asked.sample = null;
+  const next = { ...state, ...what };
+  if (!("sample" in what)) next.sample = null;
   const hash = new URLSearchParams();
-  for (const [name, value] of Object.entries(asked)) if (value !== null && value !== "" && value !== undefined) hash.set(name, value);
+  for (const [name, value] of Object.entries(next)) if (value !== null && value !== "" && value !== undefined) hash.set(name, value);
   history.replaceState(null, "", `#${hash}`);
   show();
 }
@@ -71,14 +71,14 @@ function show() {
   );
   const query = state.q.toLowerCase();
   const fields = (s) => [s.prompt, s.response, s.gold, s.extracted ?? "", s.id, s.group ?? ""];
-  found = samples
+  matches = samples
     .filter(FILTERS[state.verdict][1])
     .filter((s) => query === "" || fields(s).some((field) => field.toLowerCase().includes(query)));
   const count = (n) => n.toLocaleString("en");
   byId("shown").textContent =
-    `${count(samples.length)} of ${count(total)} shown` + (found.length < samples.length ? `; ${count(found.length)} of these pass the filter` : "");
-  byId("list").replaceChildren(...found.map(entry));
-  turnTo(Math.max(0, found.findIndex((s) => keyOf(s) === state.sample)));
+    `${count(samples.length)} of ${count(total)} shown` + (matches.length < samples.length ? `; ${count(matches.length)} of these pass the filter` : "");
+  byId("list").replaceChildren(...matches.map(entry));
+  turnTo(Math.max(0, matches.findIndex((s) => keyOf(s) === state.sample)));
 }
 
 function entry(sample) {
@@ -95,15 +95,15 @@ function entry(sample) {
 }
 
 function turnTo(index) {
-  const sample = found[index];
+  const sample = matches[index];
   byId("sample").hidden = sample === undefined;
   if (sample === undefined) return;
   byId("list").querySelectorAll("li").forEach((item, i) => item.setAttribute("aria-current", i === index));
   const item = byId("list").children[index];
   byId("list").scrollTop = item.offsetTop - byId("list").clientHeight / 2;
-  byId("position").textContent = `${index + 1} of ${found.length}`;
+  byId("position").textContent = `${index + 1} of ${matches.length}`;
   byId("previous").disabled = index === 0;
-  byId("next").disabled = index === found.length - 1;
+  byId("next").disabled = index === matches.length - 1;
   const facts = [
     ["verdict", words(sample.verdict), sample.verdict],
     ["plain math-verify", words(sample.plain), sample.plain],
@@ -120,9 +120,9 @@ function turnTo(index) {
   byId("facts").replaceChildren(
     ...facts.map(([name, value, verdict]) => {
       const pair = make("div", "");
-      const said = make("dd", value);
-      if (verdict) said.prepend(make("i", "", { class: `mark ${verdict}` }));
-      pair.append(make("dt", name), said);
+      const cell = make("dd", value);
+      if (verdict) cell.prepend(make("i", "", { class: `mark ${verdict}` }));
+      pair.append(make("dt", name), cell);
       return pair;
     }),
   );
@@ -131,8 +131,8 @@ function turnTo(index) {
 }
 
 function turn(by) {
-  const index = Math.max(0, found.findIndex((s) => keyOf(s) === state.sample)) + by;
-  if (found[index]) change({ sample: keyOf(found[index]) });
+  const index = Math.max(0, matches.findIndex((s) => keyOf(s) === state.sample)) + by;
+  if (matches[index]) change({ sample: keyOf(matches[index]) });
 }
 
 byId("model").addEventListener("change", (event) => change({ model: event.target.value }));
@@ -145,11 +145,11 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") turn(-1);
   if (event.key === "ArrowRight") turn(1);
 });
-const stated = () => location.hash.includes("="); // else it names a section
+const hasState = () => location.hash.includes("="); // else it names a section
 window.addEventListener("hashchange", () => {
-  if (!stated()) return;
+  if (!hasState()) return;
   show();
   byId("samples").scrollIntoView();
 });
 show();
-if (stated()) byId("samples").scrollIntoView();
+if (hasState()) byId("samples").scrollIntoView();

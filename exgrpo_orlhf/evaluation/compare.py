@@ -58,24 +58,21 @@ class ResultsComparison:
 
     def table(self) -> str:
         """Aligned text for a terminal; scores in per cent."""
-        lines = [("benchmark", "questions", "a", "b", "b - a", "95 % interval", "p", "p (Holm)")]
-        for one in self.benchmarks:
-            scores = (str(one.questions), f"{100 * one.a:.1f}", f"{100 * one.b:.1f}")
-            lines.append((one.title, *scores, *_cells(one.paired), f"{one.p_holm:.4f}"))
         counted = [one for one in self.benchmarks if one.in_mean]
-        mean_a, mean_b = (sum(of) / len(of) for of in zip(*((one.a, one.b) for one in counted), strict=True))
-        questions = str(sum(one.questions for one in counted))
-        macro = (f"{100 * mean_a:.1f}", f"{100 * mean_b:.1f}", *_cells(self.macro))
-        lines.append(("macro mean", questions, *macro, ""))
-        head, rule, *rows = aligned(lines, left=1)
-        text = [f"a: {self.a}", f"b: {self.b}", "", head, rule, *rows[:-1], rule, rows[-1]]
+        a, b = (sum(getattr(one, side) for one in counted) / len(counted) for side in ("a", "b"))
+        questions = sum(one.questions for one in counted)
+        rows = [(one.title, one.questions, one.a, one.b, one.paired, f"{one.p_holm:.4f}") for one in self.benchmarks]
+        lines = [("benchmark", "questions", "a", "b", "b - a", "95 % interval", "p", "p (Holm)")]
+        for title, count, first, second, test, p_holm in (*rows, ("macro mean", questions, a, b, self.macro, "")):
+            bounds = f"[{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
+            scores = f"{100 * first:.1f}", f"{100 * second:.1f}", f"{100 * test.difference:+.1f}"
+            lines.append((title, str(count), *scores, bounds, f"{test.p_value:.4f}", p_holm))
+        head, rule, *rest = aligned(lines, left=1)
+        text = [f"a: {self.a}", f"b: {self.b}", "", head, rule, *rest[:-1], rule, rest[-1]]
         beside = tuple(one.title for one in self.benchmarks if not one.in_mean)
         for label, titles in (("not in the mean", beside), ("only in a", self.only_a), ("only in b", self.only_b)):
-            if titles:
-                text += ["", f"{label}: {', '.join(titles)}"]
-        if self.warnings:
-            text += ["", *(f"warning: {warning}" for warning in self.warnings)]
-        return "\n".join(text)
+            text += ["", f"{label}: {', '.join(titles)}"] if titles else []
+        return "\n".join([*text, *([""] if self.warnings else []), *(f"warning: {each}" for each in self.warnings)])
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as JSON; `benchmarks` by name."""
@@ -95,74 +92,58 @@ def compare(a: Path, b: Path, seed: int = 0) -> ResultsComparison:
     ours, theirs = read_results(a), read_results(b)
     names = (str(a), str(b)) if ours["name"] == theirs["name"] else (ours["name"], theirs["name"])
     warnings = _record_warnings(ours, theirs)
-    found: list[tuple[str, str, tuple[Array, Array]]] = []  # name, title, avg@k of each, (Q,)
+    scores: dict[str, tuple[Array, Array]] = {}  # benchmark -> avg@k of each on the common questions, (Q,)
+    in_mean = {}
     for name, here in ours["benchmarks"].items():
-        there = theirs["benchmarks"].get(name)
-        if there is None:
+        if (there := theirs["benchmarks"].get(name)) is None:
             continue
-        first, second = _averages(a, name, here), _averages(b, name, there)
+        first, second, title = _averages(a, name, here), _averages(b, name, there), here["title"]
         common = [question for question in first if question in second]
-        if different := [f"{key} {here[key]} in a, {there[key]} in b" for key in SETTINGS if here[key] != there[key]]:
-            warnings.append(f"{here['title']}: {', '.join(different)}")
+        if changes := [f"{key} {here[key]} in a, {there[key]} in b" for key in SETTINGS if here[key] != there[key]]:
+            warnings.append(f"{title}: {', '.join(changes)}")
         if not common:
-            warnings.append(f"{here['title']}: no question in common, not compared")
+            warnings.append(f"{title}: no question in common, not compared")
             continue
         if len(common) < max(len(first), len(second)):
-            counts = f"{len(common)} questions in common of {len(first)} in a, {len(second)} in b"
-            warnings.append(f"{here['title']}: {counts}")
-        scores_a, scores_b = (np.array([side[question] for question in common]) for side in (first, second))
-        found.append((name, here["title"], (scores_a, scores_b)))
-    if not found:
+            warnings.append(f"{title}: {len(common)} questions in common of {len(first)} in a, {len(second)} in b")
+        scores[name] = np.array([first[one] for one in common]), np.array([second[one] for one in common])
+        in_mean[name] = here["in_mean"] and there["in_mean"]
+    if not scores:
         listed = [", ".join(one["title"] for one in each["benchmarks"].values()) or "none" for each in (ours, theirs)]
         raise ValueError(f"{a} and {b} have no question in common: one has {listed[0]}, the other {listed[1]}")
-    both = (ours["benchmarks"], theirs["benchmarks"])
-    in_mean = {name: all(each[name].get("in_mean", True) for each in both) for name, _, _ in found}
     if not any(in_mean.values()):
         in_mean = dict.fromkeys(in_mean, True)
-    rng = np.random.default_rng(seed)
-    by_name = {name: paired([scores], rng) for name, _, scores in found if in_mean[name]}
-    macro = paired([scores for name, _, scores in found if in_mean[name]], rng)
-    by_name |= {
-        name: paired([scores], rng) for name, _, scores in found if not in_mean[name]
-    }  # last: none else changes
-    tests = [by_name[name] for name, _, _ in found]
-    corrected = holm([test.p_value for test in tests])
-    return ResultsComparison(
-        a=names[0],
-        b=names[1],
-        benchmarks=tuple(
-            BenchmarkDifference(
-                name, title, len(first), float(first.mean()), float(second.mean()), test, p_holm, in_mean[name]
-            )
-            for (name, title, (first, second)), test, p_holm in zip(found, tests, corrected, strict=True)
-        ),
-        macro=macro,
-        only_a=_only(ours, theirs),
-        only_b=_only(theirs, ours),
-        warnings=tuple(warnings),
+    rng, beside = np.random.default_rng(seed), [name for name in scores if not in_mean[name]]
+    tests = {name: paired([pair], rng) for name, pair in scores.items() if in_mean[name]}
+    macro = paired([pair for name, pair in scores.items() if in_mean[name]], rng)
+    tests |= {name: paired([scores[name]], rng) for name in beside}  # last: they change nothing of the others
+    corrected = holm([tests[name].p_value for name in scores])
+    benchmarks = []
+    for (name, (x, y)), p_holm in zip(scores.items(), corrected, strict=True):
+        averages, title = (float(x.mean()), float(y.mean())), ours["benchmarks"][name]["title"]
+        benchmarks.append(BenchmarkDifference(name, title, len(x), *averages, tests[name], p_holm, in_mean[name]))
+    only_a, only_b = (
+        tuple(one["title"] for name, one in this["benchmarks"].items() if name not in other["benchmarks"])
+        for this, other in ((ours, theirs), (theirs, ours))
     )
+    return ResultsComparison(names[0], names[1], tuple(benchmarks), macro, only_a, only_b, tuple(warnings))
 
 
-def _averages(folder: Path, benchmark: str, known: Results) -> dict[Question, float]:
-    """The share of correct samples of each question, by row. known: the benchmark's entry in results.json"""
+def _averages(folder: Path, benchmark: str, entry: Results) -> dict[Question, float]:
+    """The share of correct samples of each question, by row. entry: the benchmark's in results.json"""
     path = folder / benchmark / SAMPLES
-    asked: dict[int, tuple[str, str, str]] = {}
+    texts: dict[int, tuple[str, str, str]] = {}
     verdicts: defaultdict[int, list[bool]] = defaultdict(list)
     for _, sample in read_samples(path):
-        asked[sample["row"]] = (sample["id"], sample["question"], sample["gold"])
+        texts[sample["row"]] = (sample["id"], sample["question"], sample["gold"])
         verdicts[sample["row"]].append(sample["verdict"] == "correct")
-    check_count(path, (row for row, those in verdicts.items() for _ in those), known)
-    occurred: Counter[str] = Counter()
+    check_count(path, (row for row, samples in verdicts.items() for _ in samples), entry)
+    occurrences: Counter[str] = Counter()
     averages = {}
-    for row, (question_id, text, answer) in sorted(asked.items()):
-        averages[question_id, occurred[question_id], text, answer] = sum(verdicts[row]) / len(verdicts[row])
-        occurred[question_id] += 1
+    for row, (question_id, text, answer) in sorted(texts.items()):
+        averages[question_id, occurrences[question_id], text, answer] = sum(verdicts[row]) / len(verdicts[row])
+        occurrences[question_id] += 1
     return averages
-
-
-def _only(ours: Results, theirs: Results) -> tuple[str, ...]:
-    """Titles of our benchmarks that they lack."""
-    return tuple(one["title"] for name, one in ours["benchmarks"].items() if name not in theirs["benchmarks"])
 
 
 def _record_warnings(ours: Results, theirs: Results) -> list[str]:
@@ -179,8 +160,3 @@ def _record_warnings(ours: Results, theirs: Results) -> list[str]:
     if grader[0] != grader[1]:
         warnings.append(f"graded by different versions: {grader[0]} in a, {grader[1]} in b; regrade both")
     return warnings
-
-
-def _cells(test: PairedDifference) -> tuple[str, str, str]:
-    interval = f"[{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
-    return f"{100 * test.difference:+.1f}", interval, f"{test.p_value:.4f}"

@@ -30,17 +30,17 @@ _OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja"
 Prompt = tuple[str, tuple[int, ...], tuple[Message, ...]]  # its text, its tokens, its messages
 
 
-class SubjectError(ValueError):
+class ModelError(ValueError):
     """A model that cannot be evaluated. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """A model.
 
     path: as `from_pretrained` takes it, or a server's name for it
     tokenizer: None if only the server has it
-    context: its number of positions; None: no limit is known
+    context: its number of positions; None if it is unknown or not limited
     hash: of its files; None for a model of the hub, which has a revision, and for one of a server
     run, step, mlflow_run_id, metrics_log: of the training run, if it is a checkpoint of this trainer; metrics_log is
         the identity of the run's metrics log, by which MLflow can find the run
@@ -65,9 +65,9 @@ class Subject:
         return {name: value for name, value in vars(self).items() if name not in ("tokenizer", "context")}
 
 
-def load(model: str) -> tuple[Subject, dict[str, Any]]:
+def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     """The model and, if it is a checkpoint of a run or its adapter, the run's `Prompts` settings, with what the run has
-    recorded of its prompts (`PromptEncoder.introduce`). Raises SubjectError.
+    recorded of its prompts (`PromptEncoder.introduce`). Raises ModelError.
 
     model: a folder, a hub id, a .gguf file, the name of an installed package that ships one, or the folder of a LoRA
         adapter, which is merged into its base model
@@ -76,53 +76,50 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
 
     from ..models.pretrained import find_model
 
-    given = Path(model).expanduser()
-    if given.is_dir() and not any((given / name).is_file() for name in ("config.json", adapters.CONFIG)):
-        raise SubjectError(_no_model(given))
+    place = Path(model).expanduser()
+    if place.is_dir() and not any((place / name).is_file() for name in ("config.json", adapters.CONFIG)):
+        raise ModelError(_no_model(place))
     try:
         path, tokenizer = find_model(model, paths.cache(None))
     except (OSError, ValueError) as error:
-        raise SubjectError(f"--model {model}: {error}") from error
+        raise ModelError(f"--model {model}: {error}") from error
     folder, config = Path(path), AutoConfig.from_pretrained(path, trust_remote_code=False)
-    context = _positions(config)
+    loaded = EvaluatedModel(path, tokenizer, _positions(config))
     if not folder.is_dir():
-        return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
-    checkpoint = given.resolve()
-    if adapters.is_adapter(given):
-        checkpoint = checkpoint.parent
-    state = checkpoint / "trainer" / "state.json"
-    subject = Subject(path, tokenizer, context, hash=hash_of(folder))
-    if not state.is_file():
-        return subject, {}
-    known, run = json.loads(state.read_text(encoding="utf-8")), checkpoint.parent
-    log, bound = run / "metrics.id", known["identity"]
-    subject = replace(
-        subject,
+        return replace(loaded, revision=getattr(config, "_commit_hash", None)), {}
+    loaded = replace(loaded, hash=hash_of(folder))
+    checkpoint = place.resolve().parent if adapters.is_adapter(place) else place.resolve()
+    run, file = checkpoint.parent, checkpoint / "trainer" / "state.json"
+    if not file.is_file():
+        return loaded, {}
+    state, log = json.loads(file.read_text(encoding="utf-8")), run / "metrics.id"
+    loaded = replace(
+        loaded,
         run=run.name,
-        step=known["step"],
-        mlflow_run_id=known.get("mlflow_run_id"),
+        step=state["step"],
+        mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
-    names = [name for name in ("template", "system") if f"Prompts.{name}" in bound]
-    prompts = {name: ast.literal_eval(bound[f"Prompts.{name}"]) for name in names}
-    return subject, {**prompts, **known.get("prompt", {})}
+    bindings = {name: state["identity"].get(f"Prompts.{name}") for name in ("template", "system")}
+    prompts = {name: ast.literal_eval(value) for name, value in bindings.items() if value is not None}
+    return loaded, {**prompts, **state.get("prompt", {})}
 
 
-def served(name: str, tokenizer: str | None) -> Subject:
-    """A model of a server. tokenizer: folder or hub id; None: only the server has it. Raises SubjectError."""
+def served(name: str, tokenizer_name: str | None) -> EvaluatedModel:
+    """A model of a server. tokenizer_name: folder or hub id; None: only the server has it. Raises ModelError."""
     from transformers import AutoConfig, AutoTokenizer
 
-    if tokenizer is None:
-        return Subject(name, None, None)
+    if tokenizer_name is None:
+        return EvaluatedModel(name, None, None)
     try:
-        known = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=False)
     except _UNREADABLE as error:
-        raise SubjectError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
+        raise ModelError(f"--tokenizer {tokenizer_name}: {' '.join(str(error).split())[:300]}") from error
     try:
-        context = _positions(AutoConfig.from_pretrained(tokenizer, trust_remote_code=False))
+        context = _positions(AutoConfig.from_pretrained(tokenizer_name, trust_remote_code=False))
     except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
-    return Subject(name, known, context)
+    return EvaluatedModel(name, tokenizer, context)
 
 
 def hash_of(folder: Path) -> str:
@@ -135,21 +132,21 @@ def hash_of(folder: Path) -> str:
 
 
 def requests_of(
-    asked: BenchmarkSet, prompt: Callable[[int, Question], Prompt], seed: int, stop: tuple[int, ...] = ()
+    questions: BenchmarkSet, render: Callable[[int, Question], Prompt], seed: int, stop: tuple[int, ...] = ()
 ) -> Iterator[GenerationRequest]:
     """Requests for all samples of all questions of a set, in order.
 
-    prompt: (row, question) → its prompt; seed: of the evaluation. The seed of a response is made from it, and does not
+    render: (row, question) → its prompt; seed: of the evaluation. The seed of a response is made from it, and does not
     depend on which other questions or samples are evaluated.
     """
-    benchmark = asked.benchmark
-    for row, question in asked.rows:
-        written = prompt(row, question)
+    benchmark = questions.benchmark
+    for row, question in questions.rows:
+        prompt = render(row, question)
         for sample in range(benchmark.samples):
             name = f"{seed} {benchmark.name} {row} {question.id} {sample}".encode()
             yield GenerationRequest(
                 (benchmark.name, row, sample),
-                *written,
+                *prompt,
                 int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1,
                 benchmark.max_tokens,
                 benchmark.temperature,
@@ -158,36 +155,36 @@ def requests_of(
             )
 
 
-def write_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
-    """Raises ValueError for a question that cannot be written."""
+def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
+    """Raises ValueError for a question that cannot be rendered."""
     return encoder.render(question), tuple(encoder.encode(question)), tuple(encoder.turns(question))
 
 
-class Asker:
+class RequestBuilder:
     """Makes requests from the questions of benchmarks."""
 
-    def __init__(self, subject: Subject, prompts: Prompts, seed: int) -> None:
-        """Raises SubjectError if the tokenizer lacks something that the template needs."""
-        self.subject, self.prompts, self.seed = subject, prompts, seed
+    def __init__(self, model: EvaluatedModel, prompts: Prompts, seed: int) -> None:
+        """Raises ModelError if the tokenizer lacks something that the template needs."""
+        self.model, self.prompts, self.seed = model, prompts, seed
         self.encoder: PromptEncoder | None = None
         self._stop: tuple[int, ...] = ()
         self._silent = "boxed" not in (prompts.system or "")
-        if subject.tokenizer is None:
+        if model.tokenizer is None:
             return
         try:
-            self.encoder = PromptEncoder(replace(prompts, max_tokens=_NO_LIMIT), subject.tokenizer)
+            self.encoder = PromptEncoder(replace(prompts, max_tokens=_NO_LIMIT), model.tokenizer)
             self._stop = self.encoder.turn_ends()
             self._silent = "boxed" not in self.encoder.render(Question.make("", "?", "?"))
         except (ValueError, TemplateError) as error:
-            raise SubjectError(str(error).replace("Prompts.template = ", "--template ")) from error
+            raise ModelError(str(error).replace("Prompts.template = ", "--template ")) from error
 
     def requests(self, sets: Sequence[BenchmarkSet]) -> list[GenerationRequest]:
-        """Requests for all samples of all questions, in order. Raises SubjectError if one exceeds the context."""
+        """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
         requests: list[GenerationRequest] = []
-        for asked in sets:
-            requests += requests_of(asked, partial(self._prompt, asked.benchmark), self.seed, self._stop)
-        if self.subject.context is not None:
-            self._check_room(requests, self.subject.context)
+        for each in sets:
+            requests += requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._stop)
+        if self.model.context is not None:
+            self._check_room(requests, self.model.context)
         return requests
 
     def instruction(self, benchmark: Benchmark) -> str | None:
@@ -209,25 +206,24 @@ class Asker:
             messages = (*system, ("user", str(question.prompt)))
             return "\n\n".join(content for _, content in messages), (), messages
         try:
-            return write_prompt(self.encoder, question)
+            return render_prompt(self.encoder, question)
         except (ValueError, TypeError, TemplateError) as error:
-            raise SubjectError(
-                f"benchmark {benchmark.name!r}, row {row}: it cannot be written by --template {self.prompts.template}, "
-                f"or has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {question.prompt!r:.80}"
+            raise ModelError(
+                f"benchmark {benchmark.name!r}, row {row}: --template {self.prompts.template} cannot render it, or it "
+                f"has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {question.prompt!r:.80}"
             ) from error
 
     def _check_room(self, requests: Sequence[GenerationRequest], context: int) -> None:
         longest = max(requests, key=lambda request: len(request.prompt_ids) + request.max_tokens)
         length, tokens = len(longest.prompt_ids), longest.max_tokens
-        if length + tokens <= context:
-            return
-        room = context - max(len(request.prompt_ids) for request in requests)
-        mend = f"give --max-tokens {room} or less" if room > 0 else "the model is too small for this benchmark"
-        benchmark, row, _ = longest.key
-        raise SubjectError(
-            f"benchmark {benchmark!r}, row {row}: {length} prompt tokens and {tokens} of the response exceed the "
-            f"{context} positions of {self.subject.path}; {mend}"
-        )
+        if length + tokens > context:
+            room = context - max(len(request.prompt_ids) for request in requests)
+            fix = f"give --max-tokens {room} or less" if room > 0 else "the model is too small for this benchmark"
+            benchmark, row, _ = longest.key
+            raise ModelError(
+                f"benchmark {benchmark!r}, row {row}: {length} prompt tokens and {tokens} of the response exceed the "
+                f"{context} positions of {self.model.path}; {fix}"
+            )
 
 
 def _positions(config: Any) -> int | None:

@@ -41,13 +41,13 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     before: dict[str, dict[str, Any]] = {}
     differences = []
     if begun := with_samples(folder):  # not an attempt that ended before its first response
-        known = read_config(folder)
-        before = {name: each for name, each in known["benchmarks"].items() if name in begun}
-        differences = _differences("", known["common"], config["common"])
-        if known["common"]["model"] != config["common"]["model"]:
-            differences.insert(0, f"the model: {known.get('model', 'unknown')} there, {config['model']} now")
-    for name, wanted in config["benchmarks"].items():
-        differences += _differences(f"{name}.", before.get(name, wanted), wanted)
+        earlier = read_config(folder)
+        before = {name: each for name, each in earlier["benchmarks"].items() if name in begun}
+        differences = _differences("", earlier["common"], config["common"])
+        if earlier["common"]["model"] != config["common"]["model"]:
+            differences.insert(0, f"the model: {earlier.get('model', 'unknown')} there, {config['model']} now")
+    for name, settings in config["benchmarks"].items():
+        differences += _differences(f"{name}.", before.get(name, settings), settings)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
@@ -62,32 +62,31 @@ def with_samples(folder: Path) -> set[str]:
 
 
 def progress(folder: Path) -> str:
-    """How many responses there are of those asked for: 'chains 6/200 responses, …'. Raises FolderError."""
-    said = []
-    for name, known in read_config(folder)["benchmarks"].items():
-        path, limit = folder / name / SAMPLES, known["limit"]
-        done = path.read_bytes().count(b"\n") if path.exists() else 0
-        asked = known["samples"] * (known["rows"] if limit is None else min(limit, known["rows"]))
-        said.append(f"{name} {done:,}/{asked:,} responses")
-    return ", ".join(said)
+    """How many responses there are of those requested: 'chains 6/200 responses, …'. Raises FolderError."""
+    parts = []
+    for name, settings in read_config(folder)["benchmarks"].items():
+        path, rows = folder / name / SAMPLES, settings["rows"]
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        parts.append(f"{name} {lines:,}/{settings['samples'] * min(settings['limit'] or rows, rows):,} responses")
+    return ", ".join(parts)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
     path = folder / CONFIG
-    known: dict[str, Any] = _read(path, "without it nothing says how the responses were made: give another folder")
-    if not isinstance(known, dict) or set(known) - {"model"} != {"common", "benchmarks"}:
+    config = _read(path, "without it nothing says how the responses were made: give another folder")
+    if not isinstance(config, dict) or set(config) - {"model"} != {"common", "benchmarks"}:
         raise FolderError(f"{path} is not the configuration of an evaluation; give another folder")
-    return known
+    return config
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions that generated the responses, the last one last. Raises FolderError if they cannot be read."""
     path = folder / SESSIONS
-    known = _read(path, "without it nothing says what generated the responses: give another folder")
-    if not isinstance(known, list) or not known:
+    sessions = _read(path, "without it nothing says what generated the responses: give another folder")
+    if not isinstance(sessions, list) or not sessions:
         raise FolderError(f"{path} does not hold the sessions of an evaluation; give another folder")
-    return known
+    return sessions
 
 
 def read_results(folder: Path) -> Results:
@@ -98,20 +97,20 @@ def read_results(folder: Path) -> Results:
             raise FolderError(f"{folder}: not complete: {progress(folder)}; the command that began it continues it")
         raise FolderError(f"{folder}: no {RESULTS}; is this the folder of an evaluation that came to its end?")
     results = _read(path, "remove it, and the evaluation's own command computes it from the samples")
-    found = results.get("format") if isinstance(results, dict) else None
-    if found != FORMAT:
-        raise FolderError(f"{path}: format {found!r}; this version reads format {FORMAT}")
+    version = results.get("format") if isinstance(results, dict) else None
+    if version != FORMAT:
+        raise FolderError(f"{path}: format {version!r}; this version reads format {FORMAT}")
     return dict(results)
 
 
-def _read(path: Path, way_on: str) -> Any:
-    """Raises FolderError that names the file. way_on: what to do about it"""
+def _read(path: Path, fix: str) -> Any:
+    """Raises FolderError that names the file. fix: what to do about it"""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise FolderError(f"{path} does not exist; {way_on}") from None
+        raise FolderError(f"{path} does not exist; {fix}") from None
     except ValueError as error:
-        raise FolderError(f"{path} is damaged, it is not JSON ({error}); {way_on}") from error
+        raise FolderError(f"{path} is damaged, it is not JSON ({error}); {fix}") from error
 
 
 def check_count(path: Path, rows: Iterable[int], benchmark: Mapping[str, Any]) -> None:
@@ -148,37 +147,28 @@ class ResultsFolder:
 
     def samples(self, benchmark: str, lines: Sequence[Line]) -> list[Sample]:
         """These samples with their texts."""
+        samples: list[Sample] = []
         with (self.path / benchmark / SAMPLES).open("rb") as file:
-            found: list[Sample] = []
             for line in lines:
                 file.seek(line.start)
-                found.append(json.loads(file.readline()))
-        return found
+                samples.append(json.loads(file.readline()))
+        return samples
 
 
 class Times:
-    """Wall time by benchmark over all sessions, including killed ones: a line about every second."""
+    """Wall time by benchmark over all sessions, including killed ones: a line for each portion of responses."""
 
     def __init__(self, folder: Path) -> None:
         """Time is measured from now on."""
         self._path, self._last = folder / TIMES, time.perf_counter()
-        self._waiting: dict[str, float] = defaultdict(float)
 
     def add(self, tokens: Mapping[str, int]) -> None:
         """Share the time since the last call among benchmarks by the tokens of their new responses."""
-        now, total = time.perf_counter(), max(1, sum(tokens.values()))
-        for name, count in tokens.items():
-            self._waiting[name] += (now - self._last) * count / total
+        now = time.perf_counter()
+        pace = (now - self._last) / max(1, sum(tokens.values()))
         self._last = now
-        if sum(self._waiting.values()) >= 1:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._waiting:
-            line = json.dumps({name: round(seconds, 4) for name, seconds in self._waiting.items()})
-            with self._path.open("a", encoding="ascii") as file:
-                file.write(line + "\n")
-            self._waiting.clear()
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(json.dumps({name: round(pace * count, 4) for name, count in tokens.items()}) + "\n")
 
 
 def total_times(folder: Path) -> dict[str, float]:
@@ -186,21 +176,21 @@ def total_times(folder: Path) -> dict[str, float]:
     path = folder / TIMES
     totals: dict[str, float] = defaultdict(float)
     for line in path.read_text(encoding="ascii").split("\n") if path.exists() else ():
-        with suppress(ValueError):  # a line torn by a kill: less than two seconds
+        with suppress(ValueError):  # a line torn by a kill
             for benchmark, seconds in json.loads(line).items():
                 totals[benchmark] += seconds
     return totals
 
 
 def _differences(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    found = []
+    differences = []
     for key in sorted({*before, *now}):
         a, b = before.get(key), now.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(f"{prefix}{key}.", a, b)
+            differences += _differences(f"{prefix}{key}.", a, b)
         elif key in GROWS:  # None: no limit
             if (math.inf if b is None else b) < (math.inf if a is None else a):
-                found.append(f"{prefix}{key}: {a} there, {b} now: it can only be raised")
+                differences.append(f"{prefix}{key}: {a} there, {b} now: it can only be raised")
         elif a != b:
-            found.append(f"{prefix}{key}: {a!r} there, {b!r} now")
-    return found
+            differences.append(f"{prefix}{key}: {a!r} there, {b!r} now")
+    return differences

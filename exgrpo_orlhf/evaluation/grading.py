@@ -1,10 +1,8 @@
-"""Grade finished responses while the engine generates the next ones."""
+"""From responses to samples: verdicts by the benchmark's verifier and by math-verify's plain recipe."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,75 +11,29 @@ from ..records import Question
 from ..rewards import GradingError, Verifier
 from .backends import Response
 from .benchmarks import BenchmarkError
-from .folder import Times
-from .samples import Sample, SampleFile
+from .samples import Sample
 from .sets import BenchmarkSet
 
 _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
-_WAITING = 64  # portions: when grading falls behind, the engine waits and memory does not grow
-
-
-class GradingThread:
-    """A thread that waits for the graders' processes and writes each portion as soon as it is graded."""
-
-    def __init__(
-        self,
-        sets: Sequence[BenchmarkSet],
-        files: Mapping[str, SampleFile],
-        times: Times,
-        timeout: float,
-        workers: int,
-        plain: bool,
-    ) -> None:
-        """files: benchmark → where its samples go; plain: also grade by math-verify's plain recipe"""
-        self._verifiers = {asked.benchmark.name: asked.benchmark.grader(timeout, workers) for asked in sets}
-        self._questions = {asked.benchmark.name: dict(asked.rows) for asked in sets}
-        self._files, self._times, self._plain = files, times, plain
-        self._thread = ThreadPoolExecutor(1, "grading")
-        self._waiting: deque[Future[None]] = deque()
-
-    def put(self, responses: Sequence[Response]) -> None:
-        """Add a portion. Raises the error of an earlier one: GradingError, OSError."""
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _WAITING):
-            self._waiting.popleft().result()
-        before = self._waiting[-1] if self._waiting else None
-        self._waiting.append(self._thread.submit(self._grade, responses, before))
-
-    def close(self) -> None:
-        """Wait for all portions. Raises as `put` does."""
-        self._thread.shutdown(wait=True)
-        self._times.flush()
-        for portion in self._waiting:
-            portion.result()
-
-    def _grade(self, responses: Sequence[Response], before: Future[None] | None) -> None:
-        if before:
-            before.result()  # raises its error again: after the first one nothing is graded or written
-        tokens = {}
-        for name in dict.fromkeys(response.request.key[0] for response in responses):
-            mine = [response for response in responses if response.request.key[0] == name]
-            self._files[name].append(graded(self._verifiers[name], mine, self._questions[name], self._plain))
-            tokens[name] = sum(response.tokens for response in mine)
-        self._times.add(tokens)
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
     """Check, before anything is generated, that every reference answer can be graded against. Raises BenchmarkError."""
-    for asked in sets:
-        verifier = asked.benchmark.grader(timeout, workers)
-        where = f"benchmark {asked.benchmark.name!r}, verifier {verifier.kind!r}"
+    for each in sets:
+        verifier = each.benchmark.grader(timeout, workers)
+        where = f"benchmark {each.benchmark.name!r}, verifier {verifier.kind!r}"
         try:
-            grades = verifier.grade_all([(question, "") for _, question in asked.rows])
+            grades = verifier.grade_all([(question, "") for _, question in each.rows])
         except (ValueError, GradingError) as error:
             raise BenchmarkError(f"{where}: {error}") from error
-        for (row, question), grade in zip(asked.rows, grades, strict=True):
+        for (row, question), grade in zip(each.rows, grades, strict=True):
             if grade.verdict == "error":
                 raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
 
 def verdicts_of(verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool) -> list[dict[str, Any]]:
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
-    math-verify's plain recipe, None if it is not asked or cannot differ.
+    math-verify's plain recipe, None if it is not requested or cannot differ.
     """
     grades = verifier.grade_all(pairs)
     others: list[str | None] = [None] * len(grades)
@@ -98,25 +50,24 @@ def graded(
 ) -> list[Sample]:
     """The samples of responses to one benchmark. questions: by row"""
     pairs = [(questions[response.request.key[1]], response.text) for response in responses]
-    verdicts = verdicts_of(verifier, pairs, plain)
-    return [_sample(*each) for each in zip(responses, (question for question, _ in pairs), verdicts, strict=True)]
-
-
-def _sample(response: Response, question: Question, verdicts: dict[str, Any]) -> Sample:
-    request = response.request
-    _, row, sample = request.key
-    return {
-        "row": row,
-        "sample": sample,
-        "id": question.id,
-        "seed": request.seed,
-        "question": plain_text(question.prompt),
-        "prompt": request.prompt,
-        "gold": question.answer,
-        "response": response.text,
-        **verdicts,  # type: ignore[typeddict-item]
-        "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
-        "response_tokens": response.tokens,
-        "finish": response.finish,
-        "group": question.meta.get("group"),
-    }
+    samples = []
+    for response, (question, _), verdicts in zip(responses, pairs, verdicts_of(verifier, pairs, plain), strict=True):
+        request = response.request
+        _, row, sample = request.key
+        line: Any = {
+            "row": row,
+            "sample": sample,
+            "id": question.id,
+            "seed": request.seed,
+            "question": plain_text(question.prompt),
+            "prompt": request.prompt,
+            "gold": question.answer,
+            "response": response.text,
+            **verdicts,
+            "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
+            "response_tokens": response.tokens,
+            "finish": response.finish,
+            "group": question.meta.get("group"),
+        }
+        samples.append(line)
+    return samples

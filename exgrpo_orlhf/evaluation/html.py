@@ -49,8 +49,8 @@ def read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def said(words: str) -> str:
-    return f'<p class="said">{escape(words)}</p>'
+def paragraph(words: str) -> str:
+    return f'<p class="about">{escape(words)}</p>'
 
 
 def notes(items: Sequence[str], more: str = "") -> str:
@@ -79,8 +79,8 @@ def table(
     """
     names = "".join(f'<th scope="col"{" class=left" * (i < left)}>{escape(name)}</th>' for i, name in enumerate(head))
     rows = "".join(f"<tbody>{''.join(_row(cells, left) for cells in body)}</tbody>" for body in bodies)
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    text = f"<table>{said}<thead><tr>{names}</tr></thead>{rows}</table>"
+    top = f"<caption>{escape(caption)}</caption>" if caption else ""
+    text = f"<table>{top}<thead><tr>{names}</tr></thead>{rows}</table>"
     return f'<div class="{box}">{text}</div>' if box else text
 
 

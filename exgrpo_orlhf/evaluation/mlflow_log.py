@@ -35,23 +35,21 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
     try:
         client = connect(uri)
-        step, now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
+        step, time_now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
         run_id, scores = _training_run(client, results), _training_scores(results)
-        why = run_id and (_departure(results) or _other_values(client, run_id, step, scores))
+        why = run_id and (_departure(results) or _conflict(client, run_id, step, scores))
         if why:
             log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
         if run_id is None or why:
-            run_id, scores = _own_run(client, uri, out, results, experiment, trained=run_id), metrics(results)
+            run_id, scores = _own_run(client, uri, out, results, experiment, training_run=run_id), metrics(results)
         new = {name: value for name, value in scores.items() if value not in _values(client, run_id, step, name)}
-        log_metrics(client, run_id, [Metric(name, value, now, step) for name, value in new.items()])
+        log_metrics(client, run_id, [Metric(name, value, time_now, step) for name, value in new.items()])
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")
     except Exception as error:  # of MLflow, its database or the network, of any class
-        log.warning(
-            "MLflow at %s: %s. The results are in %s; run the same command again to log them",
-            *(without_password(uri), first_line(error), out),
-        )
+        reason = "MLflow at %s: %s. The results are in %s; run the same command again to log them"
+        log.warning(reason, without_password(uri), first_line(error), out)
         return None
     log.info("MLflow at %s: run %s", without_password(uri), run_id)
     return run_id
@@ -59,29 +57,28 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
 
 def _departure(results: Mapping[str, Any]) -> str | None:
     """Why a score is not what its metric's name says; None if all are."""
-    for known in results["benchmarks"].values():
-        if not known["whole"]:
-            return f"{known['title']} was run in part"
-        if known["departures"]:
-            return f"{known['title']} with {', '.join(known['departures'])}"
-    asked = results["record"]["asked_otherwise"]
-    return f"the prompts are not those of training ({', '.join(asked)})" if asked else None
+    for entry in results["benchmarks"].values():
+        if not entry["whole"]:
+            return f"{entry['title']} was run in part"
+        if entry["departures"]:
+            return f"{entry['title']} with {', '.join(entry['departures'])}"
+    changes = results["record"]["asked_otherwise"]
+    return f"the prompts are not those of training ({', '.join(changes)})" if changes else None
 
 
 def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
     """The metrics for a training run: the means over all benchmarks only if they are over the paper's suite."""
-    found = metrics(results)
-    if set(results["means"]["macro"]["benchmarks"]) != set(Definitions().suites["paper"]):
-        return {name: value for name, value in found.items() if name not in ("eval/avg", "eval/micro_avg")}
-    return found
+    of_paper = set(results["means"]["macro"]["benchmarks"]) == set(Definitions().suites["paper"])
+    means = () if of_paper else ("eval/avg", "eval/micro_avg")
+    return {name: value for name, value in metrics(results).items() if name not in means}
 
 
-def _other_values(client: MlflowClient, run_id: str, step: int, scores: Mapping[str, float]) -> str | None:
+def _conflict(client: MlflowClient, run_id: str, step: int, scores: Mapping[str, float]) -> str | None:
     """Names a score that the run has at this step with another value, for example of another seed; None for none."""
     for name, value in scores.items():
-        there = _values(client, run_id, step, name)
-        if there and value not in there:
-            return f"{name} is {there[-1]:g} there already"
+        values = _values(client, run_id, step, name)
+        if values and value not in values:
+            return f"{name} is {values[-1]:g} there already"
     return None
 
 
@@ -108,15 +105,15 @@ def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | Non
 
 
 def _own_run(
-    client: MlflowClient, uri: str, out: Path, results: Mapping[str, Any], experiment: str, trained: str | None
+    client: MlflowClient, uri: str, out: Path, results: Mapping[str, Any], experiment: str, training_run: str | None
 ) -> str:
     """The run of this evaluation, made if there is none."""
-    model = results["record"]["model"]
     tag = hashlib.blake2b((out / CONFIG).read_bytes() + results["name"].encode(), digest_size=16).hexdigest()
     where = experiment_id(client, uri, experiment)
-    if begun := tagged_run(client, [where], TAG, tag):
-        return str(begun.info.run_id)
-    tags = {TAG: tag, "model": str(model["path"]), **({"trained_by": trained} if trained else {})}
+    if run := tagged_run(client, [where], TAG, tag):
+        return str(run.info.run_id)
+    tags = {TAG: tag, "model": str(results["record"]["model"]["path"])}
+    tags |= {"trained_by": training_run} if training_run else {}
     run = client.create_run(where, tags=tags, run_name=results["name"])
     client.set_terminated(run.info.run_id, "FINISHED")
     return str(run.info.run_id)

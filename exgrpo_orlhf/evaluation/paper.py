@@ -89,32 +89,15 @@ def bounds_text(bounds: tuple[float, float] | None) -> str:
 
 
 def score(results: Results, paper: Paper, column: str) -> Score:
-    if column in paper.averages:
-        return _average(results, paper, column)
-    benchmark = results["benchmarks"].get(column)
-    if benchmark is None:
-        missing = results["not_run"].get(column)
-        return None, None, f"not run ({missing['reason']})" if missing else "not asked for"
-    of = benchmark["avg"]
-    return of["value"], (of["low"], of["high"]), "; ".join(_departures(benchmark, paper, column)) or None
-
-
-def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[str]:
-    found = []
-    if part := shortfall(benchmark):
-        found.append(part)
-    elif benchmark["questions"] != paper.questions.get(column, benchmark["questions"]):
-        found.append(f"{benchmark['questions']} questions, {paper.questions[column]} in the paper's file")
-    if benchmark["samples"] != paper.samples[column]:
-        found.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
-    sampling = (("temperature", "temperature", paper.temperature), ("top_p", "top-p", paper.top_p))
-    found += [f"{words} {benchmark[name]}" for name, words, theirs in sampling if benchmark[name] != theirs]
-    return found
-
-
-def _average(results: Results, paper: Paper, column: str) -> Score:
-    """As `score`; without an interval if the results have no mean over just these columns."""
-    of, run = paper.averages[column], results["benchmarks"]
+    """An average has no interval if the results have no mean over just its columns."""
+    run, of = results["benchmarks"], paper.averages.get(column, [column])
+    if column not in paper.averages:
+        if column not in run:
+            missing = results["not_run"].get(column)
+            return None, None, f"not run ({missing['reason']})" if missing else "not asked for"
+        average = run[column]["avg"]
+        why = "; ".join(_departures(run[column], paper, column)) or None
+        return average["value"], (average["low"], average["high"]), why
     parts = {key: shortfall(run[key]) if key in run else "not run" for key in of}
     if lacking := [f"{paper.titles[key]}: {part}" for key, part in parts.items() if part]:
         return None, None, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
@@ -123,3 +106,15 @@ def _average(results: Results, paper: Paper, column: str) -> Score:
     other = [paper.titles[key] for key in of if _departures(run[key], paper, key)]
     why = f"holds {', '.join(other)}, not sampled as in the paper" if other else None
     return sum(run[key]["avg"]["value"] for key in of) / len(of), bounds, why
+
+
+def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[str]:
+    departures = []
+    if part := shortfall(benchmark):
+        departures.append(part)
+    elif benchmark["questions"] != (theirs := paper.questions.get(column, benchmark["questions"])):
+        departures.append(f"{benchmark['questions']} questions, {theirs} in the paper's file")
+    if benchmark["samples"] != paper.samples[column]:
+        departures.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
+    sampling = (("temperature", "temperature", paper.temperature), ("top_p", "top-p", paper.top_p))
+    return departures + [f"{words} {benchmark[name]}" for name, words, value in sampling if benchmark[name] != value]

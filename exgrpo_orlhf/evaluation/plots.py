@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from .results_table import interval, percent
-from .samples import VERDICTS, Line
+from .results_table import interval
+from .samples import Line
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -30,7 +30,6 @@ PALETTE = {
     **{"correct": "#1d8a78", "wrong": "#d0662b", "no_answer": "#9aa1aa", "timeout": "#8d5bb5", "error": "#3d434b"},
 }
 SERIES = 8  # colours m0 to m7
-NAMES = {verdict: verdict.replace("_", " ") for verdict in VERDICTS}
 WIDTH = 1120  # of a chart over the whole page
 PANEL = (270, 184)  # width and height of a small one
 BINS = 24
@@ -74,7 +73,7 @@ class Drawing:
         self.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
         width, height = self.figure.get_size_inches() * 72
         inner = re.sub(r"^.*?<svg[^>]*>|<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.S)
-        tick_class = lambda found: f' class="{found[0][5:10]}"' if "tick_" in found[0] else ""
+        tick_class = lambda match: f' class="{match[0][5:10]}"' if "tick_" in match[0] else ""
         inner = re.sub(r' id="(?:[a-z2]+|matplotlib\.axis|\w+Collection)_\d+"', tick_class, inner)
         inner = re.sub(r'<g id="mark-(\d+)">', self._group, inner).replace("xlink:href", "href")
         variable = lambda colour: _VARIABLES.get(colour[0], colour[0])
@@ -89,8 +88,8 @@ class Drawing:
         self.figure.savefig(out, format="png", dpi=110)
         return out.getvalue()
 
-    def _group(self, found: re.Match[str]) -> str:
-        classes, words = self._marks[int(found[1])]
+    def _group(self, match: re.Match[str]) -> str:
+        classes, words = self._marks[int(match[1])]
         return f'<g class="{classes}">' + (f"<title>{escape(words)}</title>" if words else "")
 
 
@@ -117,7 +116,7 @@ def wrapped(words: str, room: float, size: float) -> str:
     """All of a name in lines that fit into `room` pixels, broken after a space or a sign if possible."""
     parts = re.findall(r"[^\s_/.,:+-]+[\s_/.,:+-]*|[\s_/.,:+-]+", words)
     lines = [""]
-    for part in (each for whole in parts for each in ([whole] if text_width(whole, size) <= room else whole)):
+    for part in (each for word in parts for each in ([word] if text_width(word, size) <= room else word)):
         if lines[-1] and text_width((lines[-1] + part).rstrip(), size) > room:
             lines.append("")
         lines[-1] += part
@@ -249,50 +248,3 @@ def nice(least: float) -> float:
     least = max(least, 1)
     power = 10 ** math.floor(math.log10(least))
     return next(float(power * f) for f in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * f >= least)
-
-
-def verdicts(rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[Line]]]]]) -> str:
-    """Shares of the verdicts, a bar for each model under the name of the benchmark; the truncated part is hatched."""
-    line, gap, several = 21, 10, bool(rows and rows[0][1][0][0])
-    title_room, model_room = (190, 230) if several else (290, 0)
-    titles = [wrapped(benchmark, title_room - 10, 10) for benchmark, _ in rows]
-    labels = [[wrapped(model, model_room - 10, 9) for model, _ in models] for _, models in rows]
-    heights = [[_height(label, 9, line - 6) + 6 for label in of] for of in labels]
-    tall = [_height(title, 10, sum(of)) for title, of in zip(titles, heights, strict=True)]
-    height, left = sum(tall) + gap * len(rows), title_room + model_room
-    with drawing(WIDTH, height + 44) as chart:
-        axes = chart.axes(left, 20, 4, 40, xlim=(0, 100), ylim=(height, 0), xlabel="share of samples, %")
-        axes.grid(visible=False)
-        places, begin = [], 0.0
-        for (_, models), title, of, own in zip(rows, titles, heights, tall, strict=True):
-            place: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform(), "linespacing": LINE}
-            axes.text(-left / (WIDTH - left - 20), begin + own / 2, title, **place)
-            y = begin + (own - sum(of)) / 2
-            for (_, lines), each in zip(models, of, strict=True):
-                places.append(y + each / 2)
-                _stack(chart, axes, lines, places[-1], line - 4)
-                y += each
-            begin += own + gap
-        axes.set_yticks(places, [label for of in labels for label in of])
-        return chart.svg("share of verdicts", "verdicts")
-
-
-def _stack(chart: Drawing, axes: Axes, lines: Sequence[Line], y: float, height: float) -> None:
-    left = 0.0
-    for verdict in VERDICTS:
-        those = [line.truncated for line in lines if line.verdict == verdict]
-        if not those:
-            continue
-        width, cut = (100 * count / len(lines) for count in (len(those), sum(those)))
-        share = percent(width / 100)
-        words = f"{NAMES[verdict]}: {len(those):,} of {len(lines):,} ({share} %), {sum(those):,} truncated"
-        edge: dict[str, Any] = {"height": height, "edgecolor": PALETTE["paper"]}
-        (bar,) = axes.barh(y, width, left=left, color=PALETTE[verdict], **edge)
-        chart.mark(bar, f"segment {verdict}", words)
-        if cut:
-            (bar,) = axes.barh(y, cut, left=left + width - cut, fill=False, hatch="////", linewidth=0, **edge)
-            chart.mark(bar, "truncated", words)
-        if width >= 4.5:
-            ink = PALETTE["ink" if verdict == "no_answer" else "paper"]
-            axes.text(left + width / 2, y, share, ha="center", va="center", color=ink)
-        left += width

@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from ..files import write
 from . import plots
 from .folder import Results, ResultsFolder
-from .html import figure, legend, page, panels, read, said, table, wide
-from .plots import NAMES, SERIES, Point
-from .results_table import NONE, interval, largest, means, missing, notes, of_questions, rates_and_tokens, shortfall
-from .samples import VERDICTS, Line, Sample, choose
+from .html import figure, legend, page, panels, paragraph, read, table, wide
+from .plots import SERIES
+from .results_table import HEAD, NONE, benchmark_row, interval, means, missing, notes, of_questions, shortfall
+from .samples import choose
 
-CELL = 120  # characters of an answer in the list of disagreements
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
-Shown = Sequence[Mapping[str, Sequence[Line]]]  # of each model, by benchmark: the samples in the browser
 
 
 def write_report(folders: Sequence[Path], out: Path, samples_per_benchmark: int = 200) -> None:
@@ -38,38 +35,37 @@ def write_report(folders: Sequence[Path], out: Path, samples_per_benchmark: int 
     """
     if not 1 <= len(folders) <= SERIES:
         raise ValueError(f"a report is of 1 to {SERIES} results folders, not {len(folders)}")
-    read_folders = [ResultsFolder.read(Path(folder)) for folder in folders]
-    names = [folder.results["name"] for folder in read_folders]
+    results = [ResultsFolder.read(Path(folder)) for folder in folders]
+    names = [folder.results["name"] for folder in results]
     if len(set(names)) < len(names):
-        names = [str(folder.path) for folder in read_folders]
-    models = list(zip(names, read_folders, strict=True))
-    shown = [{key: choose(lines, samples_per_benchmark) for key, lines in model.lines.items()} for _, model in models]
+        names = [str(folder.path) for folder in results]
+    models = list(zip(names, results, strict=True))
     sections = [
         ("summary", "Results", _summary(models)),
         ("accuracy", "Accuracy", _accuracy(models)),
         ("curves", "pass@k", _pass_at_k(models)),
         ("lengths", "Response lengths", _lengths(models)),
-        ("verdict-shares", "Verdicts", _verdicts(models)),
-        ("graders", "Two graders", _two_graders(models) + _disagreements(models, shown)),
+        ("graders", "Two graders", _two_graders(models)),
         ("samples", "Samples", read("browser.html")),
-        ("record", "Record", _record(models)),
+        ("record", "Record", "".join(_record(i, *model) for i, model in enumerate(models))),
     ]
-    title = "Evaluation: " + ", ".join(names)
-    write(out, page(title, _models(models), sections, read("browser.js"), _data(models, shown)))
+    data = _data(models, samples_per_benchmark)
+    write(out, page("Evaluation: " + ", ".join(names), _models(models), sections, read("browser.js"), data))
 
 
-def _data(models: Models, shown: Shown) -> str:
+def _data(models: Models, samples_per_benchmark: int) -> str:
     """The samples shown, as JSON that no HTML parser can leave: <, >, & and all that is not ASCII are escaped."""
-    found: list[dict[str, Any]] = []
-    for (name, model), chosen in zip(models, shown, strict=True):
+    data: list[dict[str, Any]] = []
+    for name, model in models:
         benchmarks = {}
-        for key, lines in chosen.items():
+        for key, lines in model.lines.items():
             # A seed goes as text: beyond 2^53 JavaScript rounds numbers.
-            samples = [{**sample, "seed": str(sample["seed"])} for sample in model.samples(key, lines)]
-            title, total = model.results["benchmarks"][key]["title"], len(model.lines[key])
-            benchmarks[key] = {"title": title, "total": total, "samples": samples}
-        found.append({"name": name, "benchmarks": benchmarks})
-    text = json.dumps(found, separators=(",", ":"))
+            samples = model.samples(key, choose(lines, samples_per_benchmark))
+            samples_as_text = [{**sample, "seed": str(sample["seed"])} for sample in samples]
+            title = model.results["benchmarks"][key]["title"]
+            benchmarks[key] = {"title": title, "total": len(lines), "samples": samples_as_text}
+        data.append({"name": name, "benchmarks": benchmarks})
+    text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -85,7 +81,7 @@ def _models(models: Models) -> str:
 
 def _benchmarks(models: Models) -> Iterator[tuple[str, str, list[tuple[int, str, ResultsFolder]]]]:
     """(key, title, the models that were run on it, numbered) of every benchmark, in order."""
-    titles = {key: known["title"] for _, model in models for key, known in model.results["benchmarks"].items()}
+    titles = {key: entry["title"] for _, model in models for key, entry in model.results["benchmarks"].items()}
     for key, title in titles.items():
         yield key, title, [(i, name, model) for i, (name, model) in enumerate(models) if key in model.lines]
 
@@ -98,73 +94,44 @@ def _heading(models: Models, title: str, name: str) -> str:
 
 
 def _accuracy(models: Models) -> str:
-    rows = [
-        (title, [_point(i, name, model, key, "avg") for i, (name, model) in enumerate(models)])
-        for key, title, _ in _benchmarks(models)
-    ]
-    about = said("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
+    rows = []
+    for key, title, _ in _benchmarks(models):
+        entries = [model.results["benchmarks"].get(key) for _, model in models]
+        parts = [of_questions(entry) if entry and shortfall(entry) else None for entry in entries]
+        averages = [entry and entry["avg"] for entry in entries]
+        names = [name for name, _ in models]
+        rows.append((title, list(zip(range(len(models)), names, averages, parts, strict=True))))
+    about = paragraph("avg@k with 95 % bootstrap intervals over questions. A hollow dot: part of the questions only.")
     marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("hollow", "part of the questions")]
     return about + legend(marks) + wide(plots.intervals(rows, "avg@k, %"))
 
 
-def _point(series: int, name: str, model: ResultsFolder, key: str, score: str) -> Point:
-    known = model.results["benchmarks"].get(key)
-    part = of_questions(known) if known and shortfall(known) else None
-    return series, name, known[score] if known else None, part
-
-
 def _pass_at_k(models: Models) -> str:
-    found: dict[str, list[tuple[int, Results, Results]]] = {}
+    curves: dict[str, list[tuple[int, Results, Results]]] = {}
     for i, (_, model) in enumerate(models):
         for benchmark in model.results["benchmarks"].values():
             if len(benchmark["pass"]) > 1:
-                found.setdefault(benchmark["title"], []).append((i, benchmark["pass"], benchmark["maj"]))
-    if not found:
-        return said("Every benchmark has one sample a question, so there is no curve over k.")
-    top = plots.top_of([by_k[k]["high"] for lines in found.values() for _, by_k, _ in lines for k in by_k])
-    about = said("Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic.")
+                curves.setdefault(benchmark["title"], []).append((i, benchmark["pass"], benchmark["maj"]))
+    if not curves:
+        return paragraph("Every benchmark has one sample a question, so there is no curve over k.")
+    top = plots.top_of([by_k[k]["high"] for lines in curves.values() for _, by_k, _ in lines for k in by_k])
+    about = "Unbiased pass@k in % with 95 % intervals over questions, and maj@k from k = 4 on. k is logarithmic."
     marks = [*((f"m{i}", name) for i, (name, _) in enumerate(models)), ("dash", "maj@k")]
-    drawn = [figure(title, plots.pass_curves(title, lines, top)) for title, lines in found.items()]
-    return about + legend(marks) + panels(drawn)
+    charts = [figure(title, plots.pass_curves(title, lines, top)) for title, lines in curves.items()]
+    return paragraph(about) + legend(marks) + panels(charts)
 
 
 def _lengths(models: Models) -> str:
-    drawn = []
-    for key, title, those in _benchmarks(models):
-        longest = max((line.tokens for _, _, model in those for line in model.lines[key]), default=1)
-        for _, name, model in those:
+    charts = []
+    for key, title, runs in _benchmarks(models):
+        longest = max((line.tokens for _, _, model in runs for line in model.lines[key]), default=1)
+        for _, name, model in runs:
             limit = model.results["benchmarks"][key]["max_tokens"]
             heading = _heading(models, title, name)
-            drawn.append(figure(heading, plots.lengths(heading, model.lines[key], longest, limit)))
+            charts.append(figure(heading, plots.lengths(heading, model.lines[key], longest, limit)))
     marks = [("correct", "correct, upwards"), ("wrong", "not correct (all other verdicts), downwards")]
     about = "Number of samples by response length. Panels of one benchmark share the horizontal axis, not the vertical."
-    return said(about) + legend([*marks, ("dash", "limit on response tokens")]) + panels(drawn)
-
-
-def _verdicts(models: Models) -> str:
-    rows = [
-        (title, [(name if len(models) > 1 else "", model.lines[key]) for _, name, model in those])
-        for key, title, those in _benchmarks(models)
-    ]
-    marks = [*((verdict, NAMES[verdict]) for verdict in VERDICTS), ("hatched", "truncated")]
-    about = said("All samples. Timeout and error: the grader gave no verdict; avg@k counts these as not solved.")
-    return about + legend(marks) + wide(plots.verdicts(rows))
-
-
-def _two_graders(models: Models) -> str:
-    rows = [
-        (
-            _heading(models, title, name),
-            [_point(2, "ours", model, key, "avg"), _point(3, "plain math-verify", model, key, "plain")],
-        )
-        for key, title, those in _benchmarks(models)
-        for _, name, model in those
-        if model.results["benchmarks"][key]["plain"]
-    ]
-    if not rows:
-        return said("No benchmark was also graded by the plain math-verify recipe.")
-    about = said("avg@k of the same samples by this project's grader and by the plain math-verify recipe.")
-    return about + legend([("m2", "ours"), ("m3", "plain math-verify")]) + wide(plots.intervals(rows, "avg@k, %"))
+    return paragraph(about) + legend([*marks, ("dash", "limit on response tokens")]) + panels(charts)
 
 
 # -- tables; all text is escaped here --------------------------------------------------------------------------------
@@ -173,128 +140,83 @@ def _two_graders(models: Models) -> str:
 def _summary(models: Models) -> str:
     """Benchmarks, a line for each model; means with their benchmarks; what was not run; notes."""
     several = len(models) > 1
-    head = ["benchmark", *(["model"] if several else []), "questions", "k", "avg@k [95 %]", "pass@k [95 %]", "maj@k"]
-    head += ["truncated", "no answer", "timeout / error", "tokens", "seconds"]
+    model_head = ["model"] * several
     bodies = []
-    for key, title, those in _benchmarks(models):
-        rows: list[list[str]] = []
-        for i, name, model in those:
-            first = [
-                "" if rows else f'<span class="name">{escape(title)}</span>',
-                *([_key(i, name)] if several else []),
-            ]
-            rows.append([*first, *_numbers(model.results["benchmarks"][key])])
-        bodies.append(rows)
-    text = "Scores and rates in %. Questions: asked, or asked/official. Tokens: mean of a response. Seconds: wall time."
-    found = table(head, bodies, 1 + several, text, "wide")
+    for key, _, runs in _benchmarks(models):
+        body: list[list[str]] = []
+        for i, name, model in runs:
+            title, *cells = map(escape, benchmark_row(model.results["benchmarks"][key]))
+            body.append(["" if body else f'<span class="name">{title}</span>', *[_key(i, name)] * several, *cells])
+        bodies.append(body)
+    about = (
+        "Scores and rates in %. Questions: asked, or asked/official. plain: avg@k by math-verify's plain recipe. "
+        "Timeout and error: no verdict, which counts as not solved. Tokens: mean of a response. Seconds: wall time."
+    )
+    text = table([HEAD[0], *model_head, *HEAD[1:]], bodies, 1 + len(model_head), about, "wide")
 
     of_mean: dict[str, list[list[str]]] = {}  # models of one mean side by side
     for i, (name, model) in enumerate(models):
-        for what, mean, over in means(model.results):
-            first = [f'<span class="nowrap">{escape(what)}</span>', *([_key(i, name)] if several else [])]
-            value = f'<span class="nowrap">{_estimate(mean)}</span>'
-            of_mean.setdefault(what, []).append([*first, value, escape(over)])
-    head = ["mean", *(["model"] if several else []), "value [95 %]", "over"]
-    found += table(head, [[cells for rows in of_mean.values() for cells in rows]], 4)
+        for mean, estimate, over in means(model.results):
+            cells = [f'<span class="nowrap">{escape(cell)}</span>' for cell in (mean, interval(estimate))]
+            of_mean.setdefault(mean, []).append([cells[0], *[_key(i, name)] * several, cells[1], escape(over)])
+    rows = [cells for rows in of_mean.values() for cells in rows]
+    text += table(["mean", *model_head, "value [95 %]", "over"], [rows], 4)
     absent = lambda results: [(each["title"], each["reason"]) for each in results["not_run"].values()]
-    return found + _remarks("Not run, and in no mean", models, absent) + _remarks("Notes", models, notes)
-
-
-def _numbers(benchmark: Results) -> list[str]:
-    best, majority = largest(benchmark["pass"]), largest(benchmark["maj"])
-    mark = f' title="{escape(part)}"' if (part := shortfall(benchmark)) else ""
-    return [
-        f"<span{mark}>{of_questions(benchmark)}</span>",
-        str(benchmark["avg"]["k"]),
-        _estimate(benchmark["avg"]),
-        _at(best) if best else NONE,
-        _at(majority) if majority else NONE,
-        *rates_and_tokens(benchmark),
-        f"{benchmark['seconds']:,.0f}",
-    ]
-
-
-def _at(found: tuple[str, Results]) -> str:
-    return f"<small>@{escape(found[0])}</small> {_estimate(found[1])}"
-
-
-def _estimate(estimate: Results) -> str:
-    value, *bounds = interval(estimate).split(" ", 1)
-    return f"{value} <small>{' '.join(bounds)}</small>"
+    return text + _remarks("Not run, and in no mean", models, absent) + _remarks("Notes", models, notes)
 
 
 def _remarks(title: str, models: Models, of: Callable[[Results], Sequence[tuple[str, str]]]) -> str:
     """Pairs (about, text), each once, with the models it holds for unless it holds for all."""
-    found: dict[tuple[str, str], list[str]] = {}
+    remarks: dict[tuple[str, str], list[str]] = {}
     for name, model in models:
         for pair in of(model.results):
-            found.setdefault(pair, []).append(name)
+            remarks.setdefault(pair, []).append(name)
     lines = ""
-    for (about, text), those in found.items():
-        names = "" if len(those) == len(models) else f" ({', '.join(those)})"
-        lines += f"<li><strong>{escape(about + names)}</strong>: {escape(text)}</li>"
-    return f"<h3>{title}</h3><ul>{lines}</ul>" if found else ""
+    for (about, text), names in remarks.items():
+        models_of_it = "" if len(names) == len(models) else f" ({', '.join(names)})"
+        lines += f"<li><strong>{escape(about + models_of_it)}</strong>: {escape(text)}</li>"
+    return f"<h3>{title}</h3><ul>{lines}</ul>" if remarks else ""
 
 
-def _disagreements(models: Models, shown: Shown) -> str:
-    """How often one grader says correct and the other does not, and the cases, each with a link to the sample."""
-    counts: list[list[str]] = []
+def _two_graders(models: Models) -> str:
+    """How often one grader says correct and the other does not. The browser shows these samples."""
     rows: list[list[str]] = []
-    total = 0
     for i, (name, model) in enumerate(models):
         for key, lines in model.lines.items():
-            asked = [line for line in lines if line.plain is not None]
-            if not asked:
+            if not (graded_twice := [line for line in lines if line.plain is not None]):
                 continue
-            title = _heading(models, model.results["benchmarks"][key]["title"], name)
-            differ = [line for line in asked if line.disagree]
+            differ = [line for line in graded_twice if line.disagree]
             ours = sum(line.verdict == "correct" for line in differ)
-            counts.append([escape(title), *(f"{n:,}" for n in (len(asked), ours, len(differ) - ours))])
-            total += len(differ)
-            listed = [line for line in shown[i][key] if line.disagree]
-            pairs = zip(listed, model.samples(key, listed), strict=True)
-            rows += [_disagreement(i, key, title, line, sample) for line, sample in pairs]
-    if not counts:
-        return ""
-    head = ["benchmark", "samples graded twice", "correct by ours alone", "correct by the plain one alone"]
-    text = table(head, [counts], 1)
+            link = f"#model={i}&amp;benchmark={escape(key)}&amp;verdict=disagree"
+            title = escape(_heading(models, model.results["benchmarks"][key]["title"], name))
+            counts = [f"{n:,}" for n in (len(graded_twice), ours, len(differ) - ours)]
+            rows.append([f'<a href="{link}">{title}</a>' if differ else title, *counts])
     if not rows:
-        return text + "<p>The graders agree on every sample.</p>"
-    caption = f"{len(rows):,} of {total:,} disagreements"
-    return text + table(["benchmark", "sample", "gold", "extracted", "ours", "plain"], [rows], 6, caption, "scroll")
+        return paragraph("No benchmark was also graded by the plain math-verify recipe.")
+    head = ["benchmark", "samples graded twice", "correct by ours alone", "correct by the plain one alone"]
+    return table(head, [rows], 1, "A link leads to the samples in question; those that have room are on the page.")
 
 
-def _disagreement(model: int, key: str, title: str, line: Line, sample: Sample) -> list[str]:
-    place = {"model": model, "benchmark": key, "verdict": "disagree", "sample": f"{line.row}.{line.sample}"}
-    link = f'<a class="nowrap" href="#{escape(urlencode(place))}">row {line.row}, sample {line.sample}</a>'
-    texts = (sample["gold"], sample["extracted"] or "")
-    answers = [f"<code>{escape(plots.short(text, CELL))}</code>" for text in texts]
-    return [escape(title), link, *answers, NAMES[line.verdict], NAMES[str(line.plain)]]
-
-
-def _record(models: Models) -> str:
+def _record(number: int, name: str, model: ResultsFolder) -> str:
     """What was evaluated and with what, so that it can be repeated."""
-    text = ""
+    fields = "".join(
+        f"<dt>{escape(field)}</dt><dd><code>{escape(value)}</code></dd>"
+        for field, value in _flat(model.results["record"])
+    )
+    rows, details = [], ""
+    for entry in model.results["benchmarks"].values():
+        source = f"{escape(entry['source'])}<br><code>{escape(entry['fingerprint'])}</code>"
+        numbers = [entry[field] for field in ("questions", "rows", "official_rows", "samples")]
+        counts = [NONE if number is None else f"{number:,}" for number in numbers]
+        sampling = [f"{entry['temperature']:g}", f"{entry['top_p']:g}", f"{entry['max_tokens']:,}"]
+        rows.append([escape(entry["title"]), source, *counts, *sampling])
+        if groups := entry["by_group"]:
+            lines = [[escape(group), f"{each['questions']:,}", interval(each)] for group, each in groups.items()]
+            inner = table(["group", "questions", "avg@k [95 %]"], [lines], 1)
+            details += f"<details><summary>{escape(entry['title'])} by group</summary>{inner}</details>"
     head = ["benchmark", "source", "questions", "rows", "official", "k", "temperature", "top-p", "max tokens"]
-    for i, (name, model) in enumerate(models):
-        fields = "".join(
-            f"<dt>{escape(field)}</dt><dd><code>{escape(value)}</code></dd>"
-            for field, value in _flat(model.results["record"])
-        )
-        rows, details = [], ""
-        for known in model.results["benchmarks"].values():
-            source = f"{escape(known['source'])}<br><code>{escape(known['fingerprint'])}</code>"
-            numbers = [known[field] for field in ("questions", "rows", "official_rows", "samples")]
-            counts = [NONE if number is None else f"{number:,}" for number in numbers]
-            sampling = [f"{known['temperature']:g}", f"{known['top_p']:g}", f"{known['max_tokens']:,}"]
-            rows.append([escape(known["title"]), source, *counts, *sampling])
-            if groups := known["by_group"]:
-                lines = [[escape(group), f"{each['questions']:,}", interval(each)] for group, each in groups.items()]
-                inner = table(["group", "questions", "avg@k [95 %]"], [lines], 1)
-                details += f"<details><summary>{escape(known['title'])} by group</summary>{inner}</details>"
-        text += f'<h3>{_key(i, name)}</h3><dl class="record">{fields}</dl>'
-        text += table(head, [rows], 2, box="wide") + details
-    return text
+    text = f'<h3>{_key(number, name)}</h3><dl class="record">{fields}</dl>'
+    return text + table(head, [rows], 2, box="wide") + details
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -43,16 +43,15 @@ def summarise(
     """
     benchmarks: dict[str, dict[str, Any]] = {}
     scores: dict[str, Array] = {}
-    for benchmark, known in facts.items():
-        measured, scores[benchmark] = _measured(files[benchmark], _rng(benchmark))
-        benchmarks[benchmark] = {**known, **measured, "seconds": round(seconds.get(benchmark, 0.0), 1)}
-    groups = {known["group"]: known["of_group"] for known in facts.values()}
-    # Folders of earlier versions have no `in_mean`: all counted.
-    counted = [name for name, known in facts.items() if known.get("in_mean", True)] or list(facts)
+    for benchmark, entry in facts.items():
+        measures, scores[benchmark] = _measures(files[benchmark], _rng(benchmark))
+        benchmarks[benchmark] = {**entry, **measures, "seconds": round(seconds.get(benchmark, 0.0), 1)}
+    groups = {entry["group"]: entry["of_group"] for entry in facts.values()}
+    counted = [name for name, entry in facts.items() if entry["in_mean"]] or list(facts)
     return {
         "format": FORMAT,
         "name": name,
-        "complete": not not_run and all(known["whole"] for known in facts.values()),
+        "complete": not not_run and all(entry["whole"] for entry in facts.values()),
         "record": dict(record),
         "benchmarks": benchmarks,
         "not_run": dict(not_run),
@@ -72,28 +71,28 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
 
     A mean is left out unless every benchmark that its name stands for was run whole.
     """
-    found: dict[str, float] = {}
-    for benchmark, known in results["benchmarks"].items():
-        prefix = f"eval/{benchmark}"
-        average = f"{prefix}/avg_at_{known['avg']['k']}"
-        found[average] = known["avg"]["value"]
-        found |= {bound_of(average, end): known["avg"][end] for end in ("low", "high")}
+    values: dict[str, float] = {}
+    for benchmark, entry in results["benchmarks"].items():
+        prefix, k = f"eval/{benchmark}", entry["avg"]["k"]
+        average = f"{prefix}/avg_at_{k}"
+        values[average] = entry["avg"]["value"]
+        values |= {bound_of(average, end): entry["avg"][end] for end in ("low", "high")}
         for kind in ("pass", "maj"):
-            found |= {f"{prefix}/{kind}_at_{k}": each["value"] for k, each in known[kind].items() if k != "1"}
-        found |= {f"{prefix}/{rate}_rate": value for rate, value in known["rates"].items()}
-        found[f"{prefix}/response_tokens"] = known["tokens"]["response_mean"]
-        if known["plain"]:
-            found[f"{prefix}/plain_avg_at_{known['avg']['k']}"] = known["plain"]["value"]
+            values |= {f"{prefix}/{kind}_at_{k}": each["value"] for k, each in entry[kind].items() if k != "1"}
+        values |= {f"{prefix}/{rate}_rate": value for rate, value in entry["rates"].items()}
+        values[f"{prefix}/response_tokens"] = entry["tokens"]["response_mean"]
+        if entry["plain"]:
+            values[f"{prefix}/plain_avg_at_{k}"] = entry["plain"]["value"]
     if not means:
-        return found
-    whole = {benchmark for benchmark, known in results["benchmarks"].items() if known["whole"]}
-    if not results["not_run"] and set(results["means"]["macro"]["benchmarks"]) <= whole:
-        found["eval/avg"] = results["means"]["macro"]["value"]
-        found["eval/micro_avg"] = results["means"]["micro"]["value"]
+        return values
+    complete = {benchmark for benchmark, entry in results["benchmarks"].items() if entry["whole"]}
+    if not results["not_run"] and set(results["means"]["macro"]["benchmarks"]) <= complete:
+        values["eval/avg"] = results["means"]["macro"]["value"]
+        values["eval/micro_avg"] = results["means"]["micro"]["value"]
     for group, mean in results["means"]["groups"].items():
-        if set(mean["of"]) <= whole:
-            found[f"eval/avg_{group}"] = mean["value"]
-    return found
+        if set(mean["of"]) <= complete:
+            values[f"eval/avg_{group}"] = mean["value"]
+    return values
 
 
 def bound_of(metric: str, end: str) -> str:
@@ -102,7 +101,7 @@ def bound_of(metric: str, end: str) -> str:
     return f"interval/{metric.removeprefix('eval/')}_{end}"
 
 
-def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any], Array]:
+def _measures(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any], Array]:
     """(what results.json says of a benchmark's samples, the share of correct ones of each question, (Q,))."""
     by_row: dict[int, list[Sample]] = defaultdict(list)
     for sample in file.read():
@@ -110,10 +109,10 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
         by_row[sample["row"]].append(slim)  # type: ignore[arg-type]
     rows = [sorted(by_row[row], key=lambda sample: sample["sample"]) for row in sorted(by_row)]  # Q of n samples
     samples = [sample for row in rows for sample in row]
-    right = [sample for sample in samples if sample["verdict"] == "correct"]
-    sound = [sample["sound"] for sample in right if sample["sound"] is not None]
-    truncated, cut = (sum(sample["finish"] == "length" for sample in of) for of in (samples, right))
-    verdicts = Counter(sample["verdict"] for sample in samples)
+    sound = [s["sound"] for s in samples if s["verdict"] == "correct" and s["sound"] is not None]
+    truncated = [sample["verdict"] for sample in samples if sample["finish"] == "length"]
+    counts = Counter(sample["verdict"] for sample in samples)
+    counts |= {"truncated": len(truncated), "correct_truncated": truncated.count("correct")}
     tokens = [sample["response_tokens"] for sample in samples]
 
     correct = _correct(rows, "verdict")
@@ -131,11 +130,7 @@ def _measured(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
         "avg": {"k": n, **average},
         "pass": dict(zip(map(str, ks), others, strict=False)),
         "maj": dict(zip(map(str, voting), others[len(ks) :], strict=False)),
-        "rates": {
-            "truncated": truncated / len(samples),
-            "correct_truncated": cut / len(samples),
-            **{verdict: verdicts[verdict] / len(samples) for verdict in RATES[2:]},
-        },
+        "rates": {rate: counts[rate] / len(samples) for rate in RATES},
         "lucky_guess_rate": sound.count(False) / len(sound) if sound else None,
         "by_group": _by_group([row[0]["group"] for row in rows], score, rng),
         "plain": None if plain is None else {**others[-1], "disagreements": int((plain != correct).sum())},
@@ -162,11 +157,8 @@ def _by_group(groups: Sequence[str | None], score: Array, rng: np.random.Generat
     names = sorted({group for group in groups if group is not None})
     if len(names) > _MOST_GROUPS:
         return {}
-    found = {}
-    for name in names:
-        mine = score[[group == name for group in groups]]
-        found[name] = {"questions": len(mine), **asdict(interval(mine, rng))}
-    return found
+    scores = {name: score[[group == name for group in groups]] for name in names}
+    return {name: {"questions": len(values), **asdict(interval(values, rng))} for name, values in scores.items()}
 
 
 def _mean(scores: Mapping[str, Array], of: Sequence[str], kind: str) -> dict[str, Any]:

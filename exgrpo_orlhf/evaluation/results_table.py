@@ -12,6 +12,9 @@ from typing import Any
 from .folder import Results
 
 NONE = "–"
+# plain: avg@k by math-verify's plain recipe; truncated to error: % of the samples; tokens: mean length of a response
+HEAD = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer",
+        "timeout / error", "tokens", "seconds")  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -32,19 +35,19 @@ def model_name(results: Results) -> str:
 
 
 def shortfall(benchmark: dict[str, Any]) -> str | None:
-    """How the questions asked differ from the official set; None if they are all of it."""
-    asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
+    """How the questions differ from the official set; None if they are all of it."""
+    questions, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
     if official is not None and rows != official:
-        return f"{asked} questions of {rows} rows, {official} are official"
-    return None if asked == rows else f"{asked} of {rows} questions"
+        return f"{questions} questions of {rows} rows, {official} are official"
+    return None if questions == rows else f"{questions} of {rows} questions"
 
 
 def of_questions(benchmark: dict[str, Any]) -> str:
-    """'30' for a whole set, '20/30' for a part, '20/40 (83)' where the set that was found is not the official one."""
-    asked, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
+    """'30' for a whole set, '20/30' for a part, '20/40 (83)' where the set at hand is not the official one."""
+    questions, rows, official = benchmark["questions"], benchmark["rows"], benchmark["official_rows"]
     if shortfall(benchmark) is None:
-        return f"{asked:,}"
-    return f"{asked:,}/{rows:,}" + ("" if official in (None, rows) else f" ({official:,})")
+        return f"{questions:,}"
+    return f"{questions:,}/{rows:,}" + ("" if official in (None, rows) else f" ({official:,})")
 
 
 def missing(results: Results) -> str:
@@ -55,18 +58,6 @@ def missing(results: Results) -> str:
     return ", ".join([*part, *(f"{each['title']} not run" for each in results["not_run"].values())])
 
 
-def largest(estimates: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """(k, estimate) of the largest k."""
-    return max(estimates.items(), key=lambda item: int(item[0])) if estimates else None
-
-
-def rates_and_tokens(benchmark: dict[str, Any]) -> list[str]:
-    """Truncated, no answer, timeout / error in % of the samples; mean tokens of a response."""
-    rates = {name: percent(rate) for name, rate in benchmark["rates"].items()}
-    ungraded = f"{rates['timeout']} / {rates['error']}"
-    return [rates["truncated"], rates["no_answer"], ungraded, f"{benchmark['tokens']['response_mean']:,.0f}"]
-
-
 def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
     macro, micro = results["means"]["macro"], results["means"]["micro"]
@@ -74,7 +65,7 @@ def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     beside = [each["title"] for key, each in results["benchmarks"].items() if key not in every]
     outside = f"; not in it: {', '.join(beside)}" if beside else ""
     same = f"{micro['questions']:,} questions; over the same {len(micro['benchmarks'])} of {len(every)}"
-    found = [
+    rows = [
         ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}{outside}"),
         ("micro mean", micro, f"every question counts the same, {same}"),
     ]
@@ -82,64 +73,68 @@ def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     for name, mean in results["means"]["groups"].items():
         missing = [titles.get(key, key) for key in mean["of"] if key not in mean["benchmarks"]]
         without = f"; without {', '.join(missing)}" if missing else ""
-        found.append((f"{name} mean", mean, f"macro; over {_over(results, mean, mean['of'])}{without}"))
-    return found
+        rows.append((f"{name} mean", mean, f"macro; over {_over(results, mean, mean['of'])}{without}"))
+    return rows
 
 
 def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
-    counted = []
-    for key in mean["benchmarks"]:
-        benchmark = results["benchmarks"][key]
+    titles = []
+    for benchmark in map(results["benchmarks"].__getitem__, mean["benchmarks"]):
         part = "" if shortfall(benchmark) is None else f" (in part: {of_questions(benchmark)})"
-        counted.append(benchmark["title"] + part)
-    return f"{len(counted)} of {len(of)}: {', '.join(counted)}"
+        titles.append(benchmark["title"] + part)
+    return f"{len(titles)} of {len(of)}: {', '.join(titles)}"
 
 
 def notes(results: Results) -> list[tuple[str, str]]:
-    """(subject, note): whether the engine gives the same responses again, then benchmark by benchmark."""
+    """(about, note): whether the engine gives the same responses again, then benchmark by benchmark."""
     reason = results["record"]["engine"]["reproducible"]
-    found = [] if reason is None else [("responses may differ when repeated", reason)]
+    notes = [] if reason is None else [("responses may differ when repeated", reason)]
     for benchmark in results["benchmarks"].values():
-        found += [(benchmark["title"], note) for note in benchmark["notes"]]
-        if changed := benchmark["departures"]:
-            found.append((benchmark["title"], f"not as defined: {', '.join(changed)}"))
+        notes += [(benchmark["title"], note) for note in benchmark["notes"]]
         if (lucky := benchmark["lucky_guess_rate"]) is not None:
             words = f"{percent(lucky)} % of the correct responses whose reasoning was checked are lucky guesses"
-            found.append((benchmark["title"], words))
-    return found
+            notes.append((benchmark["title"], words))
+    return notes
+
+
+def benchmark_row(benchmark: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a benchmark under HEAD."""
+    rates = {name: percent(rate) for name, rate in benchmark["rates"].items()}
+    return (
+        benchmark["title"],
+        of_questions(benchmark),
+        str(benchmark["avg"]["k"]),
+        interval(benchmark["avg"]),
+        percent(benchmark["plain"]["value"]) if benchmark["plain"] else NONE,
+        *(_of_largest_k(benchmark[kind], benchmark["samples"]) for kind in ("pass", "maj")),
+        rates["truncated"],
+        rates["no_answer"],
+        f"{rates['timeout']} / {rates['error']}",
+        f"{benchmark['tokens']['response_mean']:,.0f}",
+        f"{benchmark['seconds']:,.1f}",
+    )
+
+
+def _of_largest_k(estimates: dict[str, Any], samples: int) -> str:
+    """With the k where it is not the number of samples."""
+    if not estimates:
+        return NONE
+    k = max(estimates, key=int)
+    return percent(estimates[k]["value"]) + ("" if int(k) == samples else f" @{k}")
 
 
 def terminal(results: Results) -> str:
-    """One line for each benchmark, the means, what was not run and why, and the notes.
-
-    Columns: plain is avg@k by math-verify's plain recipe; truncated, no answer, timeout / error are % of the samples;
-    tokens is the mean length of a response.
-    """
-    head = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer")
-    lines: list[tuple[str, ...]] = [(*head, "timeout / error", "tokens", "seconds")]
-    for benchmark in results["benchmarks"].values():
-        largest_k = [_at(largest(benchmark[kind]), benchmark["samples"]) for kind in ("pass", "maj")]
-        plain = percent(benchmark["plain"]["value"]) if benchmark["plain"] else NONE
-        scores = (str(benchmark["avg"]["k"]), interval(benchmark["avg"]), plain, *largest_k)
-        seconds = f"{benchmark['seconds']:,.1f}"
-        lines.append((benchmark["title"], of_questions(benchmark), *scores, *rates_and_tokens(benchmark), seconds))
+    """One line for each benchmark, the means, what was not run and why, and the notes."""
     record = results["record"]
     text = [f"{results['name']}: {model_name(results)}, {record['engine']['name']}, seed {record['seed']}", ""]
-    text += aligned(lines, left=1)
+    text += aligned([HEAD, *map(benchmark_row, results["benchmarks"].values())], left=1)
     text += ["", *aligned([(name, interval(mean), over) for name, mean, over in means(results)], left=3, rule=False)]
     if results["not_run"]:
         text += ["", "Not run, and in no mean:"]
         text += [f"  {missing['title']}: {missing['reason']}" for missing in results["not_run"].values()]
-    if said := notes(results):
-        text += ["", "Notes:", *(f"  {about}: {note}" for about, note in said)]
+    if remarks := notes(results):
+        text += ["", "Notes:", *(f"  {about}: {note}" for about, note in remarks)]
     return "\n".join(text)
-
-
-def _at(found: tuple[str, dict[str, Any]] | None, samples: int) -> str:
-    """With the k where it is not the number of samples."""
-    if found is None:
-        return NONE
-    return percent(found[1]["value"]) + ("" if int(found[0]) == samples else f" @{found[0]}")
 
 
 def aligned(lines: Sequence[tuple[str, ...]], left: int, rule: bool = True) -> list[str]:

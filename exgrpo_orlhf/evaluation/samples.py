@@ -27,9 +27,9 @@ class Sample(TypedDict):
 
     row: of the set, from 0; sample: of the question, from 0; id: of the question; seed: of this response
     question: its text; prompt: the text that the model got; gold: the reference answer
-    extracted: the answer found in the response
+    extracted: the answer in the response
     sound: whether the reasoning holds, None where that is not checked
-    plain: the verdict of math-verify's plain recipe, None where it was not asked
+    plain: the verdict of math-verify's plain recipe, None where it was not requested
     group: of the question, None where the benchmark has no groups
     """
 
@@ -79,13 +79,11 @@ def read_samples(path: Path) -> Iterator[tuple[int, Sample]]:
                 sample: Sample = json.loads(line)
                 if set(Sample.__annotations__) != set(sample):
                     raise ValueError("its fields are not those of a sample")
-                if not {sample["verdict"], sample["plain"]} <= {*VERDICTS, None}:
-                    raise ValueError(
-                        f"verdicts are {', '.join(VERDICTS)}, not {sample['verdict']!r}, {sample['plain']!r}"
-                    )
+                if unknown := {sample["verdict"], sample["plain"]} - {*VERDICTS, None}:
+                    raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")
             except (ValueError, TypeError) as error:
                 raise SampleError(
-                    f"{path}, line {number}: not a sample ({error}): {line[:120]!r}; mend or remove it"
+                    f"{path}, line {number}: not a sample ({error}): {line[:120]!r}; correct or remove it"
                 ) from error
             yield start, sample
             start += len(line)
@@ -93,11 +91,13 @@ def read_samples(path: Path) -> Iterator[tuple[int, Sample]]:
 
 def read_lines(path: Path) -> list[Line]:
     """All samples without their texts, by row and sample. Raises SampleError."""
-    lines = [
-        Line(start, s["row"], s["sample"], s["verdict"], s["plain"], s["finish"] == "length", s["response_tokens"])
-        for start, s in read_samples(path)
-    ]
-    return sorted(lines, key=lambda line: (line.row, line.sample))
+    return sorted(
+        (
+            Line(start, s["row"], s["sample"], s["verdict"], s["plain"], s["finish"] == "length", s["response_tokens"])
+            for start, s in read_samples(path)
+        ),
+        key=lambda line: (line.row, line.sample),
+    )
 
 
 def choose(lines: Sequence[Line], count: int) -> list[Line]:
@@ -114,8 +114,8 @@ def choose(lines: Sequence[Line], count: int) -> list[Line]:
         first = line.disagree or line.verdict in UNGRADED
         pools[None if first else (line.verdict, line.truncated)].append(line)
     chosen = _spread(pools.pop(None, []), count)
-    for done, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
-        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - done))
+    for i, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
+        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - i))
     return sorted(chosen, key=lambda line: (line.row, line.sample))
 
 
@@ -148,7 +148,7 @@ class SampleFile:
             except BaseException:
                 file.truncate(end)
                 raise
-        self.done |= {(each["row"], each["sample"]): asked(each["seed"], each["prompt"]) for each in samples}
+        self.done |= {(each["row"], each["sample"]): prompt_hash(each["seed"], each["prompt"]) for each in samples}
 
     def read(self) -> Iterator[Sample]:
         """Raises SampleError."""
@@ -173,7 +173,7 @@ class SampleFile:
                 raise SampleError(
                     f"{self.path}, line {number}: row {row}, sample {index} is there already; remove one of them"
                 )
-            self.done[place] = asked(sample["seed"], sample["prompt"])
+            self.done[place] = prompt_hash(sample["seed"], sample["prompt"])
 
     def _cut_torn_line(self) -> None:
         with self.path.open("r+b") as file:
@@ -183,8 +183,8 @@ class SampleFile:
                 file.truncate(end)
 
 
-def asked(seed: int, prompt: str) -> bytes:
-    """The hash of what a response answers."""
+def prompt_hash(seed: int, prompt: str) -> bytes:
+    """Of what a response answers: its seed and its prompt."""
     return hashlib.blake2b(f"{seed} {prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 

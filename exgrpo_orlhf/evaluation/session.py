@@ -26,11 +26,11 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "exgrpo-orlhf": metadata.version("exgrpo-orlhf")}
+    versions = {"python": platform.python_version(), "exgrpo-orlhf": metadata.version("exgrpo-orlhf")}
     for library in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
-            found[library] = metadata.version(library)
-    return found
+            versions[library] = metadata.version(library)
+    return versions
 
 
 def hardware() -> dict[str, Any]:

@@ -41,24 +41,14 @@ class BenchmarkSet:
     """A benchmark with the questions to ask.
 
     rows: (row of the set, from 0, question), in the set's order, with the set's repetitions
-    found: number of rows of the whole set; source: where they came from; notes: remarks for readers of the score
+    size: number of rows of the set; source: where they came from; notes: remarks for readers of the score
     """
 
     benchmark: Benchmark
     rows: tuple[tuple[int, Question], ...]
-    found: int
+    size: int
     source: str
     notes: tuple[str, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the questions asked, in their order."""
-        return fingerprint(question for _, question in self.rows)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the questions are the whole official set."""
-        return len(self.rows) == self.found and self.benchmark.rows in (None, self.found)
 
     def facts(self, ask: str | None, of_group: Sequence[str], in_mean: bool = True) -> dict[str, Any]:
         """What the entry in results.json says besides what is measured.
@@ -67,6 +57,7 @@ class BenchmarkSet:
         in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
+        official = self.benchmark.rows
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             "ask": ask,
@@ -74,11 +65,11 @@ class BenchmarkSet:
             "in_mean": in_mean,
             "departures": list(self.benchmark.departures),
             "source": self.source,
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint(question for _, question in self.rows),
             "questions": len(self.rows),
-            "rows": self.found,
-            "official_rows": self.benchmark.rows,
-            "whole": self.whole,
+            "rows": self.size,
+            "official_rows": official,
+            "whole": len(self.rows) == self.size and official in (None, self.size),
             "notes": list(self.notes),
         }
 
@@ -98,14 +89,12 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
         BenchmarkError: a file is not as the block says.
     """
     places = (*folders, benchmark.folder, DATASETS)
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if benchmark.made:
         made = benchmark.made.load()  # with the task's ids, by which they are recognised as questions of training
         rows, source = [(row, grouped(question, benchmark.by)) for row, question in enumerate(made)], "made here"
-    elif (place := _place(benchmark, places)) is not None:
-        path, file = place
-        rows, notes = _from_file(benchmark, path, file)
-        source = str(path)
+    elif file := _local_file(benchmark, places):
+        rows, source = _from_file(benchmark, *file, notes), str(file[0])
     elif benchmark.public and hub:
         rows, source = _from_hub(benchmark, benchmark.public, places), f"{benchmark.public.id} of the hub"
     else:
@@ -114,10 +103,10 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     if not rows:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {source} holds no questions; was it written to the end?")
     chosen = rows if limit is None else _chosen(rows, limit)
-    if benchmark.rows is not None and len(rows) != benchmark.rows:
-        notes = (f"{len(rows):,} rows, {benchmark.rows:,} are official", *notes)
+    if benchmark.rows not in (None, len(rows)):
+        notes.insert(0, f"{len(rows):,} rows, {benchmark.rows:,} are official")
     if len(chosen) < len(rows):
-        notes = (*notes, f"--limit {limit}: {len(chosen):,} of {len(rows):,} rows")
+        notes.append(f"--limit {limit}: {len(chosen):,} of {len(rows):,} rows")
     return BenchmarkSet(benchmark, tuple(chosen), len(rows), source, (*notes, *benchmark.departures))
 
 
@@ -132,16 +121,16 @@ def _prepared_name(benchmark: Benchmark) -> str:
     return f"{benchmark.public.name if benchmark.public else benchmark.name}.parquet"
 
 
-def _place(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
+def _local_file(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
     name = _prepared_name(benchmark)
     own = any(file.name == name for file in benchmark.files)
-    known = benchmark.files if own else (SetFile(name, _PREPARED), *benchmark.files)
-    there = ((folder / file.name, file) for folder in folders for file in known)
-    return next(((path, file) for path, file in there if path.is_file()), None)
+    files = benchmark.files if own else (SetFile(name, _PREPARED), *benchmark.files)
+    paths = ((folder / file.name, file) for folder in folders for file in files)
+    return next((each for each in paths if each[0].is_file()), None)
 
 
-def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tuple[int, Question]], tuple[str, ...]]:
-    """The questions, and notes on them."""
+def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]) -> list[tuple[int, Question]]:
+    """notes: gets remarks on the questions"""
     import pyarrow as pa
 
     convert = _conversion(benchmark, file)
@@ -152,23 +141,22 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile) -> tuple[list[tu
     except (ValueError, OSError, pa.ArrowException) as error:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {path}: {error}") from error
     if rows and path.suffix == ".jsonl":
-        dotted = (name for name in fields if "." in name and not missing_in(rows[0], name))
-        present = [*rows[0], *dotted]
-    notes: tuple[str, ...] = (file.note,) if file.note else ()
-    of = f"of benchmark {benchmark.name!r}"
+        present = [*rows[0], *(name for name in fields if "." in name and not missing_in(rows[0], name))]
+    if file.note:
+        notes.append(file.note)
     if present:
-        _check_columns(str(path), convert.columns, present, f"mend `files` {of}")
+        _check_columns(str(path), convert.columns, present, f"correct `files` of benchmark {benchmark.name!r}")
         if file.convert == _PREPARED and benchmark.by and benchmark.by not in present:
-            notes = (*notes, f"no scores by {benchmark.by}: the prepared file has no such column")
+            notes.append(f"no scores by {benchmark.by}: the prepared file has no such column")
         else:
-            _check_columns(str(path), fields, present, f"mend `by` {of}")
-    return _questions(benchmark, rows, convert, str(path)), notes
+            _check_columns(str(path), fields, present, f"correct `by` of benchmark {benchmark.name!r}")
+    return _questions(benchmark, rows, convert, str(path))
 
 
-def _check_columns(place: str, needed: Iterable[str], present: Sequence[str], mend: str) -> None:
+def _check_columns(place: str, needed: Iterable[str], present: Sequence[str], fix: str) -> None:
     if missing := [column for column in needed if column not in present]:
         raise BenchmarkError(
-            f"{place}: no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}; {mend}"
+            f"{place}: no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}; {fix}"
         )
 
 
@@ -186,7 +174,7 @@ def _from_hub(benchmark: Benchmark, public: PublicSet, places: Sequence[Path]) -
             f"scripts/prepare_data.py --only {public.name}, where there is a network and access, it becomes "
             f"{public.name}.parquet: --data FOLDER"
         ) from error
-    _check_columns(public.id, public.columns, table.column_names, f"mend {binding}")
+    _check_columns(public.id, public.columns, table.column_names, f"correct {binding}")
     by = (benchmark.by,) if benchmark.by in table.column_names else ()
     rows = table_rows(table, (*public.columns, *filter(None, by)))
     return _questions(benchmark, rows, public.convert, public.id)
@@ -201,8 +189,8 @@ def _conversion(benchmark: Benchmark, file: SetFile) -> Conversion:
         return conversions.boxed(file.question, file.answer)
     name = "verl" if file.convert == _PREPARED else file.convert
     if name not in _CONVERSIONS:
-        known = ", ".join(("columns", "boxed", *_CONVERSIONS))
-        raise BenchmarkError(f"benchmark {benchmark.name!r}: convert = {name!r}; there are {known}")
+        names = ", ".join(("columns", "boxed", *_CONVERSIONS))
+        raise BenchmarkError(f"benchmark {benchmark.name!r}: convert = {name!r}; there are {names}")
     return _CONVERSIONS[name]
 
 
@@ -219,20 +207,18 @@ def _questions(
     benchmark: Benchmark, rows: Iterable[Mapping[str, Any]], convert: Conversion, place: str
 ) -> list[tuple[int, Question]]:
     """The questions of all rows, with repetitions, because the score is over the set as it is."""
-    questions = []
+    questions, by = [], benchmark.by
     for index, row in enumerate(rows):
+        where = f"benchmark {benchmark.name!r}: {place}, row {index}"
         try:
             text, answer = (part.strip() for part in convert(_Row(row)))
             text.encode(), answer.encode()  # raises for half a surrogate pair
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
-                f"benchmark {benchmark.name!r}: {place}, row {index}: not of the form expected "
-                f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
+                f"{where}: not of the form expected ({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
-        for what, part in (("question", text), ("answer", answer)):
-            if not part:
-                raise BenchmarkError(f"benchmark {benchmark.name!r}: {place}, row {index}: the {what} is empty")
-        by = benchmark.by
+        if not (text and answer):
+            raise BenchmarkError(f"{where}: the {'answer' if text else 'question'} is empty")
         meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     return questions
@@ -240,10 +226,10 @@ def _questions(
 
 def _chosen(rows: list[tuple[int, Question]], limit: int) -> list[tuple[int, Question]]:
     """The `limit` rows with the smallest hashes, in order. Repetitions of a question have different hashes."""
-    seen: Counter[str] = Counter()
+    count: Counter[str] = Counter()
     order = []
     for position, (_, question) in enumerate(rows):
-        seen[question.id] += 1
-        name = f"{question.id} {seen[question.id]}".encode()
+        count[question.id] += 1
+        name = f"{question.id} {count[question.id]}".encode()
         order.append((hashlib.blake2b(name, digest_size=8).digest(), position))
     return [rows[position] for position in sorted(position for _, position in sorted(order)[:limit])]

@@ -13,6 +13,10 @@ samples (tests/evaluation/test_eval_statistics.py repeats it):
   2.5 Q for uniform values.
 - Means of few values lie on a lattice, so quantiles interpolate between the midpoints of its steps.
 
+scipy.stats.bootstrap and permutation_test cannot take their place: 34 s instead of 0.07 s for the four pass@k of
+12,032 questions (MMLU-Pro), NaN for equal values, and of two models of equal skill 2 to 3 % instead of 5 % are called
+different at Q = 30 with single samples, without an interval that agrees with the test.
+
 A bootstrap of equal values has width 0. There the bound is exact, that of Clopper and Pearson for a value that all Q
 questions have: for 1 correct question of 1 the interval is [0.025, 1].
 """
@@ -32,6 +36,7 @@ Array = npt.NDArray[np.float64]
 LEVEL = 0.95
 RESAMPLES = 10_000
 _AT_ONCE = 4_000_000  # counts drawn at a time, 32 MB
+_GRADES = "(questions, samples)"
 _DIGITS = 12  # means that agree to this many digits are equal
 
 
@@ -56,7 +61,7 @@ class PairedDifference:
 
 def avg_at_k(correct: npt.ArrayLike) -> Array:
     """correct: (Q, n), bool or shares. Each question's mean over its n samples, (Q,)."""
-    means: Array = _graded(correct).mean(axis=1)
+    means: Array = _shares(correct, _GRADES).mean(axis=1)
     return means
 
 
@@ -87,7 +92,7 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: npt.ArrayLike, k:
     answers: n keys a question, None for no answer; correct: (Q, n). Raises ValueError if the shapes differ or k is not
     from 1 to n.
     """
-    grades = _graded(correct)
+    grades = _shares(correct, _GRADES)
     if [len(keys) for keys in answers] != [grades.shape[1]] * len(grades):
         raise ValueError(f"answers must be {grades.shape[1]} keys for each of {len(grades)} questions, as correct is")
     _check_k(k, grades.shape[1])
@@ -102,13 +107,10 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: npt.ArrayLike, k:
 
 def _majority(keys: Sequence[str | None], correct: Array) -> float:
     votes = Counter(key for key in keys if key is not None)
-    if not votes:
-        return 0.0
-    most = max(votes.values())
+    most = max(votes.values(), default=0)
     # All tied answers have the same number of samples: the mean over answers is the mean over their samples.
-    return float(
-        np.mean([right for key, right in zip(keys, correct, strict=True) if key is not None and votes[key] == most])
-    )
+    winners = [grade for key, grade in zip(keys, correct, strict=True) if key is not None and votes[key] == most]
+    return float(np.mean(winners)) if winners else 0.0
 
 
 def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> Estimate:
@@ -118,7 +120,7 @@ def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: i
 
 def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Estimate]:
     """The same for several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
-    return _bootstrap([_metrics(per_question)], [1.0], rng, resamples)
+    return _bootstrap([_shares(per_question)], [1.0], rng, resamples)
 
 
 def mean_over(
@@ -129,7 +131,7 @@ def mean_over(
     benchmarks: (Q_b,) each; micro: the mean over all questions instead of the mean of the benchmarks' means. Raises as
     `interval`, and ValueError without a benchmark.
     """
-    strata = [_metrics(np.asarray(values)[None]) for values in benchmarks]
+    strata = [_shares(np.asarray(values)[None]) for values in benchmarks]
     weights, sizes = _equal_weights(len(strata)), [values.shape[1] for values in strata]
     return _bootstrap(strata, [size / sum(sizes) for size in sizes] if micro else weights, rng, resamples)[0]
 
@@ -156,7 +158,7 @@ def paired(
     """
     strata = []
     for models in benchmarks:
-        a, b = (_metrics(np.asarray(values)[None])[0] for values in models)
+        a, b = (_shares(np.asarray(values)[None])[0] for values in models)
         if len(a) != len(b):
             raise ValueError(f"paired values must be of the same questions; got {len(a)} and {len(b)}")
         strata.append(np.round(b - a, _DIGITS))
@@ -274,7 +276,7 @@ def _equal_weights(count: int) -> list[float]:
     return [1 / count] * count
 
 
-def _metrics(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Array:
+def _shares(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Array:
     """A checked table of shares in that shape."""
     array = np.asarray(values, np.float64)
     if array.ndim != 2 or not array.size:
@@ -282,10 +284,6 @@ def _metrics(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Arra
     if not np.all((array >= -1e-9) & (array <= 1 + 1e-9)):
         raise ValueError(f"values must be shares from 0 to 1; got {array[~((array >= 0) & (array <= 1))][:3]}")
     return array
-
-
-def _graded(correct: npt.ArrayLike) -> Array:
-    return _metrics(correct, "(questions, samples)")
 
 
 def _check_k(k: int, n: int) -> None:

@@ -21,7 +21,7 @@ from ..settings import Evaluation
 from . import sets
 from .backends import Response
 from .benchmarks import Benchmark, Definitions
-from .evaluated_model import Subject, requests_of, write_prompt
+from .evaluated_model import EvaluatedModel, render_prompt, requests_of
 from .folder import RESULTS, SAMPLES
 from .grading import graded
 from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
@@ -48,51 +48,35 @@ class Validation:
         max_tokens: int,
         record: Mapping[str, Any],
     ) -> None:
-        """Check the questions.
+        """run: the run's folder; samples and results go to its evaluation/<step>/
+        seed: of the responses; the same at every step, so that only the policy changes
+        max_tokens: of a response; record: what results.json says of the run
 
-        Args:
-            questions: the validation questions.
-            settings: how to sample and grade.
-            verifier: grades the responses.
-            run: the run's folder; samples and results go to its evaluation/<step>/.
-            seed: of the responses; the same at every step, so that only the policy changes.
-            max_tokens: of a response.
-            record: what results.json says of the run.
-
-        Raises:
-            ValueError: a test set has some of the questions.
+        Raises ValueError if a test set has one of the questions.
         """
         self._level = level = _level(questions)
         self.settings = settings
         self.questions = [grouped(each, level) if level and _has(each, level) else each for each in questions]
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
-        benchmark = Benchmark(
-            name=NAME,
-            title="Validation",
-            group=NAME,
-            verifier=verifier.kind,
-            function=verifier.function,
-            samples=settings.samples,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_tokens=max_tokens,
-        )
+        sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": max_tokens}
+        kind = {"verifier": verifier.kind, "function": verifier.function}
+        benchmark = Benchmark(NAME, "Validation", group=NAME, samples=settings.samples, **kind, **sampling)  # type: ignore[arg-type]
         rows = tuple(enumerate(self.questions))
         self._set = sets.BenchmarkSet(benchmark, rows, len(rows), "Work.validation", ())
         if self.questions and settings.disjoint_from is not None:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
     def evaluate(
-        self, step: int, answer: Responder, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
+        self, step: int, generate: Responder, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
-        answer: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
+        generate: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
         """
         settings, rows = self.settings, dict(self._set.rows)
-        requests = list(requests_of(self._set, lambda _, question: write_prompt(prompts, question), self._seed))
-        seeds = [[request.seed for request in own] for _, own in groupby(requests, lambda request: request.key[1])]
-        rollouts = answer(self.questions, seeds, settings.temperature, settings.top_p)
+        requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
+        seeds = [[request.seed for request in each] for _, each in groupby(requests, lambda request: request.key[1])]
+        rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
             Response(request, decode(rollout.token_ids), len(rollout.token_ids), rollout.finish)
             for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
@@ -102,21 +86,21 @@ class Validation:
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
         file.write(graded(self._verifier, responses, rows, plain=False))
-        model = Subject(str(self._run), None, None, run=self._run.name, step=step)
+        model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
         results = summarise(model.name, record, facts, {}, {NAME: file}, {})
         write_json(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 
-    def _greedy(self, measured: dict[str, Any]) -> dict[str, float]:
+    def _greedy(self, entry: dict[str, Any]) -> dict[str, float]:
         """Short metric names of a greedy evaluation, in total and by number of operands or steps if they have one."""
-        found = {"eval/lucky_guess_rate": measured["lucky_guess_rate"] or 0.0}
+        values = {"eval/lucky_guess_rate": entry["lucky_guess_rate"] or 0.0}
         if self.settings.temperature == 0:
-            found["eval/greedy_accuracy"] = measured["avg"]["value"]
-            for group, score in measured["by_group"].items():
-                found[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]
-        return found
+            values["eval/greedy_accuracy"] = entry["avg"]["value"]
+            for group, score in entry["by_group"].items():
+                values[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]
+        return values
 
 
 def _level(questions: Sequence[Question]) -> str | None:
@@ -145,11 +129,11 @@ def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[st
 
 def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question]) -> None:
     """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
-    known = metric_names(settings, questions)
-    if name is not None and questions and name not in known:
-        nearest = "".join(f"; nearest: {each}" for each in difflib.get_close_matches(name, known, 1))
+    names = metric_names(settings, questions)
+    if name is not None and questions and name not in names:
+        nearest = "".join(f"; nearest: {each}" for each in difflib.get_close_matches(name, names, 1))
         raise ValueError(
-            f"train.best_metric = {name!r} is not measured by this evaluation{nearest}; measured are {', '.join(known)}"
+            f"train.best_metric = {name!r} is not measured by this evaluation{nearest}; measured are {', '.join(names)}"
         )
 
 

@@ -41,7 +41,7 @@ def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
         ("diversity", "Diversity of what is stored", html.panels(buffer_charts.diversity(history), "three")),
     ]
     style = (_HERE / "explore.css").read_text(encoding="utf-8")
-    head = f"{html.said(about)}{html.notes(notes, 'quiet')}<style>{style}</style>"
+    head = f"{html.paragraph(about)}{html.notes(notes, 'quiet')}<style>{style}</style>"
     script = (_HERE / "explore.js").read_text(encoding="utf-8")
     return html.page(f"Experience of {name}", head, sections, script, json.dumps(packed(history)))
 
@@ -49,7 +49,7 @@ def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
 def _buckets(history: History) -> str:
     about = "Questions with stored trajectories by latest accuracy; unsolved: fallen to 0. At the top: the retired."
     names = [(colour, level) for level, colour in buffer_charts.LEVELS.items()]
-    return html.said(about) + html.legend(names) + html.wide(buffer_charts.buckets(history))
+    return html.paragraph(about) + html.legend(names) + html.wide(buffer_charts.buckets(history))
 
 
 def _replayed(history: History) -> str:
@@ -57,7 +57,7 @@ def _replayed(history: History) -> str:
         "Above: the median, and the band from the 10 % to the 90 % quantile. Below: distributions over all replays of "
         "the run, against the buffer."
     )
-    return html.said(about) + html.legend(_COLOURS) + html.panels(buffer_charts.replayed(history), "three")
+    return html.paragraph(about) + html.legend(_COLOURS) + html.panels(buffer_charts.replayed(history), "three")
 
 
 def _lucky(history: History) -> str:
@@ -67,10 +67,10 @@ def _lucky(history: History) -> str:
     )
     lucky = buffer_charts.lucky(history)
     if lucky is None:
-        nothing = html.said("Nothing checks the reasoning of this run's answers.")
-        return html.said(about) + nothing + html.panels([buffer_charts.forgotten(history)], "three")
+        nothing = html.paragraph("Nothing checks the reasoning of this run's answers.")
+        return html.paragraph(about) + nothing + html.panels([buffer_charts.forgotten(history)], "three")
     names = [(buffer_charts.FRESH, "fresh"), (buffer_charts.REPLAYED, "replayed"), ("m5", "forgotten")]
-    return html.said(about) + html.legend(names) + html.panels([lucky, buffer_charts.forgotten(history)], "three")
+    return html.paragraph(about) + html.legend(names) + html.panels([lucky, buffer_charts.forgotten(history)], "three")
 
 
 def packed(history: History) -> str:

@@ -146,7 +146,7 @@ class SupervisedModel:
 
         named = ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "max_grad_norm", "seed")
         shaping = {name: getattr(self, name) for name in named}
-        shaping["dtype"] = str(dtype_of(self.machine, device_of(self.machine)))
+        shaping["dtype"] = str(dtype_of(self.machine.dtype, device_of(self.machine.device)))
         texts = [[question.prompt, response] for question, response in examples]
         identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -162,7 +162,7 @@ class SupervisedModel:
         from ..engines.local.placement import device_of, load
         from .supervised_training import SupervisedTraining
 
-        threads, device = torch.get_num_threads(), device_of(self.machine)
+        threads, device = torch.get_num_threads(), device_of(self.machine.device)
         torch.set_num_threads(self.machine.threads)
         try:
             model = load(base, device)

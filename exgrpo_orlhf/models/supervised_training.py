@@ -57,7 +57,7 @@ class SupervisedTraining:
     ) -> None:
         """steps: in all; warmup: share of them; the other settings are those of `SupervisedModel`"""
         self.model, self.rows, self.steps, self.done = model, rows, steps, 0
-        self.forward = PolicyForward(model, 1.0, dtype_of(machine, model.device))
+        self.forward = PolicyForward(model, 1.0, dtype_of(machine.dtype, model.device))
         self._budget, self._recomputing = machine.micro_batch_tokens, Recomputing(model, machine.gradient_checkpointing)
         self._batch_size, self._seed, self._max_grad_norm = batch_size, seed, max_grad_norm
         self._optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)

@@ -26,7 +26,7 @@ def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Seque
     chosen = ["." + charts.style(i).replace(" ", ".") for i in range(most)]
     # While the pointer is on a name of the legend, the other variants are faint.
     hover = "".join(f"section:has(.legend li{c}:hover) .series:not({c}) {{ opacity: 0.1; }}\n" for c in chosen)
-    return html.page(title, f"{html.said(about)}<style>{hover}</style>", sections)
+    return html.page(title, f"{html.paragraph(about)}<style>{hover}</style>", sections)
 
 
 def _metric(comparison: Comparison) -> str:
@@ -38,12 +38,12 @@ def _metric(comparison: Comparison) -> str:
         html.notes(remarks(comparison), "quiet"),
         html.legend(names, "hover"),
         "<h3>Learning curves</h3>",
-        html.said("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
-        *([html.said("A band that reaches the edge of a plot goes on beyond it.")] if charts.cut(comparison) else ()),
+        html.paragraph("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
+        html.paragraph("A band that reaches the edge of a plot goes on beyond it.") if charts.cut(comparison) else "",
         html.panels([html.figure(*found) for axis in AXES if (found := charts.curves(comparison, axis))], "three"),
         _each(comparison),
         "<h3>By seed</h3>",
-        html.said("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),
+        html.paragraph("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),
         html.wide(charts.finals(comparison)),
     ]
     if chart := charts.differences(comparison):
@@ -61,7 +61,7 @@ def _each(comparison: Comparison) -> str:
     all_ = f"all, each beside {comparison.baseline}" if first else "all"
     about = f"There are more variants than colours: above are means alone, here {all_}, against {charts.NAMES[axis]}."
     panels = [found for name in names if (found := charts.curves(comparison, axis, [*first, name]))]
-    return html.said(about) + html.panels([html.figure(*found) for found in panels], "three")
+    return html.paragraph(about) + html.panels([html.figure(*found) for found in panels], "three")
 
 
 def _table(table: Table) -> str:
@@ -76,7 +76,7 @@ def _settings(comparisons: Sequence[Comparison]) -> str:
     variants = max((each.variants for each in comparisons), key=len)
     differing, _ = settings(variants)
     if not differing:
-        return html.said("None: all variants have the same parameters.")
+        return html.paragraph("None: all variants have the same parameters.")
     rows = [
         [f'<code title="{escape(value)}">{escape(short(value, CELL)) or "–"}</code>' for value in (name, *values)]
         for name, values in differing.items()

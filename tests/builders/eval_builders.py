@@ -78,7 +78,7 @@ def greedy_by_transformers(folder: Path, requests: Sequence[GenerationRequest]) 
     return [tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
 
 
-def everything(
+def all_responses(
     engine: GenerationEngine, requests: Sequence[GenerationRequest], done: Collection[Key] = ()
 ) -> dict[Key, Response]:
     responses = [response for portion in engine.generate(requests, done) for response in portion]
@@ -96,13 +96,13 @@ def results(folder: Path) -> dict:
 
 def timeless_results(folder: Path) -> dict:
     """results.json without its times, its name and what was typed."""
-    known = results(folder)
+    content = results(folder)
     for name in ("finished", "command"):
-        del known["record"][name]
-    for benchmark in known["benchmarks"].values():
+        del content["record"][name]
+    for benchmark in content["benchmarks"].values():
         del benchmark["seconds"]
-    del known["name"]
-    return known
+    del content["name"]
+    return content
 
 
 def samples(folder: Path, benchmark: str = "chains") -> list[dict]:

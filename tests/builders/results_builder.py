@@ -30,6 +30,14 @@ TEXTS = [
 ]
 
 
+def line(row: int, sample: int, verdict: str, **fields: object) -> dict:
+    """A line of samples.jsonl."""
+    texts = {"question": "q", "prompt": "p", "gold": "g", "response": "r", "extracted": None}
+    counts = {"prompt_tokens": 5, "response_tokens": 1, "finish": "stop"}
+    rest = {"verdict": verdict, "sound": None, "plain": None, "group": None, "seed": 8 * row + sample}
+    return {"row": row, "sample": sample, "id": f"{row:032x}", **texts, **counts, **rest, **fields}
+
+
 def make_samples(key: str, questions: int, samples: int, skill: float, plain: bool, seed: int) -> list[dict]:
     rng = random.Random(f"{key} {seed}")
     lines = []
@@ -43,29 +51,27 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
             gold = str(rng.randint(0, 999))
             finish = "length" if verdict == "no_answer" and rng.random() < 0.7 else "stop"
             drawn = 3000 if finish == "length" else rng.lognormvariate(6.1 + (verdict != "correct") * 0.5, 0.5)
-            tokens = int(drawn) if finish == "length" else min(2999, int(drawn))
             other = verdict
             if rng.random() < 0.05:
                 other = "wrong" if verdict == "correct" else "correct"
             lines.append(
-                {
-                    "row": row,
-                    "sample": sample,
-                    "id": f"{rng.getrandbits(128):032x}",
-                    "seed": 2**62 + 1 + row * samples + sample,
-                    "question": f"Question {row} of {key}?",
-                    "prompt": f"<|im_start|>user\nQuestion {row} of {key}: what is $\\sqrt{{{gold}^2}}$?<|im_end|>\n",
-                    "gold": gold,
-                    "response": TEXTS[(row * samples + sample) % len(TEXTS)] % gold,
-                    "extracted": None if verdict == "no_answer" else gold if verdict == "correct" else gold + "1",
-                    "verdict": verdict,
-                    "sound": None,
-                    "plain": other if plain else None,
-                    "prompt_tokens": 40,
-                    "response_tokens": tokens,
-                    "finish": finish,
-                    "group": "Algebra <&>",
-                }
+                line(
+                    row,
+                    sample,
+                    verdict,
+                    id=f"{rng.getrandbits(128):032x}",
+                    seed=2**62 + 1 + row * samples + sample,
+                    question=f"Question {row} of {key}?",
+                    prompt=f"<|im_start|>user\nQuestion {row} of {key}: what is $\\sqrt{{{gold}^2}}$?<|im_end|>\n",
+                    gold=gold,
+                    response=TEXTS[(row * samples + sample) % len(TEXTS)] % gold,
+                    extracted=None if verdict == "no_answer" else gold if verdict == "correct" else gold + "1",
+                    plain=other if plain else None,
+                    prompt_tokens=40,
+                    response_tokens=int(drawn) if finish == "length" else min(2999, int(drawn)),
+                    finish=finish,
+                    group="Algebra <&>",
+                )
             )
     return lines
 
@@ -98,6 +104,7 @@ def make_results(
             "temperature": 0.6,
             "top_p": 1.0,
             "max_tokens": 3000,
+            "in_mean": True,
             "notes": [] if official in (None, rows) else [f"{rows} rows, {official} are official"],
         }
     record = {

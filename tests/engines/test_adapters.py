@@ -63,7 +63,7 @@ def test_an_adapter_without_its_base_model_is_refused_by_name(checkpoint, monkey
         (tmp_path / path.name).write_bytes(path.read_bytes())
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(tmp_path / "x")}))
-    with pytest.raises(evaluated_model.SubjectError, match=r"cannot be merged into its base model .*/x"):
+    with pytest.raises(evaluated_model.ModelError, match=r"cannot be merged into its base model .*/x"):
         evaluated_model.load(str(tmp_path))
 
 
@@ -80,7 +80,7 @@ def test_an_adapter_is_not_merged_into_another_model_than_the_one_it_was_trained
     (folder / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(base)}))
     evaluated_model.load(str(folder))
     shutil.copy(raw_model / "model.safetensors", base)
-    with pytest.raises(evaluated_model.SubjectError, match=r"was trained on other weights than .* has now"):
+    with pytest.raises(evaluated_model.ModelError, match=r"was trained on other weights than .* has now"):
         evaluated_model.load(str(folder))
 
 
@@ -91,7 +91,7 @@ def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, monkeypatch, 
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(evaluated_model.SubjectError, match=rf"{file}: the content is not what was saved"):
+    with pytest.raises(evaluated_model.ModelError, match=rf"{file}: the content is not what was saved"):
         evaluated_model.load(str(copy / "adapter"))
 
 

@@ -27,9 +27,9 @@ def bench(script, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["run_bench.py", *map(str, words)])
         capsys.readouterr()
         ended = script.main()
-        said = capsys.readouterr()
-        assert ended == status, said.err
-        return said.err if status else said.out
+        output = capsys.readouterr()
+        assert ended == status, output.err
+        return output.err if status else output.out
 
     return run
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from results_builder import line
 
 from exgrpo_orlhf.evaluation.compare import ResultsComparison, compare
 from exgrpo_orlhf.evaluation.statistics import paired
@@ -24,26 +25,22 @@ def rows(correct: np.ndarray, first: int = 0) -> list[tuple[dict, list[bool]]]:
 
 def write(folder: Path, benchmarks: dict[str, list], **changed) -> Path:
     """A results folder with what `compare` reads. changed: settings of all its benchmarks."""
-    record = {
-        "template": {"name": "qwen_math", "fingerprint": "of qwen_math"},
-        "engine": {"name": "vllm", "dtype": "bfloat16"},
-        "git_commit": "a1",
-    }
+    template = {"name": "qwen_math", "fingerprint": "of qwen_math"}
+    record = {"template": template, "engine": {"name": "vllm", "dtype": "bfloat16"}, "git_commit": "a1"}
     results = {"format": 1, "name": folder.name, "record": record, "benchmarks": {}, "not_run": {}}
-    for name, asked in benchmarks.items():
-        counts = {"questions": len(asked), "samples": len(asked[0][1]), "rows": len(asked), "official_rows": None}
+    for name, questions in benchmarks.items():
+        n, k = len(questions), len(questions[0][1])
+        counts = {"questions": n, "samples": k, "rows": n, "official_rows": None, "in_mean": True}
         results["benchmarks"][name] = {"title": name.upper(), **ALIKE, **counts, **changed}
         path = folder / name / "samples.jsonl"
         path.parent.mkdir(parents=True)
         with path.open("w", newline="\n") as file:
-            for row, (one, verdicts) in enumerate(asked):
+            for row, (one, verdicts) in enumerate(questions):
                 for sample, right in enumerate(verdicts):
                     verdict = "correct" if right else ("timeout", "wrong")[sample % 2]
-                    line = {"row": row, "sample": sample, **one, "prompt": one["question"]}
-                    line |= {"response": "\u2028\x85", "verdict": verdict, "extracted": None, "sound": None, "seed": 1}
-                    line |= {"plain": None, "prompt_tokens": 1, "response_tokens": 1, "finish": "stop", "group": None}
                     # The text of U+2028 as it is, as a file that another program rewrote would have it.
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    text = json.dumps(line(row, sample, verdict, response="\u2028\x85", **one), ensure_ascii=False)
+                    file.write(text + "\n")
     (folder / "results.json").write_text(json.dumps(results))
     return folder
 
@@ -65,22 +62,22 @@ def test_scores_and_tests_are_those_of_the_samples(tmp_path):
     other = drawn(25, 1, 0.5, 3), drawn(25, 1, 0.5, 4)
     a = write(tmp_path / "a", {"amc": rows(weak), "arc": rows(other[0])})
     b = write(tmp_path / "b", {"amc": rows(strong), "arc": rows(other[1])})
-    found = compare(a, b, seed=5)
+    result = compare(a, b, seed=5)
     rng = np.random.default_rng(5)
     pairs = [(weak.mean(axis=1), strong.mean(axis=1)), (other[0].mean(axis=1), other[1].mean(axis=1))]
-    assert [one.paired for one in found.benchmarks] == [paired([pair], rng) for pair in pairs]
-    assert found.macro == paired(pairs, rng)
-    amc, arc = found.benchmarks
+    assert [one.paired for one in result.benchmarks] == [paired([pair], rng) for pair in pairs]
+    assert result.macro == paired(pairs, rng)
+    amc, arc = result.benchmarks
     assert (amc.name, amc.title, amc.questions) == ("amc", "AMC", 40)
     assert (amc.a, amc.b) == pytest.approx((weak.mean(), strong.mean()))
     assert amc.p_holm == pytest.approx(2 * amc.paired.p_value)
     assert arc.p_holm == pytest.approx(max(arc.paired.p_value, amc.p_holm))
-    assert (found.a, found.b, found.only_a, found.only_b, found.warnings) == ("a", "b", (), (), ())
-    assert found == compare(a, b, seed=5) != compare(a, b, seed=1)
+    assert (result.a, result.b, result.only_a, result.only_b, result.warnings) == ("a", "b", (), (), ())
+    assert result == compare(a, b, seed=5) != compare(a, b, seed=1)
 
-    text = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    text = json.loads(json.dumps(result.as_json(), allow_nan=False))
     assert text["benchmarks"]["amc"]["paired"]["p_value"] == amc.paired.p_value
-    assert text["macro"]["low"] == found.macro.low
+    assert text["macro"]["low"] == result.macro.low
     assert set(text) == {"a", "b", "benchmarks", "macro", "only_a", "only_b", "warnings"}
 
 
@@ -99,58 +96,67 @@ TWICE = [(question(1), [True]), (question(2), [True]), (question(1), [False])]  
     ],
 )
 def test_questions_are_paired_by_id_occurrence_text_and_answer(tmp_path, first, second, questions, warnings):
-    found = compared(tmp_path, {"amc": first}, {"amc": second})
-    (amc,) = found.benchmarks
+    result = compared(tmp_path, {"amc": first}, {"amc": second})
+    (amc,) = result.benchmarks
     assert (amc.questions, amc.paired.difference, amc.paired.p_value) == (questions, 0, 1)
     assert amc.a == pytest.approx(amc.b)
-    assert found.warnings == warnings
+    assert result.warnings == warnings
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("samples", 2), ("temperature", 1.0), ("top_p", 0.95), ("max_tokens", 512), ("verifier", "choice"), ("ask", None)],
-)
-def test_what_was_not_run_alike_is_said(tmp_path, name, value):
-    second = rows(drawn(10, 2 if name == "samples" else 4, 0.5, 1))
-    found = compared(tmp_path, {"amc": TEN}, {"amc": second}, **{name: value})
-    assert found.warnings == (f"AMC: {name} {ALIKE[name]} in a, {value} in b",)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
+    ("place", "change", "warning"),
     [
+        *(
+            ("settings", {name: value}, f"AMC: {name} {ALIKE[name]} in a, {value} in b")
+            for name, value in (
+                ("temperature", 1.0),
+                ("top_p", 0.95),
+                ("max_tokens", 512),
+                ("verifier", "choice"),
+                ("ask", None),
+            )
+        ),
         (
+            "record",
             {"template": {"name": "plain", "fingerprint": "of plain"}},
             "the prompts were rendered by different templates: qwen_math in a, plain in b",
         ),
-        ({"engine": {"name": "transformers", "dtype": "bfloat16"}}, "engine name: vllm in a, transformers in b"),
-        ({"engine": {"name": "vllm", "dtype": "float32"}}, "engine dtype: bfloat16 in a, float32 in b"),
-        ({"git_commit": "b2"}, "graded by different versions: a1 in a, b2 in b; regrade both"),
-        ({"graded_with": {"git_commit": "c3"}}, "graded by different versions: a1 in a, c3 in b; regrade both"),
-        ({}, "b is not complete: AMC 10/200 questions, GPQA not run"),
+        ("record", {"engine": {"name": "hf", "dtype": "bfloat16"}}, "engine name: vllm in a, hf in b"),
+        ("record", {"engine": {"name": "vllm", "dtype": "float32"}}, "engine dtype: bfloat16 in a, float32 in b"),
+        ("record", {"git_commit": "b2"}, "graded by different versions: a1 in a, b2 in b; regrade both"),
+        (
+            "record",
+            {"graded_with": {"git_commit": "c3"}},
+            "graded by different versions: a1 in a, c3 in b; regrade both",
+        ),
+        ("part", {"rows": 200}, "b is not complete: AMC 10/200 questions, GPQA not run"),
     ],
 )
-def test_another_template_engine_or_grader_or_a_part_is_said(tmp_path, changed, said):
-    a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
+def test_a_difference_of_settings_template_engine_grader_or_extent_is_a_warning(tmp_path, place, change, warning):
+    a, b = (write(tmp_path / name, {"amc": TEN}, **(change if place != "record" else {}) if name == "b" else {})
+            for name in "ab")  # fmt: skip
     results = json.loads((b / "results.json").read_text())
-    results["record"] |= changed
-    if not changed:
-        results["benchmarks"]["amc"]["rows"] = 200
-        results["not_run"] = {"gpqa": {"title": "GPQA", "reason": "gated"}}
+    results["record"] |= change if place == "record" else {}
+    results["not_run"] = {"gpqa": {"title": "GPQA", "reason": "gated"}} if place == "part" else {}
     (b / "results.json").write_text(json.dumps(results))
-    found = compare(a, b)
-    assert found.warnings == (said,)
-    assert found.benchmarks[0].questions == 10
+    comparison = compare(a, b)
+    assert comparison.warnings == (warning,)
+    assert comparison.benchmarks[0].questions == 10
+
+
+def test_the_number_of_samples_may_differ_with_a_warning(tmp_path):
+    result = compared(tmp_path, {"amc": TEN}, {"amc": rows(drawn(10, 2, 0.5, 1))})
+    assert result.warnings == ("AMC: samples 4 in a, 2 in b",)
 
 
 def test_what_only_one_has_is_named_and_in_no_mean(tmp_path):
     few = rows(drawn(5, 4, 0.5, 1))
     second = {"gpqa": few, "amc": TEN, "mmlu": few, "aime": rows(drawn(5, 4, 0.5, 1), first=50)}
-    found = compared(tmp_path, {"amc": TEN, "arc": few, "aime": few}, second)
-    assert (found.only_a, found.only_b) == (("ARC",), ("GPQA", "MMLU"))
-    assert [one.name for one in found.benchmarks] == ["amc"]
-    assert found.macro.difference == 0
-    assert found.warnings == ("AIME: no question in common, not compared",)
+    result = compared(tmp_path, {"amc": TEN, "arc": few, "aime": few}, second)
+    assert (result.only_a, result.only_b) == (("ARC",), ("GPQA", "MMLU"))
+    assert [one.name for one in result.benchmarks] == ["amc"]
+    assert result.macro.difference == 0
+    assert result.warnings == ("AIME: no question in common, not compared",)
 
 
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
@@ -173,30 +179,24 @@ def test_the_table_is_aligned_and_says_everything(tmp_path):
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path):
-    a = write(tmp_path / "a", {"amc": TEN})
-    with pytest.raises(ValueError, match=r"none: no results\.json; is this the folder"):
-        compare(a, tmp_path / "none")
+    a, b, c = (
+        write(tmp_path / name, {benchmark: questions})
+        for name, benchmark, questions in (
+            ("a", "amc", TEN), ("b", "arc", TEN), ("c", "amc", rows(drawn(10, 4, 0.5, 1), first=90))
+        )
+    )  # fmt: skip
     with pytest.raises(ValueError, match="no question in common: one has AMC, the other ARC"):
-        compare(a, write(tmp_path / "b", {"arc": TEN}))
+        compare(a, b)
     with pytest.raises(ValueError, match="no question in common"):
-        compare(a, write(tmp_path / "c", {"amc": rows(drawn(10, 4, 0.5, 1), first=90)}))
-    (tmp_path / "b" / "results.json").write_text('{"format": 2}')
+        compare(a, c)
+    samples = a / "amc" / "samples.jsonl"
+    content = samples.read_bytes()
+    samples.write_bytes(content + b'{"row": 3}\n')
+    with pytest.raises(ValueError, match=r"samples\.jsonl, line 41: not a sample"):
+        compare(c, a)
+    samples.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+    with pytest.raises(ValueError, match=r"counts 40 .4 for each of 10 questions"):
+        compare(c, a)
+    (b / "results.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="format 2; this version reads format 1"):
-        compare(a, tmp_path / "b")
-
-
-def test_a_damaged_file_is_named_with_its_line(tmp_path):
-    a, b = (write(tmp_path / name, {"amc": TEN}) for name in "ab")
-    samples = b / "amc" / "samples.jsonl"
-    whole = samples.read_bytes()
-    for content, message in [
-        (whole[:-20], r"samples\.jsonl, line 40: not a sample"),
-        (whole + b'{"row": 3}\n', r"samples\.jsonl, line 41: not a sample"),
-        (whole[: whole.rindex(b"\n", 0, -1) + 1], r"counts 40 .4 for each of 10 questions"),
-    ]:
-        samples.write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            compare(a, b)
-    samples.unlink()
-    with pytest.raises(ValueError, match=r"amc/samples\.jsonl does not exist"):
         compare(a, b)

@@ -9,7 +9,7 @@ from eval_builders import HERE, definition, results
 from results_builder import make_results
 
 from exgrpo_orlhf.evaluation import benchmarks
-from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions, override
+from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.results_table import means
@@ -19,9 +19,11 @@ from exgrpo_orlhf.files import write_json
 ASKED = {"math500": (12, 12, 12, 1), "arc_c": (8, 8, 8, 1)}
 
 
-def written(folder: Path, text: str) -> Path:
+def block(folder: Path, name: str, **more: str) -> Path:
+    """A file with one block, or with suites."""
+    keys = {"title": '"Mine"', "verifier": '"math"', "files": '[{ name = "x.jsonl" }]', **more}
     path = folder / "own.toml"
-    path.write_text(text)
+    path.write_text(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()))
     return path
 
 
@@ -43,15 +45,15 @@ def test_a_benchmark_beside_the_suite_leaves_every_mean_of_it_as_it_was(tmp_path
     logged = metrics(more)
     assert all(logged[name] == value for name, value in metrics(alone).items())
     assert ("eval/avg_own" in logged) == whole
-    said = {name: over for name, _, over in means(more)}
-    assert "over 2 of 2: MATH-500, ARC-c; not in it: GPQA-Diamond" in said["macro mean"]
-    assert "20 questions" in said["micro mean"]
-    assert said["own mean"].startswith("macro; over 1 of 1: GPQA-Diamond")
+    covered = {name: over for name, _, over in means(more)}
+    assert "over 2 of 2: MATH-500, ARC-c; not in it: GPQA-Diamond" in covered["macro mean"]
+    assert "20 questions" in covered["micro mean"]
+    assert covered["own mean"].startswith("macro; over 1 of 1: GPQA-Diamond")
 
 
 def test_benchmarks_of_ones_own_alone_have_a_mean(tmp_path):
     results = make_results(tmp_path, ASKED)
-    facts = {name: {**known, "in_mean": False} for name, known in results["benchmarks"].items()}
+    facts = {name: {**entry, "in_mean": False} for name, entry in results["benchmarks"].items()}
     files = {name: SampleFile(tmp_path / name / "samples.jsonl") for name in facts}
     assert summarise("x", {}, facts, {}, files, {})["means"] == results["means"]
 
@@ -65,7 +67,7 @@ def test_a_comparison_has_the_same_mean_with_a_benchmark_beside_the_suite(tmp_pa
     before = compare(tmp_path / "a", tmp_path / "b")
     after = compare(tmp_path / "a2", tmp_path / "b2")
     assert after.macro == before.macro
-    macro = lambda found: next(line for line in found.table().split("\n") if line.startswith("macro")).split()
+    macro = lambda result: next(line for line in result.table().split("\n") if line.startswith("macro")).split()
     assert macro(after) == macro(before)
     assert "not in the mean: GPQA-Diamond" in after.table()
 
@@ -78,55 +80,35 @@ def test_an_evaluation_of_a_suite_and_a_block_of_ones_own_has_the_mean_of_the_su
     bench(*words, "--suite", "chains", *mine, "--out", tmp_path / "both")
     bench(*words, *mine, "--out", tmp_path / "suite")  # added later, to the same folder
     for name in ("both", "suite"):
-        found = results(tmp_path / name)["means"]
-        assert (found["macro"], found["micro"]) == (expected["macro"], expected["micro"])
-        assert found["groups"]["chains"] == expected["groups"]["chains"]
-        assert found["groups"]["own"]["of"] == ["mine"]
+        averages = results(tmp_path / name)["means"]
+        assert (averages["macro"], averages["micro"]) == (expected["macro"], expected["micro"])
+        assert averages["groups"]["chains"] == expected["groups"]["chains"]
+        assert averages["groups"]["own"]["of"] == ["mine"]
     own_suite = tmp_path / "suite.toml"
     own_suite.write_text('[suites]\nours = ["chains", "mine"]\n')
     bench(*words, "--suite", "ours", *mine[2:], "--definitions", own_suite, "--out", tmp_path / "ours")
     assert results(tmp_path / "ours")["means"]["macro"]["benchmarks"] == ["chains", "mine"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[suites]\npaper = ["gsm8k"]\n', "suite 'paper' is defined already; give yours another name"),
-        (
-            '[mine]\ntitle = "Mine"\nverifier = "math"\ngroup = "math"\nfiles = [{ name = "x.jsonl" }]\n',
-            "group 'math' is the project's, and its mean would change; give a group of your own",
-        ),
-        (
-            '[math500]\ntitle = "Mine"\nverifier = "math"\ngroup = "own"\nfiles = [{ name = "x.jsonl" }]\n',
-            "math500 is of group 'math', not 'own'",
-        ),
-    ],
-)
-def test_a_file_of_ones_own_that_would_change_a_mean_is_refused(tmp_path, text, said):
-    with pytest.raises(BenchmarkError, match=said):
-        Definitions((DEFINITIONS, written(tmp_path, text)))
+def test_a_file_of_ones_own_that_would_change_a_mean_or_a_benchmark_is_refused(tmp_path):
+    suite = tmp_path / "suite.toml"
+    suite.write_text('[suites]\npaper = ["gsm8k"]\n')
+    for file, message in (
+        (suite, "suite 'paper' is defined already; give yours another name"),
+        (block(tmp_path, "mine", group='"math"'), "group 'math' is the project's, and its mean would change"),
+    ):
+        with pytest.raises(BenchmarkError, match=message):
+            Definitions((DEFINITIONS, file))
+    with pytest.raises(BenchmarkError, match="math500 is defined already; give yours another name"):
+        Definitions((DEFINITIONS, block(tmp_path, "math500")))
 
 
 def test_a_block_added_to_the_projects_own_file_does_not_join_the_mean_of_a_suite_unlisted(tmp_path, monkeypatch):
-    block = '\n[mine]\ntitle = "Mine"\nverifier = "math"\ngroup = "math"\nfiles = [{ name = "x.jsonl" }]\n'
-    text = DEFINITIONS.read_text(encoding="utf-8") + block
-    monkeypatch.setattr(benchmarks, "DEFINITIONS", written(tmp_path, text))
+    text = DEFINITIONS.read_text(encoding="utf-8") + block(tmp_path, "mine", group='"math"').read_text()
+    file = tmp_path / "project.toml"
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(benchmarks, "DEFINITIONS", file)
     with pytest.raises(BenchmarkError, match="group 'math' is the mean of suite 'math', which does not list mine"):
-        Definitions((tmp_path / "own.toml",))
-    listed = text.replace('math = ["aime24"', 'math = ["mine", "aime24"')
-    assert "mine" in Definitions((written(tmp_path, listed),)).group("math")
-
-
-def test_a_block_that_replaces_one_stays_in_its_group_and_says_what_it_changes(tmp_path):
-    block = '[math500]\ntitle = "Mine"\nverifier = "math"\nsamples = 4\nfiles = [{ name = "x.jsonl" }]\n'
-    definitions = Definitions((DEFINITIONS, written(tmp_path, block)))
-    found = override(definitions.benchmark("math500"), max_tokens=64)
-    assert definitions.group("math") == Definitions().group("math")
-    assert not found.own
-    assert found.departures == (
-        "samples 4, not 1",
-        "rows None, not 500",
-        "questions as own.toml says",
-        "max_tokens 64, not 8192",
-    )
-    assert Definitions().benchmark("math500").departures == ()
+        Definitions((file,))
+    file.write_text(text.replace('math = ["aime24"', 'math = ["mine", "aime24"'), encoding="utf-8")
+    assert "mine" in Definitions((file,)).group("math")

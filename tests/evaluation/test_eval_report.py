@@ -16,7 +16,7 @@ from results_builder import make_results
 
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
-from exgrpo_orlhf.evaluation.results_table import percent, terminal
+from exgrpo_orlhf.evaluation.results_table import benchmark_row, interval, means
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
 
 ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
@@ -57,8 +57,8 @@ def well_formed(text: str) -> str:
 def driven(page: Path, tmp_path: Path, script: str, state: str = "") -> str:
     """The DOM after a further script, on a copy of the page without the policy that would forbid it."""
     text = page.read_text(encoding="utf-8")
-    text, found = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    assert found == 1
+    text, count = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert count == 1
     copy = tmp_path / "driven.html"
     copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
     return opened(copy, tmp_path, state)[0]
@@ -78,13 +78,24 @@ def facts(dom: str) -> dict[str, str]:
     return {unescape(name): unescape(value) for name, value in pairs if "<code>" not in value}
 
 
-def test_a_benchmark_of_one_sample_has_the_pass_at_1_that_the_terminal_shows(page, folders):
+def test_the_page_has_the_cells_of_the_terminals_table_the_means_the_record_and_the_reasons(page, folders):
+    html = page.read_text(encoding="utf-8")
     results = ResultsFolder.read(folders[0]).results
-    (alone,) = (each for each in results["benchmarks"].values() if each["samples"] == 1)
-    row = re.search(rf">{alone['title']}</span>.*?</tr>", page.read_text(encoding="utf-8"), re.DOTALL)[0]
-    value = percent(alone["pass"]["1"]["value"])
-    assert f"<small>@1</small> {value}" in row
-    assert value in next(line for line in terminal(results).split("\n") if line.startswith(alone["title"]))
+    cells = [unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall("<td[^>]*>(.*?)</td>", html)]
+    for benchmark in results["benchmarks"].values():
+        title, *numbers = benchmark_row(benchmark)
+        begin = cells.index(title)
+        assert cells[begin + 1 : begin + 13] == ["first", *numbers]
+    for name, mean, over in means(results):
+        begin = cells.index(name)
+        assert cells[begin : begin + 4] == [name, "first", interval(mean), over]
+    text = unescape(re.sub(r"<[^>]+>", " ", html))
+    assert "GPQA-Diamond (first) : gated: <needs> a token & a licence" in text
+    assert "AMC (first) : 40 rows, 83 are official" in text
+    assert text.count("not complete:") == 1
+    assert "not complete: AMC 10/40 (83) questions, GPQA-Diamond not run" in text
+    for entry in (results["record"]["model"]["hash"], "qwen_math", "2.13.0", "9a6dcf7", results["record"]["command"]):
+        assert entry in text
 
 
 def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path):
@@ -128,19 +139,6 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     )
     verdicts = Counter(sample["verdict"] for sample in lines(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
-
-    (stacked,) = charts(dom, "verdicts")
-    assert len(of_class(stacked, "segment")) == sum(
-        len({sample["verdict"] for sample in lines(folder, key)}) for folder, key in every
-    )
-    widths = Counter()
-    for segment in of_class(stacked, "segment"):
-        widths[points(segment)[0][1]] += size(segment)[0]
-    assert len(widths) == 4
-    assert max(widths.values()) - min(widths.values()) < 0.1
-    cut = sum(any(s["finish"] == "length" for s in lines(folder, key)) for folder, key in every)
-    assert len(of_class(stacked, "truncated")) == cut
-    assert len(charts(dom, "intervals")) == 2  # accuracy, and the two graders
     for svg in re.findall(r"<svg.*?</svg>", dom, re.DOTALL):
         assert not re.search(r"nan|inf|undefined", svg, re.IGNORECASE)
 
@@ -180,13 +178,12 @@ def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_
         assert shown(dom, "response") == well_formed(sample["response"])
         assert shown(dom, "prompt") == sample["prompt"]
         assert "<title>Evaluation: first, second</title>" in dom
-        found = facts(dom)
-        assert found["seed"] == str(sample["seed"])  # above 2^53
-        assert found["gold"] == sample["gold"]
-        assert found["id"] == sample["id"]
-        assert found["verdict"] == sample["verdict"].replace("_", " ")
-        assert found["plain math-verify"] == sample["plain"].replace("_", " ")
-        assert f"{sample['response_tokens']:,} tokens" in found["response"]
+        fields = facts(dom)
+        assert fields["seed"] == str(sample["seed"])  # above 2^53
+        assert (fields["gold"], fields["id"]) == (sample["gold"], sample["id"])
+        assert fields["verdict"] == sample["verdict"].replace("_", " ")
+        assert fields["plain math-verify"] == sample["plain"].replace("_", " ")
+        assert f"{sample['response_tokens']:,} tokens" in fields["response"]
     assert {"</script>" in s["response"] for s in samples[:5]} == {True, False}
     assert any("\u2028" in s["response"] for s in samples[:5])
 
@@ -201,12 +198,9 @@ def test_names_are_whole_wherever_they_stand(tmp_path, monkeypatch):
     write_report([tmp_path / name for name in names], tmp_path / "out.html")
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     plain = lambda words: words.replace(" ", "")
-    for kind, shown in (("intervals", [title]), ("intervals", [f"{title}, {names[1]}"]), ("verdicts", [title, *names])):
-        chart = charts(text, kind)[-1 if names[1] in shown[0] else 0]
-        every = plain("".join(texts(chart)))
-        assert all(plain(each) in every for each in shown)
-        width = float(chart.get("width"))
-        assert all(start >= 0 and end <= width for start, end in map(across, chart.iter("text")))
+    (chart,) = charts(text, "intervals")
+    assert plain(title) in plain("".join(texts(chart)))
+    assert all(start >= 0 and end <= float(chart.get("width")) for start, end in map(across, chart.iter("text")))
     titles = {unescape(each) for each in re.findall("<figcaption>(.*?)</figcaption>", text)}
     assert titles == {title, *(f"{title}, {name}" for name in names)}
     assert "…" not in re.sub("<script.*?</script>", "", text, flags=re.DOTALL)
@@ -252,35 +246,20 @@ def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, fold
     assert not listed(driven(page, tmp_path, search.replace("ONERROR", "nowhere"), "benchmark=math500"))
 
 
-def test_tables_record_and_reasons_are_on_the_page(page, folders):
-    text = unescape(re.sub(r"<[^>]+>", " ", page.read_text(encoding="utf-8")))
-    results = ResultsFolder.read(folders[0]).results
-    assert "GPQA-Diamond (first) : gated: <needs> a token & a licence" in text
-    assert "AMC (first) : 40 rows, 83 are official" in text
-    assert "over 3 of 4: AIME24, AMC (in part: 10/40 (83)), MATH-500" in text
-    assert text.count("not complete:") == 1
-    assert "not complete: AMC 10/40 (83) questions, GPQA-Diamond not run" in text
-    for said in (results["record"]["model"]["hash"], "qwen_math", "2.13.0", "9a6dcf7", results["record"]["command"]):
-        assert said in text
-    average = results["benchmarks"]["aime24"]["avg"]
-    assert f"{100 * average['low']:.1f}, {100 * average['high']:.1f}]" in text
-
-
-def test_the_disagreements_are_listed_with_links_that_lead_to_them(page, folders, tmp_path):
+def test_the_disagreements_are_counted_with_a_link_that_leads_to_them(page, folders, tmp_path):
     text = page.read_text(encoding="utf-8")
     links = [unescape(link) for link in re.findall(r'href="(#model=[^"]+)"', text)]
-    expected = [
-        f"#model={i}&benchmark={key}&verdict=disagree&sample={s['row']}.{s['sample']}"
-        for i, folder in enumerate(folders)
-        for key in ResultsFolder.read(folder).lines
-        for s in lines(folder, key)
-        if disagree(s)
-    ]
-    assert links == expected
-    assert f"{len(expected)} of {len(expected)} disagreements" in text
-    dom, _ = opened(page, tmp_path, links[-1][1:])
-    row, sample = re.search(r"sample=(\d+)\.(\d+)", links[-1]).groups()
-    assert facts(dom)["row, sample"] == f"{row}, {sample}"
+    counts = {}
+    for i, folder in enumerate(folders):
+        for key in ResultsFolder.read(folder).lines:
+            ours = [sample["verdict"] == "correct" for sample in lines(folder, key) if disagree(sample)]
+            counts |= {f"#model={i}&benchmark={key}&verdict=disagree": ours} if ours else {}
+    assert links == list(counts)
+    for link, ours in counts.items():
+        row = text[text.index(link.replace("&", "&amp;")) :].partition("</tr>")[0]
+        assert re.findall(r'num">(\d+)<', row)[1:] == [str(sum(ours)), str(len(ours) - sum(ours))]
+    dom, _ = opened(page, tmp_path, links[1][1:])
+    assert len(listed(dom)) == len(counts[links[1]])
 
 
 def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
@@ -302,12 +281,9 @@ def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
     assert len(few) == 5
     assert set(few) <= set(must)
     assert {line.verdict for line in samples} == set(VERDICTS)
-
-
-def test_failures_come_before_evenness():
     kinds = [("timeout", "timeout")] * 60 + [("correct", "wrong")] * 20 + [("correct", None)] * 220
     every = [Line(i, i, 0, verdict, plain, False, 10) for i, (verdict, plain) in enumerate(kinds)]
-    assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}
+    assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}, "failures before evenness"
 
 
 def test_two_results_of_one_name_are_told_apart(folders, tmp_path):
@@ -318,39 +294,30 @@ def test_two_results_of_one_name_are_told_apart(folders, tmp_path):
     assert f"<title>Evaluation: {folders[0]}, {copy}</title>" in text
 
 
-def test_what_cannot_be_reported_is_refused_by_name(folders, tmp_path):
+def test_what_cannot_be_reported_is_refused_by_name_and_leaves_the_old_page(folders, tmp_path):
     out = tmp_path / "out.html"
-    with pytest.raises(ValueError, match=r"nowhere: no results\.json; is this the folder of an evaluation"):
-        write_report([tmp_path / "nowhere"], out)
     with pytest.raises(ValueError, match="1 to 8 results folders, not 0"):
         write_report([], out)
+    assert not out.exists()
+    write_report(folders[:1], out)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"nowhere: no results\.json; is this the folder of an evaluation"):
+        write_report([*folders, tmp_path / "nowhere"], out)
     copy = tmp_path / "copy"
     shutil.copytree(folders[0], copy)
     path = copy / "math500" / "samples.jsonl"
-    whole = path.read_bytes()
-    for broken, message in [
-        (whole[: whole[:-1].rindex(b"\n") + 1], r"holds 89 samples, .* counts 90"),
-        (whole[:-20], r"samples\.jsonl, line 90: not a sample"),
-        (whole.replace(b'"wrong"', b'"wronk"'), r"verdicts are correct, wrong, .*, not 'wronk'"),
+    lines = path.read_bytes()
+    for damaged, message in [
+        (lines[: lines[:-1].rindex(b"\n") + 1], r"holds 89 samples, .* counts 90"),
+        (lines[:-20], r"samples\.jsonl, line 90: not a sample"),
+        (lines.replace(b'"wrong"', b'"wronk"'), r"verdicts are correct, wrong, .*, not 'wronk'"),
     ]:
-        path.write_bytes(broken)
+        path.write_bytes(damaged)
         with pytest.raises(ValueError, match=message):
             write_report([copy], out)
     path.unlink()
     with pytest.raises(ValueError, match=r"math500/samples\.jsonl does not exist"):
         write_report([copy], out)
-    (copy / "results.json").write_text('{"format": 2}')
-    with pytest.raises(ValueError, match="format 2; this version reads format 1"):
-        write_report([copy], out)
-    assert not out.exists()
-
-
-def test_a_report_that_fails_leaves_the_old_one(folders, tmp_path):
-    out = tmp_path / "out.html"
-    write_report(folders[:1], out)
-    before = out.read_bytes()
-    with pytest.raises(ValueError, match=r"no results\.json"):
-        write_report([*folders, tmp_path], out)
     assert out.read_bytes() == before
     write_report(folders[:1], out)
-    assert out.read_bytes() == before  # and the same results make the same page
+    assert out.read_bytes() == before, "the same results make the same page"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from results_builder import line
 
 from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.samples import SampleFile
@@ -26,24 +27,19 @@ LINES = [  # row, sample, verdict, plain, extracted, finish, tokens, sound, grou
 
 
 def made(folder: Path, lines=LINES) -> SampleFile:
+    names = ("plain", "extracted", "finish", "response_tokens", "sound", "group")
     file = SampleFile(folder / "samples.jsonl")
-    file.write(
-        {
-            "row": row, "sample": sample, "id": f"{row:032x}", "seed": 8 * row + sample, "question": "q", "prompt": "p",
-            "gold": "g", "response": "r", "extracted": extracted, "verdict": verdict, "sound": sound, "plain": plain,
-            "prompt_tokens": 5, "response_tokens": tokens, "finish": finish, "group": group,
-        }
-        for row, sample, verdict, plain, extracted, finish, tokens, sound, group in lines
-    )  # fmt: skip
+    file.write(line(*each[:3], **dict(zip(names, each[3:], strict=True))) for each in lines)
     return file
 
 
-def known(group: str, of: list[str], whole: bool = True) -> dict:
-    return {"title": group, "group": group, "of_group": of, "samples": 4, "questions": 3, "whole": whole}
+def entry(group: str, of: list[str], whole: bool = True) -> dict:
+    counts = {"samples": 4, "questions": 3}
+    return {"title": group, "group": group, "of_group": of, "in_mean": True, "whole": whole, **counts}
 
 
 def test_every_number_is_what_the_lines_say(tmp_path):
-    results = summarise("x", {}, {"one": known("g", ["one"])}, {}, {"one": made(tmp_path)}, {"one": 3.21})
+    results = summarise("x", {}, {"one": entry("g", ["one"])}, {}, {"one": made(tmp_path)}, {"one": 3.21})
     one = results["benchmarks"]["one"]
     assert one["avg"]["k"] == 4
     assert one["avg"]["value"] == pytest.approx((2 / 4 + 1 / 4 + 0) / 3)
@@ -69,7 +65,7 @@ def test_every_number_is_what_the_lines_say(tmp_path):
 def test_macro_and_micro_means_and_those_that_are_named_for_more_than_was_run(tmp_path):
     easy = [(row, sample, "correct", None, "1", "stop", 1, None, None) for row in range(9) for sample in range(4)]
     files = {"one": made(tmp_path / "one"), "two": made(tmp_path / "two", easy)}
-    facts = {"one": known("g", ["one", "two"]), "two": known("g", ["one", "two"])}
+    facts = {"one": entry("g", ["one", "two"]), "two": entry("g", ["one", "two"])}
     results = summarise("x", {}, facts, {}, files, {})
     assert results["means"]["macro"]["value"] == pytest.approx((0.25 + 1) / 2)
     assert results["means"]["micro"]["value"] == pytest.approx((3 * 0.25 + 9 * 1) / 12)
@@ -85,7 +81,7 @@ def test_macro_and_micro_means_and_those_that_are_named_for_more_than_was_run(tm
     absent = {"three": {"title": "Three", "group": "h", "reason": "no network"}}
     for part in (
         summarise("x", {}, facts, absent, files, {}),
-        summarise("x", {}, {**facts, "two": known("g", ["one", "two"], whole=False)}, {}, files, {}),
+        summarise("x", {}, {**facts, "two": entry("g", ["one", "two"], whole=False)}, {}, files, {}),
     ):
         assert not part["complete"]
         assert "eval/avg" not in metrics(part)
@@ -96,9 +92,7 @@ def test_macro_and_micro_means_and_those_that_are_named_for_more_than_was_run(tm
 
 
 def test_intervals_do_not_depend_on_what_stands_beside_a_benchmark(tmp_path):
-    file = made(tmp_path)
-    alone = summarise("x", {}, {"one": known("g", ["one"])}, {}, {"one": file}, {})
-    beside = summarise(
-        "y", {}, {"two": known("g", ["one"]), "one": known("g", ["one"])}, {}, {"two": file, "one": file}, {}
-    )
-    assert alone["benchmarks"]["one"] == beside["benchmarks"]["one"] == beside["benchmarks"]["two"]
+    file, one = made(tmp_path), entry("g", ["one"])
+    alone = summarise("x", {}, {"one": one}, {}, {"one": file}, {})["benchmarks"]
+    both = summarise("y", {}, {"two": one, "one": one}, {}, {"two": file, "one": file}, {})["benchmarks"]
+    assert alone["one"] == both["one"] == both["two"]

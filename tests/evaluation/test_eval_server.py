@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from eval_builders import everything, greedy_by_transformers, needs_vllm, published_model, request, texts
+from eval_builders import all_responses, greedy_by_transformers, needs_vllm, published_model, request, texts
 from run_builders import wait_until
 
 from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
@@ -29,14 +30,14 @@ Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is
 
 @dataclass
 class Server:
-    """answer: (path, body of the request, how often it came before) → what it gets. asked: (when, path, body)"""
+    """answer: (path, body of the request, how often it came before) → what it gets. requests: (when, path, body)"""
 
     answer: Callable[[str, dict[str, Any], int], Answer]
     models: Answer = (200, {}, {"data": [{"id": "tiny"}, {"id": "tiny-instruct"}, {"id": "other"}]})
-    asked: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
-    at_once: int = 0
-    most_at_once: int = 0
+    running: int = 0
+    most_running: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
 
@@ -54,46 +55,43 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with server.lock:
-                before = sum(body == other for _, _, other in server.asked)
-                server.asked.append((time.monotonic(), self.path, body))
+                before = sum(body == other for _, _, other in server.requests)
+                server.requests.append((time.monotonic(), self.path, body))
                 server.keys.add(self.headers["authorization"])
-                server.at_once += 1
-                server.most_at_once = max(server.most_at_once, server.at_once)
+                server.running += 1
+                server.most_running = max(server.most_running, server.running)
             reply = server.answer(self.path, body, before)
             with server.lock:
-                server.at_once -= 1
+                server.running -= 1
             self.reply(reply)
 
         def reply(self, answer: Answer) -> None:
             status, headers, content = answer
             data = (content if isinstance(content, str) else json.dumps(content)).encode()
-            try:
+            with suppress(OSError):  # the client may have gone
                 self.send_response(status)
                 for name, value in ({"content-length": str(len(data))} | headers).items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
-            except OSError:  # who asked has gone
-                self.close_connection = True
 
         def log_message(self, *args: Any) -> None:
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.socket.listen(128)
-    server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
-    thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        httpd.shutdown()
-        thread.join()
-        httpd.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        httpd.socket.listen(128)
+        server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            httpd.shutdown()
+            thread.join()
 
 
 @contextmanager
-def asking(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
+def client(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
     engine = ServerEngine(url, "tiny", api=api, key=KEY, **settings)
     try:
         yield engine
@@ -104,11 +102,11 @@ def asking(url: str, api: str = "completions", **settings: Any) -> Iterator[Serv
 def requests(n: int) -> list[GenerationRequest]:
     return [
         GenerationRequest(
-            key=("set", i, 0),
-            prompt=f"prompt {i}",
-            prompt_ids=(1, 2, 3, i),
-            messages=(("system", "be brief"), ("user", f"question {i}")),
-            seed=2**62 + i,
+            ("set", i, 0),
+            f"prompt {i}",
+            (1, 2, 3, i),
+            (("system", "be brief"), ("user", f"question {i}")),
+            2**62 + i,
             max_tokens=100,
             temperature=0.6,
             top_p=0.9,
@@ -133,56 +131,50 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> A
     return status, headers or {}, {"error": {"message": message}}
 
 
-def right(path: str, body: dict[str, Any], before: int) -> Answer:
-    return completion(body)
+def failure_of(answer: Answer) -> tuple[str, int]:
+    """The message of the EngineFailure when the server always gives this answer, and the number of its requests."""
+    with serving(lambda *_: answer) as server, client(server.url) as engine:
+        with pytest.raises(EngineFailure) as raised:
+            all_responses(engine, requests(1))
+        assert KEY not in str(raised.value) + json.dumps(engine.describe())
+        return str(raised.value), len(server.requests)
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_every_request_is_answered_once_but_those_done(api):
-    rendered = 9 if api == "chat" else 4  # tokens of a prompt that the server renders, or gets
-
-    def answer(path, body, before):
-        return completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=rendered)
-
-    asked = requests(30)
-    with serving(answer) as server, asking(server.url, api, concurrency=5) as engine:
+    tokens = 9 if api == "chat" else 4  # of a prompt that the server renders, or gets
+    answer = lambda _, body, __: completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=tokens)
+    with serving(answer) as server, client(server.url, api, concurrency=5) as engine:
         engine.check()
-        answers = everything(engine, asked, done={("set", 7, 0), ("set", 29, 0)})
+        answers = all_responses(engine, requests(30), done={("set", 7, 0), ("set", 29, 0)})
     assert sorted(key[1] for key in answers) == sorted(set(range(30)) - {7, 29})
-    for response in answers.values():
-        row = response.request.key[1]
+    for (_, row, _), response in answers.items():
         assert (response.text, response.tokens) == (f"answer {row}", 10 + row)
         assert response.prompt_tokens == (9 if api == "chat" else None)
         assert response.finish == ("length" if row == 3 else "stop")
-    assert len(server.asked) == 28
-    assert server.most_at_once <= 5
+    assert server.most_running <= 5
     assert server.keys == {f"Bearer {KEY}"}
-    seeds = set()
-    for _, path, body in server.asked:
-        row = number(body)
+    for _, path, body in server.requests:
         assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("tiny", 100, 0.6, 0.9)
-        seeds.add(body["seed"])
         if api == "completions":
-            assert (path, body["prompt"]) == ("/v1/completions", [1, 2, 3, row])
+            assert (path, body["prompt"]) == ("/v1/completions", [1, 2, 3, number(body)])
         else:
+            turns = [("system", "be brief"), ("user", f"question {number(body)}")]
             assert path == "/v1/chat/completions"
-            assert body["messages"] == [
-                {"role": "system", "content": "be brief"},
-                {"role": "user", "content": f"question {row}"},
-            ]
-    assert len(seeds) == 28
+            assert body["messages"] == [{"role": role, "content": content} for role, content in turns]
+    seeds = {body["seed"] for *_, body in server.requests}
+    assert len(seeds) == len(server.requests) == 28
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_what_has_ended_comes_out_while_the_rest_is_generated():
+def test_finished_responses_come_out_while_the_rest_is_generated():
     seen = threading.Event()
 
     def answer(path, body, before):
-        if number(body) == 0:
-            assert seen.wait(300), "the others were held back"
+        assert number(body) or seen.wait(300), "the others were held back"
         return completion(body)
 
-    with serving(answer) as server, asking(server.url, concurrency=2) as engine:
+    with serving(answer) as server, client(server.url, concurrency=2) as engine:
         rows = []
         for portion in engine.generate(requests(10), ()):
             rows += [response.request.key[1] for response in portion]
@@ -198,31 +190,28 @@ def test_what_has_ended_comes_out_while_the_rest_is_generated():
     [
         (error(500, "out of memory"), 0.5),
         (error(429, "slow down"), 0.5),
-        (error(429, "slow down", {"retry-after": "1"}), 1.5),  # seconds, and what is waited anyway
+        (error(429, "slow down", {"retry-after": "1"}), 1.5),  # seconds, on top of the usual wait
         (error(503, "starting", {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}), 0.5),
-        (error(503, "starting", {"retry-after": "soon"}), 0.5),
     ],
 )
-def test_an_overloaded_server_is_asked_again_after_a_while(failure, at_least):
-    def answer(path, body, before):
-        return failure if before == 0 else completion(body)
-
-    with serving(answer) as server, asking(server.url) as engine:
-        assert len(everything(engine, requests(4))) == 4
+def test_an_overloaded_server_gets_the_request_again_after_a_while(failure, at_least):
+    answer = lambda _, body, before: completion(body) if before else failure
+    with serving(answer) as server, client(server.url) as engine:
+        assert len(all_responses(engine, requests(4))) == 4
     for row in range(4):
-        first, second = [when for when, _, body in server.asked if number(body) == row]
+        first, second = [when for when, _, body in server.requests if number(body) == row]
         assert second - first >= at_least
 
 
-def test_attempts_come_to_an_end():
-    with serving(lambda path, body, before: error(500, "out of memory")) as server:
-        with asking(server.url, retries=1) as engine, pytest.raises(EngineFailure, match=r"2 attempts.*out of memory"):
-            everything(engine, requests(1))
-        assert len(server.asked) == 2
+def test_attempts_come_to_an_end(monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 1)
+    message, attempts = failure_of(error(500, "out of memory"))
+    assert re.search("2 attempts.*out of memory", message)
+    assert attempts == 2
 
 
 @pytest.mark.parametrize(
-    ("refusal", "says"),
+    ("refusal", "message"),
     [
         (error(401, "bad key"), "bad key.*OPENAI_API_KEY"),
         (error(404, "no model tiny"), "no model tiny.*'tiny' among"),
@@ -237,40 +226,32 @@ def test_attempts_come_to_an_end():
         (completion({"prompt": [0]}, prompt_tokens=5), "5 tokens in a prompt of 4"),
     ],
 )
-def test_a_refusal_is_said_at_once_in_the_servers_words(refusal, says):
-    with serving(lambda path, body, before: refusal) as server:
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match=says) as raised:
-            everything(engine, requests(1))
-        assert len(server.asked) == 1
-        assert KEY not in str(raised.value)
-        assert KEY not in json.dumps(engine.describe())
+def test_a_refusal_is_reported_at_once_in_the_servers_words(refusal, message):
+    text, attempts = failure_of(refusal)
+    assert re.search(message, text)
+    assert attempts == 1
 
 
-def test_what_came_before_a_failure_is_handed_out():
-    def answer(path, body, before):
-        return completion(body) if number(body) < 5 else error(400, "enough")
-
-    kept: list[int] = []
-    with serving(answer) as server, asking(server.url, concurrency=1) as engine:
-        portions = engine.generate(requests(20), ())
+def test_responses_before_a_failure_are_handed_out():
+    answer = lambda _, body, __: completion(body) if number(body) < 5 else error(400, "enough")
+    rows: list[int] = []
+    with serving(answer) as server, client(server.url, concurrency=1) as engine:
         with pytest.raises(EngineFailure, match="enough"):
-            kept.extend(response.request.key[1] for portion in portions for response in portion)
-        assert kept == [0, 1, 2, 3, 4]
-        assert len(server.asked) == 6, "nothing is asked after the failure"
+            rows.extend(r.request.key[1] for portion in engine.generate(requests(20), ()) for r in portion)
+        assert rows == [0, 1, 2, 3, 4]
+        assert len(server.requests) == 6, "no request follows the failure"
 
 
-def test_a_slow_server_is_given_up():
-    def answer(path, body, before):
-        time.sleep(1)
-        return completion(body)
-
-    with serving(answer) as server:
-        with asking(server.url, timeout=0.3) as engine, pytest.raises(EngineFailure, match="did not answer within"):
-            everything(engine, requests(1))
-        assert len(server.asked) == 1
+def test_a_slow_server_is_given_up(monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._TIMEOUT", 0.3)
+    answer = lambda _, body, __: time.sleep(1) or completion(body)
+    with serving(answer) as server, client(server.url) as engine:
+        with pytest.raises(EngineFailure, match="did not answer within"):
+            all_responses(engine, requests(1))
+        assert len(server.requests) == 1
 
 
-def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
+def test_a_closed_iterator_sends_no_further_requests_and_the_engine_goes_on():
     over, begun = threading.Event(), threading.Semaphore(0)
 
     def answer(path, body, before):
@@ -279,47 +260,39 @@ def test_a_closed_iterator_asks_no_further_and_the_engine_goes_on():
             over.wait(300)
         return completion(body)
 
-    with serving(answer) as server, asking(server.url, concurrency=3) as engine:
+    with serving(answer) as server, client(server.url, concurrency=3) as engine:
         portions = engine.generate(requests(50), ())
         assert [response.request.key[1] for response in next(portions)] == [0]
         for _ in range(4):  # row 0, and the three that are under way
             assert begun.acquire(timeout=300)
         portions.close()
         over.set()
-        assert len(server.asked) == 4
-        assert len(everything(engine, requests(2))) == 2
-        assert len(server.asked) == 6
+        assert len(server.requests) == 4
+        assert len(all_responses(engine, requests(2))) == 2
+        assert len(server.requests) == 6
 
 
-def test_no_server_no_model_and_no_address_are_said_before_anything_is_asked():
-    with serving(right) as server:
-        engine = ServerEngine(server.url, "tyni", api="chat", key=None)
-        with pytest.raises(EngineFailure, match="does not serve 'tyni'; nearest of 3: tiny"):
-            engine.check()
-        engine.close()
-        engine.close()
-        with asking(server.url.removesuffix("/v1")) as engine, pytest.raises(EngineFailure, match="ends in /v1"):
-            engine.check()
-        server.models = error(401, "who are you")
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match=r"who are you.*OPENAI_API_KEY"):
-            engine.check()
-        server.models = (200, {}, {"models": []})
-        with asking(server.url) as engine, pytest.raises(EngineFailure, match="no list of models"):
-            engine.check()
-        url = server.url
-    with asking(url, retries=0) as engine:  # nobody listens there now
-        with pytest.raises(EngineFailure, match=r"no server answers.*Connect"):
-            engine.check()
-        with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
-            everything(engine, requests(1))
-
-
-def test_a_password_in_the_address_stays_out_of_the_record():
-    with asking("http://me:hidden@localhost:1/v1") as engine:
-        assert engine.describe()["base_url"] == "http://localhost:1/v1"
-        with pytest.raises(EngineFailure) as raised:
+def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 0)
+    with serving(lambda *_: error(500, "unused")) as server:
+        data = {"data": [{"id": "tyni"}, {"id": "other"}]}
+        for models, address, message in (
+            ((200, {}, data), server.url, "does not serve 'tiny'; nearest of 2: tyni"),
+            (server.models, server.url.removesuffix("/v1"), "ends in /v1"),
+            (error(401, "who are you"), server.url, r"who are you.*OPENAI_API_KEY"),
+            ((200, {}, {"models": []}), server.url, "no list of models"),
+        ):
+            server.models = models
+            with client(address) as engine, pytest.raises(EngineFailure, match=message):
+                engine.check()
+            engine.close()  # a second time
+    with client(server.url.replace("//", "//me:hidden@")) as engine:  # nobody listens there now
+        assert engine.describe()["base_url"] == server.url, "without the password"
+        with pytest.raises(EngineFailure, match=r"no server answers.*Connect") as raised:
             engine.check()
         assert "hidden" not in str(raised.value)
+        with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
+            all_responses(engine, requests(1))
 
 
 @pytest.mark.slow
@@ -336,7 +309,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
         command += ["--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(2**26)]
     server = subprocess.Popen(command, env=os.environ | quick)
     try:
-        with asking(f"http://127.0.0.1:{port}/v1") as engine:
+        with client(f"http://127.0.0.1:{port}/v1") as engine:
 
             def ready() -> bool:
                 assert server.poll() is None, "the server ended"
@@ -347,19 +320,16 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
 
             wait_until(ready, seconds=600)
             greedy = [request(i, temperature=0.0) for i in range(10)]
-            answers = everything(engine, greedy)
-            expected = greedy_by_transformers(folder, greedy)
-            same = [answers[one.key].text == text for one, text in zip(greedy, expected, strict=True)]
-            assert sum(same) >= 9
+            answers, expected = all_responses(engine, greedy), greedy_by_transformers(folder, greedy)
+            assert sum(answers[one.key].text == text for one, text in zip(greedy, expected, strict=True)) >= 9
             sampled = [request(i) for i in range(20)]
-            first = everything(engine, sampled)
-            assert texts(everything(engine, sampled[::-1])) == texts(first)
+            first = all_responses(engine, sampled)
+            assert texts(all_responses(engine, sampled[::-1])) == texts(first)
             assert {response.finish for response in first.values()} == {"stop", "length"}
-            too_long = [request(0, max_tokens=600)]
             with pytest.raises(EngineFailure, match="max_model_len"):
-                everything(engine, too_long)
-        with asking(f"http://127.0.0.1:{port}/v1", "chat") as engine:
-            (response,) = everything(engine, sampled[:1]).values()
+                all_responses(engine, [request(0, max_tokens=600)])
+        with client(f"http://127.0.0.1:{port}/v1", "chat") as engine:
+            (response,) = all_responses(engine, sampled[:1]).values()
             assert 0 < response.tokens <= sampled[0].max_tokens
     finally:
         server.terminate()

@@ -28,72 +28,61 @@ def mine(folder: Path, **more: str) -> Benchmark:
     return Definitions((DEFINITIONS, definition(folder, **more))).benchmark("mine")
 
 
+def load(name: str, folder: Path, limit: int | None = None) -> sets.BenchmarkSet:
+    return sets.load(Definitions().benchmark(name), (folder,), limit, hub=False)
+
+
 def test_official_row_counts_of_the_sets_that_are_here(shared_data):
-    counts = {}
     for name in ("aime24", "aime25", "math500", "minerva", "arc_c", "mmlu_pro", "gsm8k", "svamp"):
-        found = sets.load(Definitions().benchmark(name), (shared_data,), None, hub=False)
-        counts[name] = found.found
-        assert found.whole, found.notes
-        assert len({row for row, _ in found.rows}) == found.found == found.benchmark.rows
-    assert counts["mmlu_pro"] == 12_032
+        questions = load(name, shared_data)
+        assert questions.facts(None, [])["whole"], questions.notes
+        assert len({row for row, _ in questions.rows}) == questions.size == questions.benchmark.rows
+    small, large = (load("mmlu_pro", shared_data, limit) for limit in (30, 60))
+    assert small.size == 12_032
+    rows = [row for row, _ in small.rows]
+    assert set(rows) < {row for row, _ in large.rows}, "a larger limit takes the questions of a smaller one too"
+    assert rows == sorted(rows)
+    assert len({question.meta["group"] for _, question in small.rows}) > 5, "spread over the set, sorted by subject"
 
 
 @pytest.mark.parametrize(("name", "decimals"), [("svamp", 0), ("mawps", 182)])
 def test_word_problems_by_people_are_graded_from_free_text(name, decimals, shared_data):
-    golds = [
-        question.answer
-        for _, question in sets.load(Definitions().benchmark(name), (shared_data,), None, hub=False).rows
-    ]
+    golds = [question.answer for _, question in load(name, shared_data).rows]
     assert sum("." in gold for gold in golds) == decimals
     golds = golds[:150]
-    for said in ("12 + 3 = 15. The answer is {}.", "The answer is {} apples.", "The answer is ${}."):
-        assert {math.grade(Answer(gold, said.format(gold))).verdict for gold in golds} == {"correct"}
-        assert {math.grade(Answer(gold, said.format(float(gold) + 1))).verdict for gold in golds} == {"wrong"}
+    for text in ("12 + 3 = 15. The answer is {}.", "The answer is {} apples.", "The answer is ${}."):
+        assert {math.grade(Answer(gold, text.format(gold))).verdict for gold in golds} == {"correct"}
+        assert {math.grade(Answer(gold, text.format(float(gold) + 1))).verdict for gold in golds} == {"wrong"}
 
 
 def test_word_problems_are_the_held_out_ones_by_steps():
     benchmark = Definitions().benchmark("word_problems")
-    found = sets.load(benchmark, (), None)
-    made = WordProblems(400, (1, 2, 3, 4), seed=100, split="validation")
-    assert [question for _, question in found.rows] == made.load()
-    assert Counter(question.meta["group"] for _, question in found.rows) == dict.fromkeys("1234", 100)
-    assert found.source == "made here"
+    questions = sets.load(benchmark, (), None)
+    made = [question for _, question in questions.rows]
+    assert made == WordProblems(400, (1, 2, 3, 4), seed=100, split="validation").load()
+    assert Counter(question.meta["group"] for question in made) == dict.fromkeys("1234", 100)
+    assert questions.source == "made here"
     assert benchmark.instruction(silent=True) is None
     validation = config.load(["smollm2.gin"]).validation
     assert isinstance(validation, WordProblems)
-    assert not same_questions(validation.load(), [question for _, question in found.rows])
+    assert not same_questions(validation.load(), made)
     assert benchmark.grader(5.0, 1).checks_reasoning
-
-
-def test_a_limit_takes_questions_spread_over_the_set_and_a_larger_one_takes_them_too(shared_data):
-    benchmark = Definitions().benchmark("mmlu_pro")
-    small, large = (sets.load(benchmark, (shared_data,), limit, hub=False) for limit in (30, 60))
-    rows = [row for row, _ in small.rows]
-    assert set(rows) < {row for row, _ in large.rows}
-    assert rows == sorted(rows)
-    assert len({question.meta["group"] for _, question in small.rows}) > 5, (
-        "not the first rows, which are of one subject"
-    )
 
 
 def test_instructions_stand_below_the_question_unless_the_template_has_its_own(byte_model):
     model, _ = evaluated_model.load(str(byte_model))
     benchmark = override(Definitions().benchmark("math500"), max_tokens=8)
     question = sets.Question.make("math500", "What is 1 + 1?", "2")
-    asked = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
-
-    def prompt(template: str, system: str | None = None) -> str:
-        return evaluated_model.Asker(model, Prompts(template=template, system=system), 0).requests([asked])[0].prompt
-
-    assert "boxed" in prompt("plain")
-    assert prompt("chat").count("boxed") == 1
-    assert prompt("chat", "Be brief.").count("boxed") == 1
-    assert prompt("chat", "Be brief, and \\boxed{} the answer.").count("boxed") == 1
-    assert prompt("simplerl").count("boxed") == 1
+    questions = sets.BenchmarkSet(benchmark, ((0, question),), 1, "here", ())
+    box = "Be brief, and \\boxed{} the answer."
+    settings = ("plain", None), ("chat", None), ("chat", "Be brief."), ("chat", box), ("simplerl", None)
+    for template, system in settings:
+        builder = evaluated_model.RequestBuilder(model, Prompts(template=template, system=system), 0)
+        assert builder.requests([questions])[0].prompt.count("boxed") == 1, (template, system)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"sampels": "3"}, "there is no key 'sampels'; did you mean samples"),
         ({"samples": '"3"'}, "samples takes int, got '3'"),
@@ -112,10 +101,10 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ({"word_problems": "3", "files": "[]"}, "word_problems is a table such as { count = 100 }, not 3"),
     ],
 )
-def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, said, tmp_path):
+def test_a_block_that_is_not_well_defined_is_named_with_its_key(more, message, tmp_path):
     with pytest.raises(BenchmarkError, match=r"mine\.toml, block \[mine\]") as error:
         mine(tmp_path, **more)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_options_numbers_and_nested_fields_of_a_set_of_ones_own(tmp_path):
@@ -128,8 +117,8 @@ def test_options_numbers_and_nested_fields_of_a_set_of_ones_own(tmp_path):
     pq.write_table(pa.Table.from_pylist([{**row, "right": str(row["right"])} for row in rows]), tmp_path / "mc.parquet")
     for name in ("mc.jsonl", "mc.parquet"):
         file = f'[{{ name = "{name}", question = "data.q", options = "opts", answer = "right" }}]'
-        found = sets.load(mine(tmp_path, verifier='"choice"', files=file, by='"kind"'), (), None)
-        questions = [question for _, question in found.rows]
+        benchmark = mine(tmp_path, verifier='"choice"', files=file, by='"kind"')
+        questions = [question for _, question in sets.load(benchmark, (), None).rows]
         assert [question.answer for question in questions] == ["B", "A", "B"]
         assert questions[2].prompt == "Which is old?\n\nA) day\nB) sea\nC) moon"
         assert [question.meta["group"] for question in questions] == ["colour", "touch", "age"]
@@ -158,7 +147,7 @@ def test_an_answer_that_names_two_options_or_none_is_refused(options, answer, go
             sets.load(benchmark, (), None)
 
 
-def test_a_parquet_file_that_bears_the_blocks_name_is_read_as_the_block_says(tmp_path):
+def test_a_parquet_file_of_the_blocks_name_is_read_as_the_block_says(tmp_path):
     rows = [{"data": {"q": "two?", "level": 3}, "answer": "2"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
     benchmark = mine(tmp_path, files='[{ name = "mine.parquet", question = "data.q" }]', by='"data.level"')
@@ -166,8 +155,7 @@ def test_a_parquet_file_that_bears_the_blocks_name_is_read_as_the_block_says(tmp
     assert (question.prompt, question.answer, question.meta["group"]) == ("two?", "2", "3")
 
 
-def test_folders_are_looked_at_in_their_order_whatever_the_name_of_the_file(tmp_path, monkeypatch):
-    benchmark = Definitions().benchmark("math500")
+def test_folders_are_searched_in_their_order_whatever_the_name_of_the_file(tmp_path, monkeypatch):
     first, second, prepared = (tmp_path / name for name in ("first", "second", "datasets"))
     for folder in (first, second, prepared):
         folder.mkdir()
@@ -175,11 +163,12 @@ def test_folders_are_looked_at_in_their_order_whatever_the_name_of_the_file(tmp_
     row = {"prompt": [{"role": "user", "content": "prepared?"}], "reward_model": {"ground_truth": "3", "style": "rule"}}
     pq.write_table(pa.Table.from_pylist([row]), prepared / "math500.parquet")
     monkeypatch.setattr(sets, "DATASETS", prepared)
+    benchmark = Definitions().benchmark("math500")
     ((_, question),) = sets.load(benchmark, (first, second), None).rows
     assert (question.prompt, question.meta) == ("two?", {"group": "5"})
-    found = sets.load(benchmark, (first,), None)
-    assert (found.rows[0][1].prompt, found.rows[0][1].meta) == ("prepared?", {})
-    assert "no scores by level: the prepared file has no such column" in found.notes
+    questions = sets.load(benchmark, (first,), None)
+    assert (questions.rows[0][1].prompt, questions.rows[0][1].meta) == ("prepared?", {})
+    assert "no scores by level: the prepared file has no such column" in questions.notes
 
 
 # -- errors, before anything is generated -----------------------------------------------------------------------------
@@ -206,7 +195,7 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
 
 
 @pytest.mark.parametrize(
-    ("lines", "more", "said"),
+    ("lines", "more", "message"),
     [
         (None, {"files": '[{ name = "absent.jsonl" }]'}, "there is no mine.parquet or absent.jsonl in"),
         (
@@ -225,15 +214,15 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
         ("", {}, "holds no questions; was it written to the end?"),
     ],
 )
-def test_a_set_that_could_not_be_read_or_graded_is_refused(lines, more, said, byte_model, tmp_path, refused):
+def test_a_set_that_could_not_be_read_or_graded_is_refused(lines, more, message, byte_model, tmp_path, refused):
     block = definition(tmp_path, **more)
     if lines is not None:
         (tmp_path / "mine.jsonl").write_text(lines)
     words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
-    assert said in refused(*words)
+    assert message in refused(*words)
 
 
-def test_a_set_that_was_asked_for_by_name_and_cannot_be_had_is_an_error(warm_model, refused, monkeypatch, tmp_path):
+def test_a_set_requested_by_name_that_is_not_available_is_an_error(warm_model, refused, monkeypatch, tmp_path):
     def unreachable(set_id: str, *_: object) -> str:
         raise HubError(explain(OSError(f"Gated dataset: {set_id} is a gated repo"), set_id, "x"))
 
@@ -271,7 +260,7 @@ def test_a_context_that_is_too_short_says_how_long_responses_can_be(warm_model, 
 
 def test_weights_that_are_not_there_or_not_numbers_end_it_with_a_clear_message(byte_model, tmp_path, bench):
     words = ("--benchmarks", "mine", "--definitions", definition(tmp_path), "--max-tokens", 8, *HERE)
-    for name, change, said in (
+    for name, change, message in (
         ("torn", None, "it is damaged or incomplete"),
         ("missing", lambda weights: {k: w for k, w in weights.items() if "mlp.up" not in k}, "lacks 1 of its weights"),
         ("nan", lambda weights: {k: w * float("nan") for k, w in weights.items()}, "tensors hold NaN or infinity"),
@@ -283,4 +272,4 @@ def test_weights_that_are_not_there_or_not_numbers_end_it_with_a_clear_message(b
             save_file(change(load_file(file)), file, metadata={"format": "pt"})
         else:
             file.write_bytes(file.read_bytes()[:1000])
-        assert said in bench("--model", model, *words, "--out", tmp_path / f"x-{name}", status=2)
+        assert message in bench("--model", model, *words, "--out", tmp_path / f"x-{name}", status=2)

@@ -18,7 +18,7 @@ import torch
 from eval_builders import (
     ALSO_END,
     CONTEXT,
-    everything,
+    all_responses,
     greedy_by_transformers,
     needs_vllm,
     published_model,
@@ -63,30 +63,28 @@ def engine(folder) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="module")
 def sampled(engine) -> dict[tuple, Response]:
-    return everything(engine, [request(i) for i in range(120)])
+    return all_responses(engine, [request(i) for i in range(120)])
 
 
-def test_without_vllm_it_is_said_what_to_do(monkeypatch):
+def test_without_vllm_the_message_names_the_alternatives(monkeypatch):
     monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.vllm_engine.find_spec", lambda name: None)
     with pytest.raises(EngineFailure, match=r"pip install.*--engine transformers"):
         VllmEngine("anything")
 
 
 @needs_vllm
-def test_a_model_that_is_not_there_is_said(tmp_path, engine_processes):
+def test_a_model_that_is_not_there_or_cannot_be_loaded_is_refused_by_vllms_first_error(
+    folder, tmp_path, engine_processes, capfd
+):
     with pytest.raises(EngineFailure, match="no-such-model"):
         VllmEngine(str(tmp_path / "no-such-model"))
-    assert engine_processes() == []
-
-
-@needs_vllm
-def test_a_model_that_vllm_cannot_load_is_refused_by_its_first_error(folder, tmp_path, capfd):
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(EngineFailure, match=r"/broken: .*SafetensorError: .*incomplete"):
         VllmEngine(str(broken), dtype="float32")
     assert "Traceback" not in "".join(capfd.readouterr())
+    assert engine_processes() == []
 
 
 @needs_vllm
@@ -94,9 +92,9 @@ def test_every_request_is_answered_once_but_those_done(engine, sampled):
     requests = [request(i) for i in range(120)]
     assert sampled.keys() == {one.key for one in requests}
     done = {one.key for one in requests[:100]}
-    rest = everything(engine, requests, done)
+    rest = all_responses(engine, requests, done)
     assert rest.keys() == sampled.keys() - done
-    assert everything(engine, requests, sampled.keys()) == {}
+    assert all_responses(engine, requests, sampled.keys()) == {}
 
 
 @needs_vllm
@@ -106,22 +104,22 @@ def test_a_response_depends_on_its_request_alone(engine, sampled):
     """
     requests = [request(i) for i in range(120)]
     random.Random(0).shuffle(requests)
-    again = texts(everything(engine, requests))
+    again = texts(all_responses(engine, requests))
     same = sum(again[key] == response.text for key, response in sampled.items())
     assert same == 120 if engine.reproducible is None else same >= 100
     alone = {}
     for one in requests[:5]:
-        alone |= texts(everything(engine, [one]))
+        alone |= texts(all_responses(engine, [one]))
     assert engine.reproducible or alone == {key: sampled[key].text for key in alone}
     others = [replace(request(1), key=("set", 0, i), seed=i) for i in range(20)]
-    assert len(set(texts(everything(engine, others)).values())) > 10, "seeds make a difference"
+    assert len(set(texts(all_responses(engine, others)).values())) > 10, "seeds make a difference"
 
 
 @needs_vllm
 def test_greedy_is_transformers_greedy(engine, folder):
     """Nearly: where two logits are all but equal, the two libraries may disagree."""
     requests = [request(i, temperature=0.0) for i in range(40)]
-    answers = everything(engine, requests)
+    answers = all_responses(engine, requests)
     expected = greedy_by_transformers(folder, requests)
     assert sum(answers[one.key].text == text for one, text in zip(requests, expected, strict=True)) >= 38
 
@@ -141,33 +139,17 @@ def test_a_response_ends_at_an_end_token_or_at_its_limit(sampled):
 
 
 @needs_vllm
-def test_a_prompt_without_room_for_its_response_is_refused_before_anything_is_generated(engine):
+def test_a_prompt_without_room_for_its_response_is_refused_and_the_record_has_the_limit(engine):
     fits = request(1, max_tokens=CONTEXT - len(request(1).prompt_ids))
     too_long = request(3, max_tokens=CONTEXT + 1 - len(request(3).prompt_ids))
     with pytest.raises(EngineFailure, match=rf"set, row 1: .* take {CONTEXT + 1}; .* {CONTEXT}"):
         next(engine.generate([fits, too_long], ()))
-    (response,) = everything(engine, [fits]).values()
+    (response,) = all_responses(engine, [fits]).values()
     assert response.finish in ("stop", "length")
-
-
-@needs_vllm
-def test_the_record_names_what_made_the_responses(engine):
     record = engine.describe()
     assert (record["name"], record["dtype"], record["tensor_parallel"]) == ("vllm", "float32", 1)
     assert record["max_model_len"] == CONTEXT
     assert {"version", "replicas", "max_num_seqs", "device"} <= record.keys()
-
-
-@needs_vllm
-def test_what_has_ended_comes_out_at_once_and_a_closed_iterator_gives_up_the_rest(engine, sampled):
-    long = [request(1000 + 2 * i, max_tokens=470) for i in range(200)]
-    short = [request(0)]
-    portions = engine.generate([*long, *short], ())
-    first = next(portions)
-    portions.close()
-    assert 0 < len(first) < 200
-    again = everything(engine, short)  # and not behind what was given up
-    assert texts(again) == {short[0].key: sampled[short[0].key].text}
 
 
 @needs_vllm

@@ -38,14 +38,14 @@ def asks(system: str, question: str) -> str:
 
 
 @pytest.fixture
-def asked(script, byte_model):
+def prompt_of(script, byte_model):
     """What run_bench.py asks: (prompts of the training, its options …) → the prompt of a question, its departures."""
 
-    def run(trained_with, *words, model=None) -> tuple[str, list[str]]:
+    def run(training, *words, model=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
-        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, trained_with)
-        asker = evaluated_model.Asker(model, settings, 0)
-        return asker.encoder.render(Question.make("", "2+2?", "4")), script._asked_otherwise(asker, trained_with)
+        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, training)
+        builder = evaluated_model.RequestBuilder(model, settings, 0)
+        return builder.encoder.render(Question.make("", "2+2?", "4")), script._prompt_departures(builder, training)
 
     return run
 
@@ -56,7 +56,7 @@ def questions(*systems: str | None) -> list[Question]:
 
 
 def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be_left_to_the_template(
-    byte_model, thinking, asked, bench, tmp_path, caplog, monkeypatch
+    byte_model, thinking, prompt_of, bench, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
     caplog.set_level(logging.INFO)
@@ -80,12 +80,13 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
         model, prompts = evaluated_model.load(str(folder))
         assert model.tokenizer.chat_template == THINKING
         assert prompts == {"template": "chat", "system": None, "row_systems": [ROWS]}
-        assert asked(prompts, model=model) == asked(prompts, "--row-system", model=model) == (asks(ROWS, "2+2?"), [])
-        assert asked(prompts, "--no-row-system", model=model) == (asks(DEFAULT, "2+2?"), ["system None"])
-        assert asked(prompts, "--system", "Be brief.", model=model) == (
-            asks("Be brief.", "2+2?"),
-            ["system 'Be brief.'"],
-        )
+        for words, system, departures in (
+            ((), ROWS, []),
+            (("--row-system",), ROWS, []),
+            (("--no-row-system",), DEFAULT, ["system None"]),
+            (("--system", "Be brief."), "Be brief.", ["system 'Be brief.'"]),
+        ):
+            assert prompt_of(prompts, *words, model=model) == (asks(system, "2+2?"), departures)
     block = definition(tmp_path, verifier='"exact"')
     words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
     bench("--model", checkpoint, *words, tmp_path / "out")
@@ -93,22 +94,16 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     assert json.loads(line)["prompt"].startswith(f"{ROWS}\nSomebody wonders: What is")
 
 
-def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, asked):
-    model = evaluated_model.Subject("here", AutoTokenizer.from_pretrained(thinking), None)
+def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, prompt_of):
+    model = evaluated_model.EvaluatedModel("here", AutoTokenizer.from_pretrained(thinking), None)
     training = {"template": "chat", "system": None, "row_systems": [DEFAULT]}
-    assert (
-        asked(training, model=model)
-        == asked(training, "--no-row-system", model=model)
-        == (
-            asks(DEFAULT, "2+2?"),
-            [],
-        )
-    )
-    other = asked({**training, "row_systems": [ROWS]}, "--chat-template-from", thinking)
+    for words in ((), ("--no-row-system",)):
+        assert prompt_of(training, *words, model=model) == (asks(DEFAULT, "2+2?"), [])
+    other = prompt_of({**training, "row_systems": [ROWS]}, "--chat-template-from", thinking)
     assert other == (asks(ROWS, "2+2?"), [f"chat_template_from '{thinking}'"])
 
 
-def test_what_a_run_records_of_its_prompts(asked, caplog):
+def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     def recorded(training: list[Question], validation: list[Question], **settings) -> dict:
         caplog.clear()
         return PromptEncoder(Prompts(**settings), byte_tokenizer()).introduce(training, validation)
@@ -121,15 +116,15 @@ def test_what_a_run_records_of_its_prompts(asked, caplog):
     assert "prompts of validation differ from those of training around the question: '<|user|>…" in caplog.text
     mixed = recorded(questions(ROWS, None), [], template="chat")
     assert mixed == {"row_systems": [ROWS, None]}
-    assert asked({"template": "chat", "system": None, **mixed}) == ("<|user|>2+2?<|assistant|>", [])
+    assert prompt_of({"template": "chat", "system": None, **mixed}) == ("<|user|>2+2?<|assistant|>", [])
     assert "the questions of training had system messages, which are not sent; --system sends one" in caplog.text
 
     text = "{system} Asked: {question} Answer:"
     own = recorded(with_rows, [], template=text)
     assert own == {"template": text, "row_systems": [ROWS]}
-    assert asked({"system": None, **own}) == (f"{ROWS} Asked: 2+2? Answer:", [])
+    assert prompt_of({"system": None, **own}) == (f"{ROWS} Asked: 2+2? Answer:", [])
     plain = recorded(with_rows, [], template="plain")
-    assert asked({"template": "plain", "system": None, **plain}) == ("2+2?", []), "it has no place for it"
+    assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", []), "it has no place for it"
 
 
 def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
@@ -176,8 +171,10 @@ def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template
     model, _ = evaluated_model.load(str(byte_model))
 
     def texts(system: str | None) -> list[str]:
-        asker = evaluated_model.Asker(model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0)
-        requests = asker.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
+        builder = evaluated_model.RequestBuilder(
+            model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0
+        )
+        requests = builder.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
         return [request.prompt for request in requests]
 
     asked = [question.prompt[1][1].strip() for question in rows]

@@ -14,12 +14,13 @@ import sys
 import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from mlflow.tracking import MlflowClient
+from results_builder import line
 from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
-from exgrpo_orlhf.evaluation.samples import Sample, SampleFile
+from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
@@ -34,27 +35,25 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
         [sys.executable, RUN_BENCH, *map(str, words)], env=offline, capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    known = results(tmp_path / "x")
+    content = results(tmp_path / "x")
+    benchmarks, general = content["benchmarks"], content["means"]["groups"]["general"]
     here = {"aime24", "aime25", "amc", "math500", "minerva", "arc_c", "mmlu_pro"}
-    assert set(known["benchmarks"]) == here
-    assert set(known["not_run"]) == {"olympiad", "gpqa"}
-    for each in known["not_run"].values():
-        assert "prepare_data.py" in each["reason"]
-    assert not known["complete"]
-    assert set(known["means"]["macro"]["benchmarks"]) == here
-    assert known["means"]["groups"]["general"]["benchmarks"] == ["arc_c", "mmlu_pro"]
-    assert set(known["means"]["groups"]["general"]["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
-    assert known["benchmarks"]["amc"]["rows"] == 40
-    assert known["benchmarks"]["amc"]["official_rows"] == 83
-    assert any("83 are official" in note for note in known["benchmarks"]["amc"]["notes"])
+    assert set(benchmarks) == set(content["means"]["macro"]["benchmarks"]) == here
+    assert set(content["not_run"]) == {"olympiad", "gpqa"}
+    assert all("prepare_data.py" in each["reason"] for each in content["not_run"].values())
+    assert not content["complete"]
+    assert general["benchmarks"] == ["arc_c", "mmlu_pro"]
+    assert set(general["of"]) == {"arc_c", "gpqa", "mmlu_pro"}
+    assert (benchmarks["amc"]["rows"], benchmarks["amc"]["official_rows"]) == (40, 83)
+    assert any("83 are official" in note for note in benchmarks["amc"]["notes"])
     for name in here:
         lines = samples(tmp_path / "x", name)
-        assert len(lines) == 4
-        assert [(line["row"], line["sample"]) for line in lines] == sorted(
-            {(li["row"], s) for li in lines for s in (0, 1)}
-        )
+        places = [(line["row"], line["sample"]) for line in lines]
+        assert places == sorted({(row, sample) for row, _ in places for sample in (0, 1)})
+        assert len(places) == 4
         assert all(line["prompt"].endswith("<|assistant|>") and line["response_tokens"] <= 16 for line in lines)
-        assert (lines[0]["plain"] is None) == (known["benchmarks"][name]["plain"] is None) is False
+        assert lines[0]["plain"] is not None
+        assert benchmarks[name]["plain"] is not None
     assert "OlympiadBench" in done.stdout
     assert "over 7 of 9" in done.stdout
     assert "–" in (tmp_path / "x" / "paper.md").read_text()
@@ -63,47 +62,39 @@ def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_dat
 
 def test_chains_score_as_in_training(warm_model, tmp_path, bench):
     """The validation questions of base.gin: the same greedy responses, one by one, and the same score."""
-    experiment = config.load(
-        ("toy.gin",),
-        [
-            *small_bindings(warm_model, "train.steps = 2", "train.eval_every = 2"),
-            "validation/ModularChains.count = 240",
-            "validation/ModularChains.operands = (3, 4, 5, 6, 7, 8)",
-            "Prompts.max_tokens = 40",
-        ],
+    more = (
+        *("train.steps = 2", "train.eval_every = 2", "Prompts.max_tokens = 40"),
+        *("validation/ModularChains.count = 240", "validation/ModularChains.operands = (3, 4, 5, 6, 7, 8)"),
     )
+    experiment = config.load(("base.gin",), small_bindings(warm_model, *more))
     run = tmp_path / "run"
     train(experiment, run, resume=False, tracking_uri="unused", tags={})
     bench("--model", run / "checkpoint-2", *CHAINS, "--temperature", 0, "--out", tmp_path / "x")
     trained = json.loads((run / "metrics.jsonl").read_text().strip().split("\n")[-1])
     by_length = [trained[f"eval/greedy_accuracy_{n}_operands"] for n in (3, 4, 5, 6, 7)]
-    measured = results(tmp_path / "x")["benchmarks"]["chains"]
-    assert measured["avg"]["value"] == pytest.approx(sum(by_length) / 5)
-    assert measured["avg"]["value"] > 0
-    assert [each["value"] for each in measured["by_group"].values()] == pytest.approx(by_length)
+    chains = results(tmp_path / "x")["benchmarks"]["chains"]
+    assert chains["avg"]["value"] == pytest.approx(sum(by_length) / 5)
+    assert chains["avg"]["value"] > 0
+    assert [each["value"] for each in chains["by_group"].values()] == pytest.approx(by_length)
     then = {line["id"]: line["response"] for line in samples(run / "evaluation" / "2", "validation")}
     assert all(then[line["id"]] == line["response"] for line in samples(tmp_path / "x"))
     model = results(tmp_path / "x")["record"]["model"]
     assert (model["run"], model["step"]) == ("run", 2)
 
 
-def test_two_runs_with_one_seed_are_the_same_file_and_another_seed_is_another(tmp_path, chains):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        chains("--limit", 12, "--samples", 3, "--seed", seed, out=tmp_path / name)
+def test_two_runs_with_one_seed_are_the_same_file_and_another_seed_or_number_of_rows_is_another(tmp_path, chains):
+    """Another number of rows at a time changes rounding, and next to no response."""
+    for name, seed, rows in (("a", 0, 64), ("b", 0, 64), ("c", 1, 64), ("d", 0, 5)):
+        chains("--limit", 12, "--samples", 3, "--seed", seed, "--rows", rows, out=tmp_path / name)
     a, b, c = ((tmp_path / name / "chains" / "samples.jsonl").read_bytes() for name in "abc")
     assert a == b != c
     assert timeless_results(tmp_path / "a") == timeless_results(tmp_path / "b")
     lines = samples(tmp_path / "a")
     assert len({line["seed"] for line in lines}) == len(lines) == 36
     assert len({line["response"] for line in lines}) > 12, "samples of a question differ"
-
-
-def test_another_number_of_rows_at_a_time_is_said_to_change_rounding_and_next_to_nothing_else(tmp_path, chains):
-    for rows in (5, 64):
-        chains("--limit", 20, "--samples", 2, "--rows", rows, out=tmp_path / str(rows))
-    pairs = zip(samples(tmp_path / "5"), samples(tmp_path / "64"), strict=True)
-    assert sum(a["response"] == b["response"] for a, b in pairs) >= 38
-    assert "rows" in results(tmp_path / "5")["record"]["engine"]["reproducible"]
+    pairs = zip(lines, samples(tmp_path / "d"), strict=True)
+    assert sum(a["response"] == b["response"] for a, b in pairs) >= 34
+    assert "rows" in results(tmp_path / "d")["record"]["engine"]["reproducible"]
 
 
 def test_more_questions_and_more_samples_go_on_from_what_is_there(tmp_path, chains):
@@ -118,21 +109,20 @@ def test_more_questions_and_more_samples_go_on_from_what_is_there(tmp_path, chai
     assert "chains.limit: 9 there, 6 now: it can only be raised" in error
 
 
-def test_two_benchmarks_one_after_the_other_share_a_folder(warm_model, tmp_path, bench):
+def test_two_benchmarks_one_after_the_other_share_a_folder_and_one_of_ones_own_is_a_block(
+    warm_model, byte_model, tmp_path, bench
+):
     words = ("--model", warm_model, *HERE, "--limit", 4)
     for name in ("chains", "chains_beyond"):
         bench(*words, "--benchmarks", name, "--out", tmp_path)
     assert set(results(tmp_path)["benchmarks"]) == {"chains", "chains_beyond"}
     bench(*words, "--suite", "chains", "--out", tmp_path / "x")
     assert timeless_results(tmp_path / "x") == timeless_results(tmp_path)
-
-
-def test_a_benchmark_of_ones_own_is_one_block(byte_model, tmp_path, bench):
     block = definition(tmp_path, rows="15", samples="2")
     words = ("--model", byte_model, "--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 12)
-    assert "12 rows, 15 are official" in bench(*words, "--out", tmp_path / "x")
-    known = results(tmp_path / "x")["benchmarks"]["mine"]
-    assert (known["questions"], known["samples"], known["official_rows"]) == (12, 2, 15)
+    assert "12 rows, 15 are official" in bench(*words, "--out", tmp_path / "y")
+    mine = results(tmp_path / "y")["benchmarks"]["mine"]
+    assert (mine["questions"], mine["samples"], mine["official_rows"]) == (12, 2, 15)
 
 
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
@@ -198,11 +188,11 @@ def test_ctrl_c_saves_what_is_under_way_and_the_same_command_continues(warm_mode
 def test_a_torn_last_line_is_generated_again_and_a_bad_line_is_named(tmp_path, chains):
     chains("--limit", 6)
     file = tmp_path / "chains" / "samples.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-40])
+    content = file.read_bytes()
+    file.write_bytes(content[:-40])
     chains("--limit", 6)
-    assert file.read_bytes() == whole
-    lines = whole.split(b"\n")
+    assert file.read_bytes() == content
+    lines = content.split(b"\n")
     file.write_bytes(b"\n".join([lines[0], b'{"row": 1}', *lines[2:]]))
     assert f"{file}, line 2: not a sample" in chains("--limit", 6, status=2)
     file.write_bytes(b"\n".join([lines[0], *lines]))
@@ -221,12 +211,12 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
     assert (tmp_path / "chains" / "samples.jsonl").read_bytes() == before
 
 
-def test_regrading_needs_no_model_and_mends_verdicts(warm_model, tmp_path, bench):
+def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
     shutil.copytree(warm_model, model)
     words = ("--definitions", definition(tmp_path), "--benchmarks", "chains,mine", "--template", "plain", *HERE)
     bench("--model", model, *words, "--limit", 8, "--max-tokens", 24, "--out", out)
-    before, known = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
+    before, content = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
     shutil.rmtree(model)
     spoiled = [{**line, "verdict": "timeout", "extracted": "7", "sound": None} for line in samples(out)]
     (out / "chains" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spoiled))
@@ -234,10 +224,10 @@ def test_regrading_needs_no_model_and_mends_verdicts(warm_model, tmp_path, bench
     assert (out / "chains" / "samples.jsonl").read_bytes() == before
     again = timeless_results(out)
     assert again["record"].pop("graded_with")
-    assert again == known
+    assert again == content
 
 
-def test_compare_and_report_work_on_what_was_written(raw_model, tmp_path, bench, chains):
+def test_compare_and_report_work_on_an_evaluations_folders(raw_model, tmp_path, bench, chains):
     chains("--limit", 30, out=tmp_path / "a")
     bench("--model", raw_model, *CHAINS, "--limit", 30, "--out", tmp_path / "b")
     assert "Modular chains" in bench("compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "c.json")
@@ -247,21 +237,47 @@ def test_compare_and_report_work_on_what_was_written(raw_model, tmp_path, bench,
 
 
 @pytest.mark.parametrize(
-    ("small", "large"),
-    [(("--limit", 4), ("--limit", 8)), (("--limit", 6, "--samples", 2), ("--limit", 6, "--samples", 3))],
+    ("name", "removed", "message"),
+    [
+        *((f"{name}.json", False, "is damaged, it is not JSON") for name in ("results", "sessions", "config")),
+        ("config.json", True, "does not exist; without it nothing says how the responses were made"),
+        ("sessions.json", True, "does not exist; without it nothing says what generated the responses"),
+    ],
 )
-def test_a_benchmark_that_is_being_extended_is_in_no_results_of_others(
-    small, large, warm_model, tmp_path, bench, chains
+def test_a_file_of_the_folder_that_is_damaged_or_gone_is_named(name, removed, message, tmp_path, chains):
+    """Nothing is generated on what nobody can compare."""
+    chains("--limit", 4)
+    path = tmp_path / name
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.unlink()
+    if not removed:
+        path.write_bytes(half)
+    error = chains("--limit", 4, status=2)
+    assert f"{path} {message}" in error
+    assert "Traceback" not in error
+    assert len(samples(tmp_path)) == 4
+    if name == "results.json":
+        path.unlink()
+        chains("--limit", 4)
+        assert results(tmp_path)["benchmarks"]["chains"]["questions"] == 4
+
+
+def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_there_are(
+    warm_model, tmp_path, chains, bench
 ):
-    chains(*small)
-    before = (tmp_path / "results.json").read_bytes()
-    chains(*large)  # from here on, as if a kill had come after some of its lines
-    file = tmp_path / "chains" / "samples.jsonl"
-    file.write_bytes(b"\n".join([*file.read_bytes().split(b"\n")[:-3], b""]))
-    (tmp_path / "results.json").write_bytes(before)
-    assert "chains was extended and did not come to its end" in bench("regrade", tmp_path, status=2)
-    bench("--model", warm_model, "--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
-    assert set(results(tmp_path)["benchmarks"]) == {"chains_beyond"}
+    chains("--limit", 10, "--samples", 2)
+    path = tmp_path / "chains" / "samples.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
+    message = "chains was extended and did not come to its end; continue that first (chains 6/20 responses)"
+    assert message in bench("regrade", tmp_path, status=2)
+    other = ("--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
+    assert message in bench("--model", warm_model, *other, status=2), "before it generates"
+    (tmp_path / "results.json").unlink()
+    message = f"{tmp_path}: not complete: chains 6/20 responses; the command that began it continues it"
+    for words in (("regrade", tmp_path), ("compare", tmp_path, tmp_path), ("report", tmp_path, "--html", "x.html")):
+        assert message in bench(*words, status=2)
+    path.unlink()
+    assert "not complete: chains 0/20 responses" in bench("regrade", tmp_path, status=2)
 
 
 class Failing:
@@ -281,14 +297,13 @@ class Failing:
         pass
 
 
-def test_what_was_finished_before_an_engine_died_is_there(tmp_path, chains, script, monkeypatch):
+def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, script, monkeypatch):
     monkeypatch.setattr(script, "_engine", lambda *_: Failing)
     assert "the engine died" in chains("--limit", 6, status=1)
     assert len(samples(tmp_path)) == 4
 
 
-def test_a_disk_that_is_full_leaves_whole_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
-    """Sixty portions wait when the second write fails: none of them is written behind it."""
+def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
     written = []
 
     def full(self, samples):
@@ -308,33 +323,22 @@ def test_a_disk_that_is_full_leaves_whole_lines_and_nothing_behind_them(tmp_path
 
 def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
     file = SampleFile(tmp_path / "x" / "samples.jsonl")
-    line = dict.fromkeys(Sample.__annotations__, "") | {"row": 0, "sample": 0, "seed": 1}
-    file.append([line])
+    file.append([line(0, 0, "correct")])
     before = file.path.read_bytes()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            file.append([{**line, "sample": 1}])
+            file.append([line(0, 1, "correct")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, old)
     assert file.path.read_bytes() == before
 
 
-def test_what_generated_earlier_benchmarks_is_remembered_and_its_dtype_binds_later_ones(warm_model, tmp_path, bench):
-    words = ("--model", warm_model, *HERE, "--limit", 3, "--out", tmp_path, "--benchmarks")
-    bench(*words, "chains")
-    error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)
-    assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
-    bench(*words, "chains_beyond", "--dtype", "float32", "--rows", 2)
-    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
-    assert rows == [64, 2]
-
-
-def test_an_attempt_without_a_response_binds_nobody(tmp_path, chains):
-    chains("--limit", 4, "--device", "cuda:7", "--dtype", "bfloat16", "--samples", 9, status=1)
+def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
+    chains("--limit", 4, "--device", "cuda:99", "--dtype", "bfloat16", "--samples", 9, status=1)
     chains("--limit", 4)
     assert results(tmp_path)["benchmarks"]["chains"]["samples"] == 1
 
@@ -357,12 +361,21 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
     assert not (tmp_path / "chains").exists()
 
 
-def test_a_finished_evaluation_keeps_the_record_of_what_generated_it(tmp_path, chains, monkeypatch):
-    chains("--limit", 4)
+def test_the_record_of_what_generated_an_evaluation_stays_and_its_dtype_binds_later_benchmarks(
+    warm_model, tmp_path, bench, monkeypatch
+):
+    words = ("--model", warm_model, *HERE, "--limit", 3, "--out", tmp_path, "--benchmarks")
+    bench(*words, "chains")
     before = timeless_results(tmp_path)
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.session.versions", lambda: {"torch": "another"})
-    chains("--limit", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr("exgrpo_orlhf.evaluation.session.versions", lambda: {"torch": "another"})
+        bench(*words, "chains")
     assert timeless_results(tmp_path) == before
+    error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)
+    assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
+    bench(*words, "chains_beyond", "--dtype", "float32", "--rows", 2)
+    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
+    assert rows == [64, 2]
 
 
 # -- MLflow -----------------------------------------------------------------------------------------------------------
@@ -391,19 +404,20 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     assert "eval/avg" not in there, "that is the paper's suite"
     names = {file.path for file in client.list_artifacts(trained.info.run_id, "evaluation/x")}
     assert names == {"evaluation/x/results.json", "evaluation/x/report.html"}
-    for name, more in (
-        ("part", ("--limit", 8)),
-        ("hot", ("--temperature", 1.5)),
-        ("seed", ("--seed", 1)),
-        ("asked", ("--template", "simplerl", "--max-tokens", 64)),
-    ):
+    others = {
+        "part": ("--limit", 8),
+        "hot": ("--temperature", 1.5),
+        "seed": ("--seed", 1),
+        "asked": ("--template", "simplerl", "--max-tokens", 64),
+    }
+    for name, more in others.items():
         bench(*words, *more, "--out", tmp_path / name)
     bench("--model", warm_model, "--engine", "transformers", "--benchmarks", "chains", "--out", tmp_path / "raw")
     history = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert [each.value for each in history] == [measured.value], "no other score under that name"
     own = client.search_runs([client.get_experiment_by_name("exgrpo-eval").experiment_id])
     by_name = {each.info.run_name: each.data for each in own}
-    assert set(by_name) == {"part", "hot", "seed", "asked", "raw"}
+    assert set(by_name) == {*others, "raw"}
     assert by_name["part"].tags["trained_by"] == trained.info.run_id
     assert "eval/avg" not in by_name["part"].metrics, "no mean of parts"
     assert "eval/avg_chains" not in by_name["raw"].metrics, "the group was not run whole"

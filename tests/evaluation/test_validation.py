@@ -20,23 +20,21 @@ from exgrpo_orlhf.training.run import train
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
 
 
-def go(model: Path, run: Path, *more: str, resume: bool = False) -> list[dict]:
-    train(config.load(("toy.gin",), small_bindings(model, *more)), run, resume=resume, tracking_uri="x", tags={})
+def trained(model: Path, run: Path, *more: str) -> list[dict]:
+    train(config.load(("toy.gin",), small_bindings(model, *more)), run, resume=False, tracking_uri="x", tags={})
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
 def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_one(warm_model, tmp_path):
-    rows = go(warm_model, tmp_path, *SAMPLED, "train.keep = 1", "train.best_metric = 'eval/validation/avg_at_4'")
-    measured = {row["step"]: row for row in rows if "eval/validation/avg_at_4" in row}
-    assert list(measured) == [0, 2, 4]
-    for row in measured.values():
+    rows = trained(warm_model, tmp_path, *SAMPLED, "train.keep = 1", "train.best_metric = 'eval/validation/avg_at_4'")
+    by_step = {row["step"]: row for row in rows if "eval/validation/avg_at_4" in row}
+    assert list(by_step) == [0, 2, 4]
+    for row in by_step.values():
         value = row["eval/validation/avg_at_4"]
         low, high = (row[f"interval/validation/avg_at_4_{end}"] for end in ("low", "high"))
         assert 0 <= low <= value <= high <= 1
         assert value <= row["eval/validation/pass_at_2"] <= row["eval/validation/pass_at_4"]
-        assert {"eval/validation/maj_at_4", "eval/validation/truncated_rate", "eval/lucky_guess_rate"} <= set(row)
-        assert "eval/greedy_accuracy" not in row
-    best = max((2, 4), key=lambda step: (measured[step]["eval/validation/avg_at_4"], -step))
+    best = max((2, 4), key=lambda step: (by_step[step]["eval/validation/avg_at_4"], -step))
     assert (tmp_path / "best").resolve().name == f"checkpoint-{best}"
     assert set(checkpoints.find(tmp_path)) == {best, 4}
 
@@ -44,34 +42,28 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
 @pytest.mark.parametrize("more", [(), SAMPLED])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
     x = config.load(("toy.gin",), small_bindings(warm_model, *more))
-    measured = {name for name in go(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
-    assert measured == {*metric_names(x.evaluation, x.validation.load())}
+    names = {name for name in trained(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
+    assert names == {*metric_names(x.evaluation, x.validation.load())}
 
 
 def test_a_best_metric_that_will_not_be_measured_is_refused_before_the_model_is_loaded(warm_model, tmp_path):
-    said = r"train\.best_metric = 'eval/gredy_accuracy' is not measured .*; nearest: eval/greedy_accuracy; measured are"
-    with pytest.raises(ValueError, match=said):
-        go(warm_model, tmp_path / "run", "train.best_metric = 'eval/gredy_accuracy'")
+    message = r"eval/gredy_accuracy' is not measured .*; nearest: eval/greedy_accuracy; measured are"
+    with pytest.raises(ValueError, match=message):
+        trained(warm_model, tmp_path / "run", "train.best_metric = 'eval/gredy_accuracy'")
     assert not (tmp_path / "run").exists()
 
 
 def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched(warm_model, tmp_path):
     """What changes from step to step is the policy; and how it is evaluated changes no step."""
-    sampled = go(warm_model, tmp_path / "sampled", *SAMPLED)
-    greedy = go(warm_model, tmp_path / "greedy")
-    for a, b in zip(sampled, greedy, strict=True):
-        assert {k: v for k, v in a.items() if k.startswith(("reward", "policy", "replay"))} == {
-            k: v for k, v in b.items() if k.startswith(("reward", "policy", "replay"))
-        }
-    files = [tmp_path / "sampled" / "evaluation" / step / "validation" / "samples.jsonl" for step in ("0", "4")]
-    first, last = ([json.loads(line) for line in file.read_text().strip().split("\n")] for file in files)
-    assert [line["seed"] for line in first] == [line["seed"] for line in last]
-    assert len({line["seed"] for line in first}) == len(first) == 40
-
-
-def test_two_steps_of_a_run_are_compared_and_reported_like_any_two_evaluations(warm_model, tmp_path):
-    go(warm_model, tmp_path)
-    folders = [tmp_path / "evaluation" / step for step in ("0", "4")]
+    runs = trained(warm_model, tmp_path / "sampled", *SAMPLED), trained(warm_model, tmp_path / "greedy")
+    kept = ("reward", "policy", "replay")
+    a, b = ([{name: row[name] for name in row if name.startswith(kept)} for row in rows] for rows in runs)
+    assert a == b
+    folders = [tmp_path / "sampled" / "evaluation" / step for step in ("0", "4")]
+    files = [folder / "validation" / "samples.jsonl" for folder in folders]
+    first, last = ([json.loads(line)["seed"] for line in file.read_text().strip().split("\n")] for file in files)
+    assert first == last
+    assert len(set(first)) == len(first) == 40
     assert "Validation" in compare(*folders, seed=0).table()
     write_report(folders, tmp_path / "steps.html")
     assert "<svg" in (tmp_path / "steps.html").read_text()
@@ -86,12 +78,9 @@ def prepared(folder: Path, question: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "math500.parquet")
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tmp_path, monkeypatch):
+def test_a_validation_question_of_a_test_suite_is_refused(warm_model, tmp_path, monkeypatch):
     """T12: the official validation file holds the test questions, and the best checkpoint was chosen on them."""
-    question = "=7-2"  # of characters that the model's tokenizer has, and no chain
     (tmp_path / "valid.jsonl").write_text(json.dumps({"q": "= 7 - 2", "a": "7"}) + "\n")
-    prepared(tmp_path, question if shared else "Which number is it?")
     monkeypatch.setattr(sets, "DATASETS", tmp_path)
     bindings = (
         "Work.validation = @validation/QuestionFile()",
@@ -101,27 +90,27 @@ def test_a_validation_question_of_a_test_suite_is_refused(shared, warm_model, tm
         "validation/QuestionFile.source = None",
         "train.steps = 1",
     )
-    if shared:
-        with pytest.raises(ValueError, match=r"1 of 1 validation questions are in MATH-500 .*Work\.validation"):
-            go(warm_model, tmp_path / "run", *bindings)
-        assert not (tmp_path / "run" / "metrics.jsonl").exists()
-        with pytest.raises(ValueError, match="not a modular chain"):  # it begins; that the verifier is another is said
-            go(warm_model, tmp_path / "again", *bindings, "Evaluation.disjoint_from = None")
-    else:
-        with pytest.raises(ValueError, match="not a modular chain"):
-            go(warm_model, tmp_path / "run", *bindings)
+    prepared(tmp_path, "=7-2")  # of characters that the model's tokenizer has, and no chain
+    with pytest.raises(ValueError, match=r"1 of 1 validation questions are in MATH-500 .*Work\.validation"):
+        trained(warm_model, tmp_path / "run", *bindings)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="not a modular chain"):  # it begins, and the verifier does not fit
+        trained(warm_model, tmp_path / "again", *bindings, "Evaluation.disjoint_from = None")
+    prepared(tmp_path, "Which number is it?")
+    with pytest.raises(ValueError, match="not a modular chain"):
+        trained(warm_model, tmp_path / "other", *bindings)
 
 
 @pytest.mark.parametrize(
-    ("binding", "said"),
+    ("binding", "message"),
     [
         ("Evaluation.samples = 4", r"Evaluation\.samples = 4 at Evaluation\.temperature = 0"),
         ("Evaluation.top_p = 0.0", r"Evaluation\.top_p must lie in \(0, 1\]"),
         ("Evaluation.disjoint_from = 'papers'", r"there is no suite 'papers'; did you mean paper"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(binding, said, warm_model):
-    with pytest.raises(config.ConfigError, match=said):
+def test_settings_that_cannot_be_meant_are_refused(binding, message, warm_model):
+    with pytest.raises(config.ConfigError, match=message):
         config.load(("toy.gin",), small_bindings(warm_model, binding))
 
 
@@ -132,5 +121,5 @@ def test_scores_by_level_are_of_levels_that_are_numbers(warm_model, tmp_path):
     own = ("Work.validation = @validation/QuestionFile()", f"validation/QuestionFile.path = '{tmp_path}/own.jsonl'",
            "validation/QuestionFile.answer = 'answer'", "validation/QuestionFile.meta = ('steps',)",
            "Verifier.kind = 'exact'", "train.steps = 0")  # fmt: skip
-    [row] = go(warm_model, tmp_path / "run", *own)
+    [row] = trained(warm_model, tmp_path / "run", *own)
     assert [name for name in row if name.startswith("eval/greedy_accuracy")] == ["eval/greedy_accuracy"]

@@ -202,7 +202,7 @@ def test_an_installed_package_that_ships_one_file_is_named_by_its_name(file, tmp
 def test_a_gguf_file_can_be_evaluated(file, folder, monkeypatch):
     monkeypatch.setenv("EXGRPO_CACHE", str(Path(folder).parent))
     assert evaluated_model.load(str(file))[0].path == folder
-    with pytest.raises(evaluated_model.SubjectError, match=r"--model nowhere\.gguf: .*there is no such GGUF file"):
+    with pytest.raises(evaluated_model.ModelError, match=r"--model nowhere\.gguf: .*there is no such GGUF file"):
         evaluated_model.load("nowhere.gguf")
 
 

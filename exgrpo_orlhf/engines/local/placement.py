@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,34 +12,54 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...settings import LocalEngine
+from ...weights import WeightsError
 from ..model import too_few_positions
+from .generation import end_tokens
 
 
-def device_of(settings: LocalEngine) -> torch.device:
-    """Raises ValueError for a GPU where torch sees none."""
-    name = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"LocalEngine.device = {settings.device!r}, but torch sees no GPU here; use 'auto' or 'cpu'")
+def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:
+    """The device of this name; 'auto' is the GPU if there is one. Raises ValueError, which names `setting`, if torch
+    has no such device here."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    try:
+        device = torch.device(name if name != "auto" else "cuda" if gpus else "cpu")
+    except RuntimeError as error:
+        raise ValueError(f"{setting} = {name!r}: {str(error).partition(chr(10))[0]}; use 'auto' or 'cpu'") from error
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise ValueError(f"{setting} = {name!r}, but torch sees {gpus or 'no'} GPU here; use 'auto' or 'cpu'")
     return device
 
 
-def dtype_of(settings: LocalEngine, device: torch.device) -> torch.dtype:
-    """The dtype of the computation."""
-    name = settings.dtype if settings.dtype != "auto" else ("bfloat16" if device.type != "cpu" else "float32")
-    dtype: torch.dtype = getattr(torch, name)
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the computation; 'auto' is float32 on a CPU and bfloat16 on a GPU."""
+    auto = "bfloat16" if device.type != "cpu" else "float32"
+    dtype: torch.dtype = getattr(torch, auto if name == "auto" else name)
     return dtype
 
 
-def load(path: str | Path, device: torch.device) -> PreTrainedModel:
-    """A causal language model with float32 weights."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+def load(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A causal language model, for training and for evaluation. Raises WeightsError if it lacks weights: transformers
+    would fill them with random numbers."""
+    loader: Any = AutoModelForCausalLM
+    model, loading = loader.from_pretrained(
+        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, output_loading_info=True
     )
-    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    model.eval()  # with dropout, the behaviour log-probs would be those of another policy
-    return model
+    if missing := loading["missing_keys"]:
+        raise WeightsError(f"{path} lacks {len(missing)} of its weights ({min(missing)}): they would be random numbers")
+    loaded: PreTrainedModel = model.to(device).eval()  # with dropout, the log-probs would be those of another policy
+    return loaded
+
+
+def end_and_pad(model: PreTrainedModel, tokenizer: Any, turn_ends: Sequence[int] = ()) -> tuple[list[int], int]:
+    """The tokens that end a response, and the one that fills up the rows of a batch.
+
+    turn_ends: further tokens that end a response. Raises ValueError if nothing names an end token.
+    """
+    end = sorted({*end_tokens(model, tokenizer.eos_token_id), *turn_ends})
+    if not end:
+        path = model.config.name_or_path
+        raise ValueError(f"{path}: neither the tokenizer nor the generation config names an end token")
+    return end, end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def check(model: PreTrainedModel, path: str | Path, tokens: int) -> None:

@@ -20,8 +20,8 @@ from .. import adapters
 from ..engine import Engine, UpdateStats
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
-from .generation import check_rows, chunk_seed, end_tokens, generate
-from .placement import check, device_of, dtype_of, load
+from .generation import check_rows, chunk_seed, generate
+from .placement import check, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
 _FULL = LoRA()  # training of all weights
@@ -53,7 +53,7 @@ class TorchEngine(Engine):
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
         torch.set_num_threads(settings.threads)
-        self.device = device_of(settings)
+        self.device = device_of(settings.device)
         self.model_path = model_path
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
@@ -67,14 +67,10 @@ class TorchEngine(Engine):
             if weights_path is not None:
                 self.adapter.load(Path(weights_path) / adapters.FOLDER)
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
-        self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
-        if not self.end:
-            raise ValueError(f"{model_path}: neither the tokenizer nor the generation config names an end token")
-        pad = self.tokenizer.pad_token_id
-        self.pad = self.end[0] if pad is None else pad
+        self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         if generates:
             check_rows(self.model, self.pad)
-        self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings, self.device))
+        self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
         self._update = PolicyUpdate(
             self.forward,
             self._reference() if reference else None,

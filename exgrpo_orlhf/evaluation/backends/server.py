@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import email.utils
 import random
-import time
 from collections.abc import Collection, Generator, Sequence
 from typing import Any, Literal
 
@@ -16,6 +14,8 @@ from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
+_TIMEOUT = 600.0  # seconds for one response
+_RETRIES = 5  # further attempts after the first
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
 
 
@@ -42,25 +42,18 @@ class ServerEngine:
         api: Literal["completions", "chat"],
         key: str | None,
         concurrency: int = 64,
-        timeout: float = 600,
-        retries: int = 5,
     ) -> None:
-        """base_url: with its version, such as http://localhost:8000/v1; timeout: seconds for one response; retries:
-        further attempts after the first
-
-        Raises EngineFailure if base_url is no address.
-        """
-        self.base_url, self.model, self.api = base_url.rstrip("/"), model, api
+        """base_url: with its version, such as http://localhost:8000/v1. Raises EngineFailure if it is no address."""
+        self.base_url, self.model, self.api, self.concurrency = base_url.rstrip("/"), model, api, concurrency
         try:
             url = httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
             raise EngineFailure(f"--base-url is no address: {error}") from error
         self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
-        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
             headers=self._headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
+            timeout=httpx.Timeout(_TIMEOUT, connect=30.0),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
         self._stream = Stream()
@@ -80,10 +73,8 @@ class ServerEngine:
         except (ValueError, KeyError, TypeError) as error:
             raise EngineFailure(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
         if self.model not in names:
-            near = difflib.get_close_matches(self.model, names, n=5, cutoff=0.3) or sorted(names)[:5]
-            raise EngineFailure(
-                f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {', '.join(near)}"
-            )
+            near = ", ".join(difflib.get_close_matches(self.model, names, n=5, cutoff=0.3) or sorted(names)[:5])
+            raise EngineFailure(f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {near}")
 
     def generate(
         self, requests: Sequence[GenerationRequest], done: Collection[Key]
@@ -93,23 +84,22 @@ class ServerEngine:
         yield from self._stream.answers(pending, self._answer, self.concurrency)
 
     async def _answer(self, request: GenerationRequest) -> Response:
-        put: dict[str, Any] = {"prompt": list(request.prompt_ids)}
-        if self.api == "chat":
-            put = {"messages": [{"role": role, "content": content} for role, content in request.messages]}
-        sampling = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
-        body = {"model": self.model, "seed": request.seed % _SEEDS, **sampling, **put}
-        path = "/completions" if self.api == "completions" else "/chat/completions"
-        return self._response(request, await self._post(path, body))
+        body = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
+        body |= {"model": self.model, "seed": request.seed % _SEEDS}
+        if self.api == "completions":
+            return self._response(request, await self._post("/completions", body | {"prompt": request.prompt_ids}))
+        messages = [{"role": role, "content": content} for role, content in request.messages]
+        return self._response(request, await self._post("/chat/completions", body | {"messages": messages}))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The server's answer with status 200. Raises EngineFailure if it refuses, or after the last attempt."""
-        for attempt in range(self.retries + 1):
+        for attempt in range(_RETRIES + 1):
             wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at once
             try:
                 answer = await self._client.post(self.base_url + path, json=body)
             except httpx.ReadTimeout as error:  # trying again would take as long
                 raise EngineFailure(
-                    f"{self._where} did not answer within {self.timeout:.0f} s: give --concurrency less than "
+                    f"{self._where} did not answer within {_TIMEOUT:.0f} s: give --concurrency less than "
                     f"{self.concurrency}, or --max-tokens less; {GO_ON}"
                 ) from error
             except httpx.TransportError as error:
@@ -120,10 +110,11 @@ class ServerEngine:
                 if answer.status_code != 429 and answer.status_code < 500:
                     raise self._refusal(answer)
                 trouble = f"{answer.status_code}: {_message(answer)}"
-                wait += _retry_after(answer)
-            if attempt < self.retries:
+                seconds = answer.headers.get("retry-after", "")
+                wait += float(seconds) if seconds.isdigit() else 0.0  # it may also be a date
+            if attempt < _RETRIES:
                 await asyncio.sleep(wait)
-        raise EngineFailure(f"{self._where}: {self.retries + 1} attempts failed, the last with {trouble}; {GO_ON}")
+        raise EngineFailure(f"{self._where}: {_RETRIES + 1} attempts failed, the last with {trouble}; {GO_ON}")
 
     def _refusal(self, answer: httpx.Response) -> EngineFailure:
         advice = ""
@@ -184,14 +175,3 @@ def _message(answer: httpx.Response) -> str:
         return str(error["message"] if isinstance(error, dict) and "message" in error else error)
     except (ValueError, AttributeError):
         return answer.text[:300]
-
-
-def _retry_after(answer: httpx.Response) -> float:
-    """Seconds that the server asks to wait, from a number or a date; 0 if it does not."""
-    value = answer.headers.get("retry-after", "0")
-    if value.isdigit():
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return 0.0

@@ -39,27 +39,27 @@ class Stream:
         An exception of `answer` ends all requests and is raised after the responses that arrived before it. Closing the
         iterator cancels the requests under way. at_once: requests at a time
         """
-        came: queue.SimpleQueue[Response | None] = queue.SimpleQueue()
+        arrivals: queue.SimpleQueue[Response | None] = queue.SimpleQueue()
         waiting = iter(requests)
 
-        async def one_after_another() -> None:
+        async def answer_next() -> None:
             for request in waiting:
-                came.put(await answer(request))
+                arrivals.put(await answer(request))
 
-        async def all_of_them() -> None:
+        async def answer_all() -> None:
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(at_once, len(requests))):
-                        group.create_task(one_after_another())
+                        group.create_task(answer_next())
             finally:
-                came.put(None)
+                arrivals.put(None)
 
-        work, ended = asyncio.run_coroutine_threadsafe(all_of_them(), self._loop), False
+        work, ended = asyncio.run_coroutine_threadsafe(answer_all(), self._loop), False
         try:
             while not ended:
-                portion = [came.get()]
-                while not came.empty():
-                    portion.append(came.get())
+                portion = [arrivals.get()]
+                while not arrivals.empty():
+                    portion.append(arrivals.get())
                 ended = portion[-1] is None
                 if responses := [response for response in portion if response is not None]:
                     yield responses
@@ -69,7 +69,7 @@ class Stream:
             work.cancel()
             with suppress(queue.Empty):
                 while not ended:
-                    ended = came.get(timeout=_LAST_WORDS) is None
+                    ended = arrivals.get(timeout=_LAST_WORDS) is None
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine in the loop and return its result."""

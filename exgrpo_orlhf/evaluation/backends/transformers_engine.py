@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
-from ...engines.local.generation import check_rows, end_tokens, generate
+from ...engines.local.generation import check_rows, generate
+from ...engines.local.placement import device_of, dtype_of, end_and_pad, load
 from . import EngineFailure, GenerationRequest, Key, Response
 
 
@@ -31,29 +31,18 @@ class TransformersEngine:
             rows: responses generated at a time.
 
         Raises:
-            EngineFailure: the device does not exist, or nothing names an end token.
+            EngineFailure: the device does not exist, or the model lacks weights, names no end token or cannot generate
+                in batches.
         """
         torch.set_num_threads(threads)
         self.rows, self.tokenizer, self.threads = rows, tokenizer, threads
-        name = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            torch.empty(0, device=name)
-        except (RuntimeError, AssertionError) as error:
-            said = str(error).partition("\n")[0]
-            raise EngineFailure(f"--device {device} is not available ({said}); use auto or cpu") from error
-        self.dtype = dtype if dtype != "auto" else ("float32" if name == "cpu" else "bfloat16")
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, self.dtype), attn_implementation="sdpa", trust_remote_code=False
-        )
-        self.model = model.to(name).eval()
-        self.end = end_tokens(self.model, tokenizer.eos_token_id)
-        if not self.end:
-            raise EngineFailure(f"{model_path}: neither the tokenizer nor the generation config names an end token")
-        self.pad = self.end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        try:
+            place = device_of(device, "--device")
+            self.model = load(model_path, place, dtype_of(dtype, place))
+            self.end, self.pad = end_and_pad(self.model, tokenizer)
             check_rows(self.model, self.pad)
         except ValueError as error:
-            raise EngineFailure(f"{model_path}: {error}; evaluate it with another --engine") from error
+            raise EngineFailure(f"{model_path}: {error}") from error
         self.reproducible = (
             f"the {rows} rows of a chunk are computed together: with another --rows, --limit or --samples the last "
             "bits of the logits differ, and seldom a token"
@@ -98,11 +87,9 @@ class TransformersEngine:
     def _chunks(self, requests: Sequence[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """Chunks of one benchmark and setting, with prompts of similar length, so that there is little padding."""
 
-        def setting(request: GenerationRequest) -> tuple[Any, ...]:
-            return request.key[0], request.temperature, request.top_p, request.max_tokens
-
-        for _, alike in groupby(requests, setting):
-            ordered = sorted(alike, key=lambda request: (len(request.prompt_ids), request.key))
+        setting = lambda request: (request.key[0], request.temperature, request.top_p, request.max_tokens)
+        for _, same in groupby(requests, setting):
+            ordered = sorted(same, key=lambda request: (len(request.prompt_ids), request.key))
             for begin in range(0, len(ordered), self.rows):
                 yield ordered[begin : begin + self.rows]
 
@@ -111,7 +98,7 @@ class TransformersEngine:
             "name": "transformers",
             "version": transformers.__version__,
             "device": str(self.model.device),
-            "dtype": self.dtype,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
             "rows": self.rows,
             "threads": self.threads,
         }

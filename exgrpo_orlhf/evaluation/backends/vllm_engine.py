@@ -65,10 +65,10 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         cpu = current_platform.is_cpu()
-        needed, there = tensor_parallel * replicas, 0 if cpu else current_platform.device_count()
-        if not cpu and needed > there:
+        needed = tensor_parallel * replicas
+        if not cpu and needed > (gpus := current_platform.device_count()):
             raise EngineFailure(
-                f"tensor parallel {tensor_parallel} × replicas {replicas} takes {needed} GPUs; vLLM sees {there}"
+                f"tensor parallel {tensor_parallel} × replicas {replicas} takes {needed} GPUs; vLLM sees {gpus}"
             )
         settings: dict[str, Any] = {"gpu_memory_utilization": gpu_memory}
         if cpu:
@@ -171,28 +171,26 @@ class VllmEngine:
     def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
         limit = self._config.model_config.max_model_len
         for request in requests:
-            asked = len(request.prompt_ids) + request.max_tokens
-            if asked > limit:
+            length = len(request.prompt_ids) + request.max_tokens
+            if length > limit:
                 benchmark, row, _ = request.key
                 raise EngineFailure(
                     f"{benchmark}, row {row}: a prompt of {len(request.prompt_ids)} tokens and a response of up to "
-                    f"{request.max_tokens} take {asked}; vLLM has room for {limit}"
+                    f"{request.max_tokens} take {length}; vLLM has room for {limit}"
                 )
 
     def describe(self) -> dict[str, Any]:
+        model, scheduler = self._config.model_config, self._config.scheduler_config
         return {
             "name": "vllm",
             "version": self._version,
             "device": self._device,
-            "dtype": str(self._config.model_config.dtype).removeprefix("torch."),
+            "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel": self._config.parallel_config.tensor_parallel_size,
             "replicas": self._replicas,
-            "max_model_len": self._config.model_config.max_model_len,
-            "max_num_seqs": self._config.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": self._config.scheduler_config.max_num_batched_tokens,
             "cache_tokens": self._config.cache_config.kv_cache_size_tokens,
-            "enforce_eager": self._config.model_config.enforce_eager,
-            "seed": self._config.model_config.seed,
+            **{name: getattr(model, name) for name in ("max_model_len", "enforce_eager", "seed")},
+            **{name: getattr(scheduler, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
         }
 
     def close(self) -> None:
