@@ -106,7 +106,7 @@ class DoctorTrainer(MixedTrainer):
                 raise
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
-        return list(self._answer(self.actor_model_group.async_run_method(method, *args)))
+        return list(self._results(self.actor_model_group.async_run_method(method, *args)))
 
     # -- the checks ---------------------------------------------------------------------------------------------------
 

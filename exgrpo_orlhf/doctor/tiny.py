@@ -18,6 +18,7 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from .. import config
+from ..engines.openrlhf.flags import divisible_questions, ranks_of
 from ..experiment import Experiment
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedModel
@@ -182,7 +183,10 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
     for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
         if flag in flags:
             more[flag] = MICRO_BATCH_TOKENS
-    count = _questions(x, flags)
+    # The smallest batch that the ranks divide, with several micro-batches on each of them.
+    fewest = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1))) * ranks_of(flags) * x.optimizer.steps_per_batch
+    unit = divisible_questions(x)
+    count = -(-fewest // (unit * x.settings.group_size)) * unit
     given += [
         f"OpenRLHF.timeout = {min(x.openrlhf.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more!r}",
@@ -190,17 +194,3 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         f"ModularChains.count = {8 * count}",
     ]
     return x, config.load(["base.gin", *files], given)
-
-
-def _questions(x: Experiment, flags: dict[str, Any]) -> int:
-    """The smallest batch, in questions, that gives every rank the same number of rows, enough for several
-    micro-batches."""
-    ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
-    micro = flags.get("train.micro_batch_size", 8)
-    rollout = flags.get("rollout.micro_batch_size", 8)
-    steps, k = x.optimizer.steps_per_batch, x.settings.group_size
-    wanted = max(ROWS, 3 * micro) * ranks * steps
-    count = steps
-    while count * k < wanted or count * k // steps % (ranks * micro) or count * k % (ranks * rollout):
-        count += steps
-    return count

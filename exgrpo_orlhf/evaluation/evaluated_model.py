@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from .. import paths
 from ..checkpoints import BEST, find
-from ..engines import adapters
+from ..engines import lora
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
@@ -77,7 +77,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     from ..models.pretrained import find_model
 
     given = Path(model).expanduser()
-    if given.is_dir() and not any((given / name).is_file() for name in ("config.json", adapters.CONFIG)):
+    if given.is_dir() and not any((given / name).is_file() for name in ("config.json", lora.CONFIG)):
         raise SubjectError(_no_model(given))
     try:
         path, tokenizer = find_model(model, paths.cache(None))
@@ -88,7 +88,7 @@ def load(model: str) -> tuple[Subject, dict[str, Any]]:
     if not folder.is_dir():
         return Subject(path, tokenizer, context, revision=getattr(config, "_commit_hash", None)), {}
     checkpoint = given.resolve()
-    if adapters.is_adapter(given):
+    if lora.is_adapter(given):
         checkpoint = checkpoint.parent
     state = checkpoint / "trainer" / "state.json"
     subject = Subject(path, tokenizer, context, hash=hash_of(folder))

@@ -16,8 +16,9 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
-from .. import adapters
-from ..engine import Engine, UpdateStats
+from ..engine import UpdateStats
+from ..lora import FOLDER, Adapter
+from ..row_engine import RowEngine
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import check_rows, chunk_seed, end_tokens, generate
@@ -27,10 +28,10 @@ from .update import PolicyUpdate, Reference
 _FULL = LoRA()  # training of all weights
 
 
-class TorchEngine(Engine):
+class TorchEngine(RowEngine):
     """The engine with transformers and torch, in this process."""
 
-    whole_batches = False
+    whole_batches = generates_beside = False
 
     def __init__(
         self,
@@ -58,14 +59,14 @@ class TorchEngine(Engine):
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
-        self.adapter: adapters.Adapter | None = None
+        self.adapter: Adapter | None = None
         if lora.rank is None:
             self.model = load(weights_path or model_path, self.device)
         else:
             self.model = load(model_path, self.device)
-            self.adapter = adapters.Adapter(self.model, lora, model_path, seed)
+            self.adapter = Adapter(self.model, lora, model_path, seed)
             if weights_path is not None:
-                self.adapter.load(Path(weights_path) / adapters.FOLDER)
+                self.adapter.load(Path(weights_path) / FOLDER)
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end = sorted({*end_tokens(self.model, self.tokenizer.eos_token_id), *self.prompts.turn_ends()})
         if not self.end:
@@ -112,7 +113,7 @@ class TorchEngine(Engine):
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 
-    def respond(
+    def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
         with self._merged():
@@ -177,7 +178,7 @@ class TorchEngine(Engine):
         state = None if self.adapter is None else self.adapter.merged_state()
         self.model.save_pretrained(folder, state_dict=state)
         if self.adapter is not None:
-            self.adapter.save(folder / adapters.FOLDER)
+            self.adapter.save(folder / FOLDER)
         self.tokenizer.save_pretrained(folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)

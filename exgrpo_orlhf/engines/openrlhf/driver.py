@@ -22,9 +22,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import EngineLost, Job
+from ..engine import EngineLost
 from . import cpu
-from .actor import ActorSettings, MixedPolicyActor
+from .actor import MixedPolicyActor
+from .job import Job
 from .output import Output
 from .trainer import MixedTrainer, StopFile
 from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
@@ -42,10 +43,9 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
     gpus: number that the layout needs; classes: of the policy actors and of the trainer; output: takes what the actors
         print, which else is printed
     """
-    x, settings = job.experiment, job.settings
+    settings = job.settings
     StopFile(job.run).path.unlink(missing_ok=True)
-    args.exgrpo = ActorSettings.of(x)
-    args.exgrpo_job = job
+    args.exgrpo, args.exgrpo_job = job.experiment, job
     with connected(settings, gpus) as address:
         if output:
             output.take_lines()

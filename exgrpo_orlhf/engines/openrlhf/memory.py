@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...experiment import Experiment
 from ...lazy import torch, transformers
 from ...settings import LoRA
+from .flags import ranks_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,7 +76,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
     parameters, trained = parameters_of(config, x.lora)
     stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
-    ranks = flags.get("actor.num_nodes", 1) * per_node
+    ranks = ranks_of(flags)
     colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")
     weights = 2 * parameters / (ranks if stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
     gradients = 2 * trained / (ranks if stage > 1 else 1)

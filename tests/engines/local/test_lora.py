@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.adapters import AdapterError, refuse_targets
+from exgrpo_orlhf.engines.lora import AdapterError, refuse_targets
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
@@ -190,7 +190,7 @@ def test_every_path_computes_what_the_saved_merged_model_does(any_model, tmp_pat
     for ours, theirs in zip(engine.rollout(plan, 4), plain.rollout(plan, 4), strict=True):
         assert [one.token_ids.tolist() for one in ours.rollouts] == [one.token_ids.tolist() for one in theirs.rollouts]
     prompts = [engine.prompts.encode(q) for q in asked]
-    greedy = [engine.respond(prompts, range(6), 0.0, 1.0), plain.respond(prompts, range(6), 0.0, 1.0)]
+    greedy = [engine.generate(prompts, range(6), 0.0, 1.0), plain.generate(prompts, range(6), 0.0, 1.0)]
     assert [one.token_ids.tolist() for one in greedy[0]] == [one.token_ids.tolist() for one in greedy[1]]
 
 

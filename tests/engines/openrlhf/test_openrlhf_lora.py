@@ -17,7 +17,7 @@ from test_config import stated
 from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, seen, start
 from transformers import AutoModelForCausalLM
 
-from exgrpo_orlhf.engines import adapters
+from exgrpo_orlhf.engines import lora as adapters
 from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
 
 pytestmark = pytest.mark.openrlhf

@@ -17,7 +17,7 @@ from openrlhf_actor import make_actor, update
 from openrlhf_ranks import Case, K, arguments, entropy_of
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
-from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
+from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 
@@ -27,15 +27,23 @@ NORMALIZERS = ("constant", "tokens", "sequences")
 # All combinations of shaping, importance weights and largest weight of replayed tokens.
 WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
 BOUNDS = {"ratio": (0.7, 1.4), "binary_kl": (0.0, 0.1), "tv": (0.0, 0.11)}  # so that some is filtered, and some not
+OFF, CORRECTION = PolicyLoss(), "is_correction_"
 CORRECTIONS = [
-    RolloutCorrection(level, mode, gating, BOUNDS[gating])
+    PolicyLoss(
+        **{
+            CORRECTION + "level": level,
+            CORRECTION + "mode": mode,
+            CORRECTION + "gating": gating,
+            CORRECTION + "threshold": BOUNDS[gating],
+        }
+    )
     for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), BOUNDS)
     if mode == "mask" or (level, gating) == ("token", "ratio")
 ]
 TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definition the policy as it is
 BY_TOKENS = MixedPolicyLoss(normalizer="tokens")
 CONSTANT = MixedPolicyLoss(response_length=12)
-of_correction = pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+of_correction = pytest.mark.parametrize("correction", CORRECTIONS)
 
 
 def micro_batch(experiences):
@@ -88,7 +96,7 @@ def test_the_loss_of_the_same_log_probs_is_the_local_engines(
     case.now = case.now.astype(np.float32)
     value, gradient = case.plain(loss)
 
-    ours = MixedLoss(loss, rows=len(case.rows), gas=1, single_step=False, correction=RolloutCorrection())
+    ours = MixedLoss(loss, rows=len(case.rows), gas=1, single_step=False, theirs=OFF)
     mine, old, rollout, advantages, mask, ours.replayed = tensors(case)
     found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in case.forward), 1)
     found.backward()
@@ -103,28 +111,22 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     fresh, tokens = ~replayed, int(mask.sum())
 
     # With π_θ = π_old nothing is clipped, and PolicyLoss's term of a token is −coefficient · A / tokens.
-    theirs = PolicyLoss(
-        is_correction_level=correction.level,
-        is_correction_mode=correction.mode,
-        is_correction_gating=correction.gating,
-        is_correction_threshold=list(correction.threshold),
-    )
     mine = e.action_log_probs.double().requires_grad_()
     old, rollout = e.action_log_probs.double(), e.rollout_log_probs.double()
     # Replayed rows have no gap of their own: with one, a correction of them would show.
     gap = torch.tensor([0.5, -0.5] * mask.shape[1])[: mask.shape[1]]
     rollout = torch.where(mask & replayed[:, None], old + gap, rollout)
-    value, *_ = theirs(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
+    value, *_ = correction(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
     value.backward()
     coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)
-    ours = torch.where(mask, correction.weights(old, rollout, mask), 0)
+    ours = MixedLoss(BY_TOKENS, len(case.rows), 1, False, correction)._correction(old, rollout, mask)
     torch.testing.assert_close(ours, coefficient, atol=1e-12, rtol=1e-6)
     as_it_is = torch.isclose(ours, (old - rollout).exp())[mask & fresh[:, None]]
     assert as_it_is.any()
     assert not as_it_is.all()
 
     gradients = []
-    for used in (correction, RolloutCorrection()):
+    for used in (correction, OFF):
         mixed = MixedLoss(BY_TOKENS, len(case.rows), 1, False, used)
         mixed.replayed = replayed
         mine = torch.from_numpy(case.now[:, : mask.shape[1]].copy()).requires_grad_()
@@ -139,7 +141,7 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
     e, mask, replayed = whole(case)
     width = mask.shape[1]
     gradients = {}
-    for kl_coef, correction in itertools.product((0.0, 0.3), (RolloutCorrection(), CORRECTIONS[0])):
+    for kl_coef, correction in itertools.product((0.0, 0.3), (OFF, CORRECTIONS[0])):
         loss = MixedPolicyLoss(normalizer="sequences", kl_coef=kl_coef)
         mixed = MixedLoss(loss, len(case.rows), 1, False, correction)
         mixed.replayed, mixed.reference = replayed, torch.from_numpy(case.reference[:, :width])
@@ -147,10 +149,10 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
         old, rollout = e.action_log_probs, e.rollout_log_probs
         mixed(mine, old, e.advantages, mask, rollout, 1, int(mask.sum()), 1)[0].backward()
         gradients[kl_coef, correction] = mine.grad
-    plain, corrected = (gradients[0.3, c] - gradients[0.0, c] for c in (RolloutCorrection(), CORRECTIONS[0]))
+    plain, corrected = (gradients[0.3, c] - gradients[0.0, c] for c in (OFF, CORRECTIONS[0]))
     assert plain.abs().max() > 1e-4
     torch.testing.assert_close(plain, corrected, atol=1e-9, rtol=0)
-    assert not torch.allclose(gradients[0.0, RolloutCorrection()], gradients[0.0, CORRECTIONS[0]])
+    assert not torch.allclose(gradients[0.0, OFF], gradients[0.0, CORRECTIONS[0]])
 
 
 @of_correction
@@ -178,7 +180,7 @@ def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
     experiences = as_experience(case.batch, case.forward, case.behaviour)
     size = len(experiences) // gas
     parts = [micro_batch(experiences[i : i + size]) for i in range(0, len(experiences), size)]
-    ours = MixedLoss(BY_TOKENS, len(case.rows), gas, False, RolloutCorrection())
+    ours = MixedLoss(BY_TOKENS, len(case.rows), gas, False, OFF)
     theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2)
     for e, info in iter_grad_accum_global_norm(parts, None, gas, lambda e: e.action_mask):
         ours.replayed = torch.zeros(size, dtype=torch.bool)

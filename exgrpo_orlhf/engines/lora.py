@@ -63,7 +63,7 @@ class Adapter:
         with ExitStack() as stack:
             stack.enter_context(self.disabled())
             for layer in self._layers.values():
-                stack.enter_context(self.whole(layer.get_base_layer().weight))
+                stack.enter_context(self.merged_weight(layer.get_base_layer().weight))
             yield
 
     @contextmanager
@@ -82,7 +82,7 @@ class Adapter:
                 layer.merged_adapters.clear()
 
     @contextmanager
-    def whole(self, weight: Tensor) -> Iterator[None]:
+    def merged_weight(self, weight: Tensor) -> Iterator[None]:
         """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
         ZeRO-3's shards. All ranks must enter it."""
         layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
@@ -113,7 +113,7 @@ class Adapter:
             if ".lora_" in name:
                 continue
             if id(value) not in copies:
-                with self.whole(value):
+                with self.merged_weight(value):
                     copies[id(value)] = value.detach().to("cpu", copy=True) if keep else value
             if keep:
                 found[_base_name(name)] = copies[id(value)]
