@@ -48,7 +48,7 @@ def examine(
     """
     findings: list[Finding] = []
 
-    def found(finding: Finding) -> None:
+    def add(finding: Finding) -> None:
         # A failed start or step is reported even if it was not asked for, because no later check can be made.
         if not only or finding.check in only or (finding.outcome == "failed" and finding.check in ("start", "step")):
             findings.append(finding)
@@ -63,28 +63,28 @@ def examine(
         work, model = Path(made).absolute(), Path(made).absolute() / "model"
         named, trouble = tiny.bound_model(files, overrides)
         bound = None if trouble else named
-        as_bound, x = tiny.examined(files, overrides, model)
+        as_bound, x = tiny.doctor_experiments(files, overrides, model)
         settings = x.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
         more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        whole = config.load(["base.gin", *files], more) if bound else as_bound
+        full_size = config.load(["base.gin", *files], more) if bound else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(wanted, work, whole, bound, elsewhere=elsewhere):
-            found(finding)
+        for finding in machine.examine(wanted, work, full_size, bound, elsewhere=elsewhere):
+            add(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
         if wanted & {"model", "start", "nodes", *CLUSTER} and not failed():
-            found(_make_model(named, trouble, model, flags))
+            add(_make_model(named, trouble, model, flags))
             if "nodes" in wanted:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
-                found(_on_the_nodes(settings, paths, flags) if elsewhere else skipped)
+                add(_on_the_nodes(settings, paths) if elsewhere else skipped)
         if wanted & {"start", *CLUSTER}:
             if failed():
-                found(Finding("start", "skipped", "fix the failed checks above first"))
+                add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(x, settings, paths, environ, wanted, found)
+                _on_the_layout(x, settings, paths, environ, wanted, add)
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
@@ -100,13 +100,13 @@ def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict
     return Finding("model", "ok", f"{made}, {why}")
 
 
-def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
+def _examine_node(paths: Sequence[str]) -> list[str]:
     missing = [f"does not see {path}" for path in paths if not Path(path).exists()]
-    found = machine.examine_node(Path(paths[0]), flags) if not missing else ()
-    return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in found if f.outcome == "failed"]
+    findings = machine.examine_node(Path(paths[0])) if not missing else ()
+    return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in findings if f.outcome == "failed"]
 
 
-def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str], flags: dict[str, Any]) -> Finding:
+def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str]) -> Finding:
     """Checks every node of the cluster by itself, before actors are started there: an actor that does not see the
     model's folder could not report it."""
     launch.prepare(settings)
@@ -119,7 +119,7 @@ def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str], flags: dict[str, Any
                 where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
                 task = ray.remote(num_cpus=0)(_examine_node).options(scheduling_strategy=where)
                 names.append(one["NodeManagerHostname"])
-                bad += [f"{names[-1]} {said}" for said in ray.get(task.remote(paths, flags), timeout=300)]
+                bad += [f"{names[-1]} {problem}" for problem in ray.get(task.remote(paths), timeout=300)]
     except (EngineLost, ray.exceptions.RayError) as error:
         bad.append(str(error))
     remedy = "one shared file system under the same path, and the same environment, on all nodes: docs/cluster.md"
@@ -132,7 +132,7 @@ def _on_the_layout(
     paths: Sequence[str],
     environ: Mapping[str, str],
     wanted: set[str],
-    found: Report,
+    report: Report,
 ) -> None:
     """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
 
@@ -147,13 +147,13 @@ def _on_the_layout(
         return actors.DoctorActor, cluster.DoctorTrainer
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
-    asked = wanted | {needed[name] for name in wanted & needed.keys()}
-    runs = [(x, [name for name in CLUSTER[:-1] if name in asked])]
+    first = wanted | {needed[name] for name in wanted & needed.keys()}
+    runs = [(x, [name for name in CLUSTER[:-1] if name in first])]
     if "resume" in wanted:
         runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
     for experiment, part in runs:
         try:
-            with _board_read(found) as seen:
+            with _board_read(report) as outcomes:
                 launch.launch(
                     experiment,
                     paths[1],
@@ -166,22 +166,22 @@ def _on_the_layout(
                 )
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
-            found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
+            report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
             return
-        if seen.get("step") == "failed" and "resume" in wanted:
-            found(Finding("resume", "skipped", "there is nothing to resume"))
+        if outcomes.get("step") == "failed" and "resume" in wanted:
+            report(Finding("resume", "skipped", "there is nothing to resume"))
             return
-        if missing := [name for name in part if name not in seen]:
-            found(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
+        if missing := [name for name in part if name not in outcomes]:
+            report(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
             return
-    found(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
+    report(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
 
 
 @contextmanager
-def _board_read(found: Report) -> Iterator[dict[str, str]]:
+def _board_read(report: Report) -> Iterator[dict[str, str]]:
     """Receives findings from the trainer's board in a thread, while this process waits for OpenRLHF's program. Yields
     their outcomes by check."""
-    seen: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     done = threading.Event()
 
     def read() -> None:
@@ -195,13 +195,13 @@ def _board_read(found: Report) -> Iterator[dict[str, str]]:
                 continue
             received += len(new)
             for finding in new:
-                seen[finding.check] = finding.outcome
-                found(finding)
+                outcomes[finding.check] = finding.outcome
+                report(finding)
 
     thread = threading.Thread(target=read, name="doctor-board", daemon=True)
     thread.start()
     try:
-        yield seen
+        yield outcomes
     finally:
         done.set()
         thread.join(10)

@@ -127,7 +127,7 @@ def _layers(bound: PretrainedConfig, settings: Collection[Sequence[Any]]) -> int
     return max([LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))])
 
 
-def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
+def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
     """The bound experiment on the small model, with questions and rewards made here, twice: with the bound batch size
     and OpenRLHF flags, and with those that the small model needs.
 
@@ -168,15 +168,15 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "ReplayMixer.rho_steps = None",
         "Tracking.enabled = False",
     ]
-    given = [*overrides, *small]
-    x = config.load(["base.gin", *files], given)
+    bindings = [*overrides, *small]
+    x = config.load(["base.gin", *files], bindings)
     if x.openrlhf is None:
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
     if 0 < x.mixer.rho < Fraction(1, 2):
-        given.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
+        bindings.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
     flags, more = x.openrlhf.all_flags(), dict(x.openrlhf.more_flags)
     if x.settings.generate_ahead:
-        given.append("train.steps = 3")  # the second step's batch is planned before anything is stored
+        bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
         # Without the correction by the engines' log-probs: the plain computation has no engine.
         more["algo.advantage.is_correction_level"] = "off"
@@ -187,10 +187,10 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
     fewest = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1))) * ranks_of(flags) * x.optimizer.steps_per_batch
     unit = divisible_questions(x)
     count = -(-fewest // (unit * x.settings.group_size)) * unit
-    given += [
+    bindings += [
         f"OpenRLHF.timeout = {min(x.openrlhf.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]
-    return x, config.load(["base.gin", *files], given)
+    return x, config.load(["base.gin", *files], bindings)

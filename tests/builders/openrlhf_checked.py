@@ -112,7 +112,7 @@ class CheckedTrainer(trainer.MixedTrainer):
         differ = []
         for i, engine in enumerate(self.vllm_engines):
             theirs = ray.get(engine.weights.remote())
-            names, compared = actors.different(theirs, ours)
+            names, compared = actors.compare_weights(theirs, ours)
             assert compared == len(theirs)
             differ += [f"engine {i}: {name}" for name in names]
         self.record("sync", differ)
