@@ -139,7 +139,7 @@ def compare_weights(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.nda
         if not actor.keys() >= set(parts):
             continue
         compared += 1
-        wanted = np.concatenate([actor[part] for part in parts])
-        if not np.array_equal(weight[: len(wanted)], wanted):  # vLLM pads the vocabulary
+        own = np.concatenate([actor[part] for part in parts])
+        if not np.array_equal(weight[: len(own)], own):  # vLLM pads the vocabulary
             names.append(name)
     return names, compared

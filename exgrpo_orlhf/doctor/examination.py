@@ -57,7 +57,7 @@ def examine(
     def failed() -> bool:
         return any(finding.outcome == "failed" for finding in findings)
 
-    wanted = set(only or CHECKS)
+    checks = set(only or CHECKS)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
         work, model = Path(made).absolute(), Path(made).absolute() / "model"
@@ -71,20 +71,20 @@ def examine(
         more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
         full_size = config.load(["base.gin", *files], more) if bound else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(wanted, work, full_size, bound, elsewhere=elsewhere):
+        for finding in machine.examine(checks, work, full_size, bound, elsewhere=elsewhere):
             add(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
-        if wanted & {"model", "start", "nodes", *CLUSTER} and not failed():
+        if checks & {"model", "start", "nodes", *CLUSTER} and not failed():
             add(_make_model(named, trouble, model, flags))
-            if "nodes" in wanted:
+            if "nodes" in checks:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
                 add(_on_the_nodes(settings, paths) if elsewhere else skipped)
-        if wanted & {"start", *CLUSTER}:
+        if checks & {"start", *CLUSTER}:
             if failed():
                 add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(x, settings, paths, environ, wanted, add)
+                _on_the_layout(x, settings, paths, environ, checks, add)
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
@@ -92,12 +92,12 @@ def examine(
 
 def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict[str, Any]) -> Finding:
     architecture = tiny.make_model(None if trouble else bound, model, flags.get("vllm.tensor_parallel_size", 1))
-    made = f"{architecture} with {tiny.LAYERS} layers"
+    model_text = f"{architecture} with {tiny.LAYERS} layers"
     if trouble:
         remedy = "PretrainedModel.path is a folder that every node sees, or a hub id that is in every node's cache"
-        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {made} is used instead", remedy)
+        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {model_text} is used instead", remedy)
     why = f"the architecture of {bound}" if bound else "because no model is bound"
-    return Finding("model", "ok", f"{made}, {why}")
+    return Finding("model", "ok", f"{model_text}, {why}")
 
 
 def _examine_node(paths: Sequence[str]) -> list[str]:
@@ -131,7 +131,7 @@ def _on_the_layout(
     settings: OpenRLHF,
     paths: Sequence[str],
     environ: Mapping[str, str],
-    wanted: set[str],
+    checks: set[str],
     report: Report,
 ) -> None:
     """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
@@ -147,9 +147,9 @@ def _on_the_layout(
         return actors.DoctorActor, cluster.DoctorTrainer
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
-    first = wanted | {needed[name] for name in wanted & needed.keys()}
+    first = checks | {needed[name] for name in checks & needed.keys()}
     runs = [(x, [name for name in CLUSTER[:-1] if name in first])]
-    if "resume" in wanted:
+    if "resume" in checks:
         runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
     for experiment, part in runs:
         try:
@@ -168,7 +168,7 @@ def _on_the_layout(
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
             report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
             return
-        if outcomes.get("step") == "failed" and "resume" in wanted:
+        if outcomes.get("step") == "failed" and "resume" in checks:
             report(Finding("resume", "skipped", "there is nothing to resume"))
             return
         if missing := [name for name in part if name not in outcomes]:
@@ -182,11 +182,11 @@ def _board_read(report: Report) -> Iterator[dict[str, str]]:
     """Receives findings from the trainer's board in a thread, while this process waits for OpenRLHF's program. Yields
     their outcomes by check."""
     outcomes: dict[str, str] = {}
-    done = threading.Event()
+    end = threading.Event()
 
     def read() -> None:
         received = 0
-        while not done.wait(0.2):
+        while not end.wait(0.2):
             if not ray.is_initialized():
                 continue
             try:
@@ -203,5 +203,5 @@ def _board_read(report: Report) -> Iterator[dict[str, str]]:
     try:
         yield outcomes
     finally:
-        done.set()
+        end.set()
         thread.join(10)

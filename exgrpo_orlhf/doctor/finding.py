@@ -75,8 +75,8 @@ def remembered(flags: Mapping[str, Any]) -> bool:
 
 
 def _key(flags: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: version(name) for name in PACKAGES}
-    versions = {"python": platform.python_version(), **{name: found[name] for name in found if found[name]}}
+    installed = {name: number for name in PACKAGES if (number := version(name))}
+    versions = {"python": platform.python_version(), **installed}
     return {"host": socket.gethostname(), "flags": {flag: flags[flag] for flag in sorted(flags)}, "versions": versions}
 
 

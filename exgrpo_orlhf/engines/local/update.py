@@ -79,9 +79,9 @@ class PolicyUpdate:
             if part == 0:
                 work.passes.append({})
             # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
-            dealt = range(part, groups, n)
-            members = [i for g in dealt for i in range(ends[g], ends[g + 1])]
-            value, norm = self._backward(work, members, len(dealt) * batch.width, loss)
+            of_step = range(part, groups, n)
+            members = [i for g in of_step for i in range(ends[g], ends[g + 1])]
+            value, norm = self._backward(work, members, len(of_step) * batch.width, loss)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)

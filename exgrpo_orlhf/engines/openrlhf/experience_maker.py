@@ -55,8 +55,8 @@ def _experience(
     label: str, row: Row, forward: ForwardRow, measured: LogProbs | None, base: LogProbs | None
 ) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
-    known = behaviour_logprobs(row, measured)
-    logprobs = 0 if known is None else known
+    own = behaviour_logprobs(row, measured)
+    logprobs = 0 if own is None else own
     # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
     sampler, reward, truncated = logprobs, 0.0, False
     if isinstance(row.response, Trajectory):

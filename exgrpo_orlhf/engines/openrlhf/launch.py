@@ -100,8 +100,8 @@ def launch(
 
         roles = driver.CLASSES if classes is None else classes(args)
         driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles, output)
-    done = max(checkpoints.find(run), default=0)
-    return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
+    step = max(checkpoints.find(run), default=0)
+    return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
 
 
 def prepare(settings: OpenRLHF) -> None:

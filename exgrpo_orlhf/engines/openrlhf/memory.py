@@ -103,7 +103,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     layer = update_tokens * 2 * (6 * text.hidden_size + 4 * inner)  # its activations
     # With gradient checkpointing the inputs of all layers, and one layer computed again.
     checkpointed = text.num_hidden_layers * update_tokens * text.hidden_size * 2 + layer
-    kept = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
+    activations = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
     # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
     # layer, and of an embedding that is the same weight.
     learnt = 0 if x.lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
@@ -118,7 +118,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     asleep = 16 * trained / ranks if offloaded else gradients + states if flags.get("ds.enable_sleep") else 0
     return Memory(
         model=model,
-        update=held + log_probs + kept,
+        update=held + log_probs + activations,
         reference=held + scored_tokens * text.vocab_size * 6 if "the reference model" in beside else 0,  # bf16, float32
         rollout=sum(stays.values()) + engine,
         stays=stays,

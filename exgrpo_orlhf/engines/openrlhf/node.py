@@ -67,11 +67,11 @@ def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
         environ: the driver's variables
     """
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    given = [name for name in names if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower()]
-    if not given or not args.train.colocate_all or args.vllm.sync_backend != "nccl":
+    variables = [name for name in names if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower()]
+    if not variables or not args.train.colocate_all or args.vllm.sync_backend != "nccl":
         return None
     return (
-        f"{given[0]} sets expandable_segments:True, and with train.colocate_all the weights go to vLLM by CUDA IPC: "
-        "torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
+        f"{variables[0]} sets expandable_segments:True, and with train.colocate_all the weights go to vLLM by CUDA "
+        "IPC: torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
         "expandable_segments out"
     )

@@ -170,8 +170,8 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
         if not rows:
             return []
-        dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
-        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, the same number for each
+        of_ranks = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
+        parts = list(itertools.chain.from_iterable(of_ranks))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
             method_name=method, rows=[[rows[i] for i in part] for part in parts]
         )

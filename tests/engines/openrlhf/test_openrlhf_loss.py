@@ -12,14 +12,12 @@ import pytest
 import torch
 from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
-from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from openrlhf_actor import make_actor, update
 from openrlhf_ranks import Case, K, arguments, entropy_of
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch
 
 pytestmark = pytest.mark.openrlhf
 
@@ -174,29 +172,6 @@ def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_
     assert found[0][2][-1] > 0, "the gap between the engines' log-probs and the trainer's"
 
 
-@pytest.mark.parametrize("gas", [1, 4])
-def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
-    case = Case(replay=False, ungraded=False)
-    experiences = as_experience(case.batch, case.forward, case.behaviour)
-    size = len(experiences) // gas
-    parts = [micro_batch(experiences[i : i + size]) for i in range(0, len(experiences), size)]
-    ours = MixedLoss(BY_TOKENS, len(case.rows), gas, False, OFF)
-    theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2)
-    for e, info in iter_grad_accum_global_norm(parts, None, gas, lambda e: e.action_mask):
-        ours.replayed = torch.zeros(size, dtype=torch.bool)
-        values, gradients = [], []
-        for loss in (ours, theirs):
-            mine = torch.from_numpy(case.now)[e.sequences[:, 0], : e.action_mask.shape[1]].requires_grad_()
-            value, *others = loss(
-                mine, e.action_log_probs, e.advantages, e.action_mask, rollout_log_probs=e.rollout_log_probs, **info
-            )
-            value.backward()
-            values.append([float(value.detach()), float(others[0])])
-            gradients.append(mine.grad)
-        assert values[0] == pytest.approx(values[1], rel=1e-6)
-        torch.testing.assert_close(gradients[0], gradients[1], atol=1e-9, rtol=1e-6)
-
-
 # -- optimiser steps on ranks and micro-batches -----------------------------------------------------------------------
 
 LAYOUTS = [
@@ -311,22 +286,6 @@ def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, be
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
 
 
-@on_layouts
-def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
-    """Their tokens and rows stay in every normaliser: the gradient of the others is that of a batch in which they have
-    an advantage of 0."""
-    case, harmless = Case(), Case()
-    rows = [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in case.batch.rows]
-    harmless.batch = MixedBatch(case.batch.groups, rows, case.batch.width)
-    ungraded = torch.tensor([not row.in_loss for row in case.rows])
-    for normalizer in NORMALIZERS:
-        loss = MixedPolicyLoss(normalizer=normalizer, response_length=12)
-        ours, theirs = (one.fit(loss, TWO_PASSES, **layout)[1][0] for one in (case, harmless))
-        assert (ours[ungraded] == 0).all()
-        assert (ours[~ungraded] != 0).any()
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-6)
-
-
 def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_the_real_actor(warm_model):
     """With a model: its forward pass has no response token then, and its backward pass a gradient of 0."""
     batch = engine_builders.mixed_batch(engine_builders.make_engine(warm_model), n=2)
@@ -386,11 +345,3 @@ def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
             assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
             assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
     assert number == len(case.rows) == 8 * K - 4 * (K - 2)
-
-
-def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the_loss():
-    case = Case()
-    for row, e in zip(case.rows, as_experience(case.batch, case.forward, case.behaviour), strict=True):
-        assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
-        assert e.info["in_loss"].item() == float(row.in_loss)
-    assert not all(row.in_loss for row in case.rows)
