@@ -29,7 +29,6 @@ from transformers import AutoModelForCausalLM, OPTConfig
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.placement import Recomputing
-from exgrpo_orlhf.engines.local.update import PolicyUpdate
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
@@ -287,22 +286,6 @@ def test_the_schedule_goes_on_where_an_update_is_skipped(warm_model):
     batch = mixed_batch(engine, n=2)
     rates = [engine.update(batch, LOSS).metrics["policy/learning_rate"] for _ in range(3)]
     assert rates == pytest.approx([0, 0.25, 0.5])
-
-
-@pytest.mark.parametrize(("name", "fused"), [("cpu", None), ("cuda", True)])
-def test_adam_is_fused_on_a_gpu_alone_whatever_wrote_its_checkpoint(warm_model, tmp_path, name, fused):
-    """The device is a name here: torch has a fused AdamW for a CPU too."""
-    updates = {}
-    for device in ("cpu", "cuda"):
-        forward = make_engine(warm_model).forward
-        forward.device = torch.device(device)
-        updates[device] = PolicyUpdate(forward, None, Optimizer(), micro_batch_tokens=64, gradient_checkpointing=False)
-        with (tmp_path / device).open("wb") as file:
-            updates[device].save(file)
-    for saved in ("cpu", "cuda"):
-        assert [group["fused"] for group in updates[name].optimizer.param_groups] == [fused]
-        updates[name].load(tmp_path / saved)
-    assert [group["fused"] for group in updates[name].optimizer.param_groups] == [fused]
 
 
 def test_a_gradient_above_the_limit_is_clipped(warm_model):
