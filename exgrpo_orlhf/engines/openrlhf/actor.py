@@ -39,16 +39,15 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        args = self.args
+        x, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
         self.actor_loss_fn = MixedLoss(
-            args.exgrpo.loss,
-            rows=args.train.batch_size,
+            x.loss,
+            rows=train.batch_size,
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
-            gas=1 if args.train.dynamic_batch_enable else self.strategy.accumulated_gradient,
-            single_step=args.train.max_epochs == 1
-            and args.train.batch_size == args.rollout.batch_size * args.rollout.n_samples_per_prompt,
+            gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
+            single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
             theirs=self.actor_loss_fn,
-            ahead=bool(args.exgrpo.settings.generate_ahead),
+            ahead=bool(x.settings.generate_ahead),
         )
         self.recorded: dict[int, Measured] = {}
 
