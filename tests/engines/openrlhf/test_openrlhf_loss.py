@@ -25,15 +25,13 @@ NORMALIZERS = ("constant", "tokens", "sequences")
 # All combinations of shaping, importance weights and largest weight of replayed tokens.
 WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
 BOUNDS = {"ratio": (0.7, 1.4), "binary_kl": (0.0, 0.1), "tv": (0.0, 0.11)}  # so that some is filtered, and some not
-OFF, CORRECTION = PolicyLoss(), "is_correction_"
+OFF = PolicyLoss()
 CORRECTIONS = [
     PolicyLoss(
-        **{
-            CORRECTION + "level": level,
-            CORRECTION + "mode": mode,
-            CORRECTION + "gating": gating,
-            CORRECTION + "threshold": BOUNDS[gating],
-        }
+        is_correction_level=level,
+        is_correction_mode=mode,
+        is_correction_gating=gating,
+        is_correction_threshold=BOUNDS[gating],
     )
     for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), BOUNDS)
     if mode == "mask" or (level, gating) == ("token", "ratio")
