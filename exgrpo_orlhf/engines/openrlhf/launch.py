@@ -269,7 +269,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
 
 def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
-    if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
+    if wrong := node.wrong_allocator(args, os.environ):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
