@@ -46,7 +46,8 @@ def examine(
         only: names of CHECKS; empty: all of them
         environ: the variables that the user has set, before libraries changed this process's
 
-    Raises ConfigError, and ValueError for an experiment of another engine.
+    Raises ConfigError, ValueError for an experiment of another engine, and OSError or ValueError for a bound model that
+    cannot be used.
     """
     findings: list[Finding] = []
 
@@ -63,8 +64,7 @@ def examine(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
         work, model = Path(made).absolute(), Path(made).absolute() / "model"
-        named, trouble = tiny.bound_model(files, overrides)
-        bound = None if trouble else named
+        bound = tiny.bound_model(files, overrides)
         as_bound, x = tiny.doctor_experiments(files, overrides, model)
         settings = x.openrlhf
         assert as_bound.openrlhf is not None
@@ -78,7 +78,9 @@ def examine(
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
         if checks & {"model", "start", "nodes", *CLUSTER} and not failed():
-            add(_make_model(named, trouble, model, flags))
+            architecture = tiny.make_model(bound, model, flags.get("vllm.tensor_parallel_size", 1))
+            why = f"the architecture of {bound}" if bound else "because no model is bound"
+            add(Finding("model", "ok", f"{architecture} with {tiny.LAYERS} layers, {why}"))
             if "nodes" in checks:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
                 add(_on_the_nodes(settings, paths) if elsewhere else skipped)
@@ -90,16 +92,6 @@ def examine(
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
-
-
-def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict[str, Any]) -> Finding:
-    architecture = tiny.make_model(None if trouble else bound, model, flags.get("vllm.tensor_parallel_size", 1))
-    model_text = f"{architecture} with {tiny.LAYERS} layers"
-    if trouble:
-        remedy = "PretrainedModel.path is a folder that every node sees, or a hub id that is in every node's cache"
-        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {model_text} is used instead", remedy)
-    why = f"the architecture of {bound}" if bound else "because no model is bound"
-    return Finding("model", "ok", f"{model_text}, {why}")
 
 
 def _examine_node(paths: Sequence[str]) -> list[str]:

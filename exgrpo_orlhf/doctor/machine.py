@@ -38,7 +38,7 @@ def examine(
     Args:
         folder: where the run would go
         x: the experiment
-        model: the bound one; None if it cannot be read, or is made by the run
+        model: the bound one; None if it is made by the run
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
     offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))

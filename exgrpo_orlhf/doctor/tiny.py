@@ -40,21 +40,18 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | None, str | None]:
-    """Path or hub id of the pretrained model that the files bind, and what is wrong with its configuration. The first
-    is None if the model is made here, or none is bound; the second if nothing is wrong."""
+def bound_model(files: Sequence[str], overrides: Sequence[str]) -> str | None:
+    """Path or hub id of the pretrained model that the files bind, or None if the model is made here, or none is bound.
+
+    Raises OSError and ValueError for a model that cannot be used.
+    """
     try:
         model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
     except ConfigError:  # a recipe without a model; other errors are raised later
-        return None, None
+        return None
     while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
         model = model.model
-    if not isinstance(model, PretrainedModel):
-        return None, None
-    try:
-        return model.prepare(), None
-    except (OSError, ValueError) as error:
-        return model.path, str(error).strip().splitlines()[0]
+    return model.prepare() if isinstance(model, PretrainedModel) else None
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
