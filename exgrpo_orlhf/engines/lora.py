@@ -70,7 +70,7 @@ class Adapter:
     def disabled(self) -> Iterator[None]:
         """Within this context the layers compute without A and B: the model is the base model.
 
-        peft passes over A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
+        peft skips A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
         A and B, between a forward pass and its backward pass too.
         """
         try:

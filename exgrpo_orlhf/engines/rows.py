@@ -63,7 +63,7 @@ def probe_rows(vocabulary: int, lengths: Sequence[tuple[int, int]], step: int = 
 
 
 def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
-    """The log-probs that a row came with, to the bit: a replayed row's are stored, those of a fresh row that was
+    """The log-probs that a row came with, bit-identical: a replayed row's are stored, those of a fresh row that was
     generated ahead were taken when it was sampled. Of another fresh row `measured`: its log-probs under the policy that
     sampled it, or None where they are not known yet."""
     own = row.response.behaviour_logprobs

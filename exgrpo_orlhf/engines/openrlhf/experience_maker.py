@@ -38,7 +38,7 @@ def as_experience(
     Args:
         rows: prompt and response of each row of the flattened batch
         measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
-            whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
+            whose log-probs come from the training pass. A replayed row gets its stored ones, bit-identical.
         base: log-probs of each row by the reference model of a KL term, where that is the policy without its adapter
     """
     references = base if base is not None else [None] * len(rows)
