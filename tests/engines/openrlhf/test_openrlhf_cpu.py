@@ -58,20 +58,3 @@ def install_twice() -> dict:
 
 def test_install_is_idempotent_and_imports_nothing_heavy(in_new_process):
     assert in_new_process(install_twice) == {"same": True, "heavy": [], "device": "cpu", "index": "cuda:0"}
-
-
-def install_after_openrlhf() -> str:
-    import openrlhf.utils.distributed_util
-
-    try:
-        cpu.install()
-    except RuntimeError as error:
-        return f"{error}, {'openrlhf.models.ring_attn_utils' in sys.modules}"
-    return openrlhf.__name__
-
-
-@pytest.mark.slow
-def test_install_after_openrlhf_is_an_error_that_leaves_nothing_behind(in_new_process):
-    message = in_new_process(install_after_openrlhf)
-    assert "must come before" in message
-    assert message.endswith("False")
