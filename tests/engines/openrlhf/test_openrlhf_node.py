@@ -10,6 +10,7 @@ from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import hours, launch, memory, node
+from exgrpo_orlhf.engines.openrlhf.flags import divisible_questions
 
 pytestmark = pytest.mark.openrlhf
 
@@ -40,6 +41,19 @@ def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_pa
     args = launch.parse(x, "model", Path("state"), resume=False)
     launch._check_shapes(x, args)
     assert launch.needed_gpus(args) == hours.step_of(x, 10**9, hours.CARDS["A100"])[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "train", "rollout", "steps", "k"), [(1, 1, 1, 1, 4), (3, 2, 1, 2, 4), (8, None, 6, 1, 8), (2, 5, 4, 3, 6)]
+)
+def test_a_batch_that_the_ranks_divide_is_a_multiple_of_the_smallest_one(ranks, train, rollout, steps, k):
+    sizes = {"train.micro_batch_size": train, "rollout.micro_batch_size": rollout}
+    sizes = {"actor.num_gpus_per_node": ranks, **{flag: size for flag, size in sizes.items() if size}}
+    bindings = [f"train.group_size = {k}", f"Optimizer.steps_per_batch = {steps}", "train.engine = 'openrlhf'"]
+    x = config.load(["base.gin"], [*bindings, f"OpenRLHF.flags = {sizes!r}"])
+    train = train or 1  # OpenRLHF's default
+    fit = [n for n in range(1, 500) if n * k % (ranks * rollout) == n % steps == n * k // steps % (ranks * train) == 0]
+    assert fit == [*range(divisible_questions(x), 500, divisible_questions(x))]
 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
