@@ -72,6 +72,14 @@ def test_selection_takes_the_extreme_of_the_score_over_exactly_the_response(warm
     assert shortest < len(asked), "a length bias would take the shortest every time"
 
 
+def test_scores_do_not_depend_on_the_token_budget(warm_model):
+    candidates = stored_responses(questions(6), np.random.default_rng(2), 3)
+    wide = make_engine(warm_model).score(candidates)
+    narrow = make_engine(warm_model, settings=LocalEngine(micro_batch_tokens=1)).score(candidates)
+    for question, ones in wide.items():
+        assert [one.entropy for one in ones] == pytest.approx([one.entropy for one in narrow[question]], abs=1e-6)
+
+
 @pytest.mark.parametrize("budget", [1, 500, 4000])
 def test_little_of_a_micro_batch_is_padding(budget):
     """T20. Every row once, within the budget, at most 5 % padding in any batch."""
