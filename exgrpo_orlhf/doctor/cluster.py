@@ -157,7 +157,11 @@ class DoctorTrainer(MixedTrainer):
             rollouts = dict(sampler(requests))
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
         measured = self.measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
-        gaps = [np.abs(ours.logprobs - one.sampler_logprobs) for ours, (_, one) in zip(measured, pairs, strict=True)]
+        gaps = [
+            np.abs(ours.logprobs - one.sampler_logprobs)
+            for ours, (_, one) in zip(measured, pairs, strict=True)
+            if one.sampler_logprobs is not None  # the sampler was asked for them
+        ]
         return float(np.concatenate(gaps).mean())
 
     def check_gradient(self) -> Finding:

@@ -37,6 +37,8 @@ KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.
 class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
     """OpenRLHF's actor trainer with MixedLoss as its loss; everything around the loss is OpenRLHF's."""
 
+    actor_loss_fn: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         x, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
