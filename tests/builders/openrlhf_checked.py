@@ -1,6 +1,6 @@
 """Trains like scripts/train.py with the CPU test layout, and records what the trainer does. A program.
 
-    python openrlhf_checked.py RUN RESUME(0/1) BINDING…
+    python openrlhf_checked.py RUN RESUME(0/1) FILE.gin… BINDING…
 
 A file RUN/kill-an-engine has the first vLLM engine killed when the update of the fourth step begins. Besides the run's
 own files it writes into RUN/seen/:
@@ -26,7 +26,7 @@ import ray
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import RunFolderError
 from exgrpo_orlhf.engines.openrlhf import cpu
-from exgrpo_orlhf.training.loop import loop
+from exgrpo_orlhf.training import loop
 from exgrpo_orlhf.training.run import train
 
 os.environ.update(cpu.environment())
@@ -119,10 +119,11 @@ class CheckedTrainer(trainer.MixedTrainer):
 
 
 def main() -> int:
-    run, resume, *bindings = sys.argv[1:]
+    run, resume, *words = sys.argv[1:]
+    files, bindings = ([word for word in words if word.endswith(".gin") == named] for named in (True, False))
     driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
     vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
-    x = config.load(["base.gin", "engines/openrlhf_cpu.gin"], bindings)
+    x = config.load(["base.gin", *files, "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
     except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:

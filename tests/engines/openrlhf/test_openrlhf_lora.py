@@ -13,7 +13,6 @@ import pytest
 import torch
 from engine_builders import make_engine, mixed_batch, move_adapter
 from openrlhf_actor import make_actor, update
-from test_config import stated
 from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, seen, start
 from transformers import AutoModelForCausalLM
 
@@ -78,14 +77,11 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
 ):
     """The candidates are scored with the adapter, the reference of the KL term is measured without it."""
     run = tmp_path / "run"
-    late = [f"{name} = {value}" for name, value in stated("ablations/late_injection.gin").items()]
-    late += ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
+    late = ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
     more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}
-    finish(
-        start(run, False, *bindings(warm_model, *late, *more, "train.steps = 12", "train.eval_every = None", **flags)),
-        run,
-    )
+    more += ("train.steps = 12", "train.eval_every = None")
+    finish(start(run, False, "ablations/late_injection.gin", *bindings(warm_model, *late, *more, **flags)), run)
     done = rows(run)[1:]
     assert len(done) == 12
     assert sum(row["policy/grad_norm"] > 0 for row in done) > 6

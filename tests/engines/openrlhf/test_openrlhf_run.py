@@ -18,7 +18,6 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT, ends_by_its_template, small_bindings
-from test_config import stated
 from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, initial_buffer
@@ -281,11 +280,10 @@ def test_su01s_recipe_with_experts_from_a_file_and_an_end_token_that_only_the_te
     chat_template = AutoTokenizer.from_pretrained(model).chat_template
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "template")
     (model / "chat_template.jinja").unlink()  # so that it comes from the other folder alone
-    more = [f"{name} = {value}" for name, value in stated("recipes/su01.gin").items()]
-    more += [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
+    more = [f"Work.experience = {str(experts)!r}", "ReplayMixer.collects = False", "DynamicSampling.max_rounds = 2"]
     more += [f"Prompts.chat_template_from = '{tmp_path}/template'", "RetirementPolicy.at_accuracy = None"]
     more += ["Prompts.template = 'chat'", "train.steps = 3", "train.eval_every = None"]
-    terminal = finish(start(run, False, *bindings(model, *more)), run).splitlines()
+    terminal = finish(start(run, False, "recipes/su01.gin", *bindings(model, *more)), run).splitlines()
     assert len(terminal) < 12, "one line a step on the terminal"
     assert not any("Traceback" in line or "Actor" in line for line in terminal), terminal
     assert {path.name.split("-")[0] for path in (run / "logs").iterdir()} >= {"driver.log", "CheckedTrainer"}
