@@ -33,7 +33,7 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
     x = config.load(["toy.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {given!r}"])
     args = launch.parse(x, str(work.folder), work.folder, resume=False)
-    args.exgrpo = replace(actor.ActorSettings.of(x), loss=work.loss, skip_above_grad_norm=None)
+    args.exgrpo = replace(x, loss=work.loss)
     made = actor.MixedPolicyActor(1, 0, None, None)
     made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(x), None)
     return made

@@ -51,7 +51,7 @@ def main() -> int:
         questions = WordProblems(count=given.questions, steps=(steps,), seed=7, split=given.split).load()
         began = time.perf_counter()
         seeds = np.arange(len(questions) * K).reshape(-1, K)
-        answered = engine.answer(questions, seeds.tolist(), 1.0, 1.0)
+        answered = engine.generate_for(questions, seeds.tolist(), 1.0, 1.0)
         pairs = [(q, engine.decode(one.token_ids)) for q, own in zip(questions, answered, strict=True) for one in own]
         known = measured(x.verifier.grade_all(pairs))
         known["tokens"] = float(np.mean([len(one.token_ids) for own in answered for one in own]))

@@ -68,7 +68,7 @@ def main() -> int:
 
     try:
         healthy = examine(arguments.gin, arguments.set, folder, arguments.only, report, ENVIRONMENT)
-    except ValueError as error:  # ConfigError among them
+    except (OSError, ValueError) as error:  # ConfigError among them
         print(f"error: {error}", file=screen)
         return 2
     except BaseException as error:  # its traceback goes to the log

@@ -135,7 +135,7 @@ def _dry_run(x: Experiment, run: Path) -> int:
     from transformers import AutoConfig, AutoTokenizer
 
     from exgrpo_orlhf import weights
-    from exgrpo_orlhf.engines.adapters import is_adapter
+    from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
     from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf

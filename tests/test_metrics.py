@@ -31,10 +31,14 @@ def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2
     """Any overflow or division by zero is an error."""
     loss = MixedPolicyLoss(beta=BETA, clip_low=clip[0], clip_high=clip[1], **bounds)
     entropies = [0.0] * len(rows) if entropies is None else entropies
-    as_floats = [[np.array(values, np.float32) for values in side] for side in (policy, behaviour)]
+    policy, behaviour = ([np.array(values, np.float32) for values in side] for side in (policy, behaviour))
+    passes = [dict(enumerate(policy)), *later]
+    fresh = [(r.advantage, p[i], behaviour[i]) for p in passes for i, r in enumerate(rows) if not r.replayed and i in p]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
-        return {**MixedBatch([], [rows], len(rows)).metrics(step, entropies), **loss.metrics(rows, *as_floats, later)}
+        of_rows = MixedBatch([], [rows], len(rows)).metrics(step, entropies)
+        of_fresh = loss.fresh_metrics(loss.fresh_sums(fresh))
+        return {**of_rows, **of_fresh, **loss.replayed_metrics(rows, policy, behaviour)}
 
 
 def random_logprobs(rows, scale, seed=0):
@@ -112,7 +116,7 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
     assert found["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
     assert found["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
     assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
-    unshaped = MixedPolicyLoss(shaping=False).metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
+    unshaped = MixedPolicyLoss(shaping=False).replayed_metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
     assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
     assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
     assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0

@@ -5,7 +5,7 @@ checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and t
 checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
-checkpoint-<step>/adapter/    with LoRA: the adapter alone (adapters.py); the weights at the root are merged
+checkpoint-<step>/adapter/    with LoRA: the adapter alone (lora.py); the weights at the root are merged
 checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (ahead.py)
 best                          a link to the checkpoint with the highest train.best_metric
 """

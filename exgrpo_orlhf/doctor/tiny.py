@@ -18,6 +18,7 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from .. import config
+from ..engines.openrlhf.flags import divisible_questions, ranks_of
 from ..experiment import Experiment
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedModel
@@ -39,21 +40,18 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str | None, str | None]:
-    """Path or hub id of the pretrained model that the files bind, and what is wrong with its configuration. The first
-    is None if the model is made here, or none is bound; the second if nothing is wrong."""
+def bound_model(files: Sequence[str], overrides: Sequence[str]) -> str | None:
+    """Path or hub id of the pretrained model that the files bind, or None if the model is made here, or none is bound.
+
+    Raises OSError and ValueError for a model that cannot be used.
+    """
     try:
         model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
     except ConfigError:  # a recipe without a model; other errors are raised later
-        return None, None
+        return None
     while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
         model = model.model
-    if not isinstance(model, PretrainedModel):
-        return None, None
-    try:
-        return model.prepare(), None
-    except (OSError, ValueError) as error:
-        return model.path, str(error).strip().splitlines()[0]
+    return model.prepare() if isinstance(model, PretrainedModel) else None
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
@@ -126,7 +124,7 @@ def _layers(bound: PretrainedConfig, settings: Collection[Sequence[Any]]) -> int
     return max([LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))])
 
 
-def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
+def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
     """The bound experiment on the small model, with questions and rewards made here, twice: with the bound batch size
     and OpenRLHF flags, and with those that the small model needs.
 
@@ -167,40 +165,29 @@ def examined(files: Sequence[str], overrides: Sequence[str], model: Path) -> tup
         "ReplayMixer.rho_steps = None",
         "Tracking.enabled = False",
     ]
-    given = [*overrides, *small]
-    x = config.load(["base.gin", *files], given)
+    bindings = [*overrides, *small]
+    x = config.load(["base.gin", *files], bindings)
     if x.openrlhf is None:
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
     if 0 < x.mixer.rho < Fraction(1, 2):
-        given.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
+        bindings.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
     flags, more = x.openrlhf.all_flags(), dict(x.openrlhf.more_flags)
     if x.settings.generate_ahead:
-        given.append("train.steps = 3")  # the second step's batch is planned before anything is stored
+        bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
         # Without the correction by the engines' log-probs: the plain computation has no engine.
         more["algo.advantage.is_correction_level"] = "off"
     for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
         if flag in flags:
             more[flag] = MICRO_BATCH_TOKENS
-    count = _questions(x, flags)
-    given += [
+    # The smallest batch that the ranks divide, with several micro-batches on each of them.
+    fewest = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1))) * ranks_of(flags) * x.optimizer.steps_per_batch
+    unit = divisible_questions(x)
+    count = -(-fewest // (unit * x.settings.group_size)) * unit
+    bindings += [
         f"OpenRLHF.timeout = {min(x.openrlhf.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]
-    return x, config.load(["base.gin", *files], given)
-
-
-def _questions(x: Experiment, flags: dict[str, Any]) -> int:
-    """The smallest batch, in questions, that gives every rank the same number of rows, enough for several
-    micro-batches."""
-    ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
-    micro = flags.get("train.micro_batch_size", 8)
-    rollout = flags.get("rollout.micro_batch_size", 8)
-    steps, k = x.optimizer.steps_per_batch, x.settings.group_size
-    wanted = max(ROWS, 3 * micro) * ranks * steps
-    count = steps
-    while count * k < wanted or count * k // steps % (ranks * micro) or count * k % (ranks * rollout):
-        count += steps
-    return count
+    return x, config.load(["base.gin", *files], bindings)

@@ -1,25 +1,21 @@
-"""What the training loop asks of an engine, and what both engines share."""
+"""The protocol of an engine: what the training loop calls."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checkpoints.manifest import Files
-from ..experiment import Experiment, Outcome
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
-from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
-from ..settings import OpenRLHF
-from ..stopping import Stop
-from .rows import ForwardRow
 
 LogProbs = npt.NDArray[np.float32]
 
@@ -32,18 +28,17 @@ class UpdateStats:
     behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
         sampled them, unless they were generated ahead and came with them
     entropies: mean token entropy of the response, nats, measured with policy_logprobs
-    later_passes: for each pass after the first, the log-probs of the rows that have a gradient, by position
+    metrics: of all optimiser steps and passes, among them `MixedPolicyLoss.fresh_metrics`
     """
 
     policy_logprobs: list[LogProbs]
     behaviour_logprobs: list[LogProbs]
     entropies: list[float]
     metrics: dict[str, float]
-    later_passes: Sequence[Mapping[int, LogProbs]] = ()
 
 
 class NonFiniteUpdate(ArithmeticError):
-    """The loss or the gradient is not finite. dump: the rows of the optimiser step (`dumped`), to find the cause."""
+    """The loss or the gradient is not finite. dump: the rows of the optimiser step (`row_dump`), to find the cause."""
 
     def __init__(self, message: str, dump: list[dict[str, Any]]) -> None:
         super().__init__(message)
@@ -53,25 +48,12 @@ class NonFiniteUpdate(ArithmeticError):
         return type(self), (str(self), self.dump)  # pickle makes an exception anew from these arguments
 
 
-def dumped(row: Row, policy: LogProbs, behaviour: LogProbs) -> dict[str, Any]:
-    """One row for `NonFiniteUpdate.dump`, as JSON; with its log-probs under the current and the behaviour policy."""
-    return {
-        "question_id": row.question.id,
-        "token_ids": row.token_ids.tolist(),
-        "advantage": row.advantage,
-        "in_loss": row.in_loss,
-        "replayed_from_step": None if row.replayed is None else row.replayed.step,
-        "policy_logprobs": policy.tolist(),
-        "behaviour_logprobs": behaviour.tolist(),
-    }
-
-
 class EngineLost(RuntimeError):
     """An actor or an engine in another process died, failed or does not answer."""
 
 
 class Engine(ABC):
-    """Both engines are of this class. The methods with a body are the same in both.
+    """Generates, scores, updates and saves.
 
     whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
     generates_beside: whether it can generate while it makes an update
@@ -80,9 +62,8 @@ class Engine(ABC):
 
     prompts: PromptEncoder
     model_path: str | Path
-    tokenizer: Any
     whole_batches: bool
-    generates_beside = False
+    generates_beside: bool
 
     @abstractmethod
     def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
@@ -90,47 +71,23 @@ class Engine(ABC):
         come one by one as they are completed. Raises EngineLost."""
 
     @abstractmethod
-    def respond(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
-
-    def answer(
+    def generate_for(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
-        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
-        rollouts = iter(self.respond(prompts, [seed for own in seeds for seed in own], temperature, top_p))
-        return [[next(rollouts) for _ in own] for own in seeds]
-
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     @abstractmethod
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
-        """Each row under the current policy, without gradient."""
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
 
+    @abstractmethod
     def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
         """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
-        rows = [
-            ForwardRow(self.prompts.encode(question), trajectory.token_ids)
-            for question, stored in candidates.items()
-            for trajectory in stored
-        ]
-        measured = iter(self.measure(rows))
-        return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
 
+    @abstractmethod
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (T,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
-        sampled = [(group.question, rollout) for group in groups for rollout in group.rollouts]
-        rows = [ForwardRow(self.prompts.encode(question), rollout.token_ids) for question, rollout in sampled]
-        return [measured.logprobs for measured in self.measure(rows)]
-
-    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
-        """Prompt and response of each row of the flattened batch."""
-        return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
 
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
@@ -150,26 +107,3 @@ class Engine(ABC):
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
-
-
-class Going(Protocol):
-    """A training loop that is ready to start."""
-
-    def go(self, stop: Stop) -> Outcome: ...
-
-
-# training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. The OpenRLHF engine
-# starts the loop in another process and takes it as an argument, because it cannot import what lies above it.
-Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
-
-
-@dataclass(frozen=True, repr=False)
-class Job:
-    """What the OpenRLHF engine's trainer needs to start the loop. settings: the experiment's, of that engine"""
-
-    experiment: Experiment
-    settings: OpenRLHF
-    loop: Loop
-    run: Path
-    tracking_uri: str
-    tags: Mapping[str, str]

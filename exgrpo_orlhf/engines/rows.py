@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,21 @@ def probe_rows(vocabulary: int, lengths: Sequence[tuple[int, int]], step: int = 
 
 
 def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
-    """The log-probs that a row came with, to the bit: a replayed row's are stored, those of a fresh row that was
+    """The log-probs that a row came with, bit-identical: a replayed row's are stored, those of a fresh row that was
     generated ahead were taken when it was sampled. Of another fresh row `measured`: its log-probs under the policy that
     sampled it, or None where they are not known yet."""
-    known = row.response.behaviour_logprobs
-    return measured if known is None else known
+    own = row.response.behaviour_logprobs
+    return measured if own is None else own
+
+
+def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """One row for `NonFiniteUpdate.dump`, as JSON; with its log-probs under the current and the behaviour policy."""
+    return {
+        "question_id": row.question.id,
+        "token_ids": row.token_ids.tolist(),
+        "advantage": row.advantage,
+        "in_loss": row.in_loss,
+        "replayed_from_step": None if row.replayed is None else row.replayed.step,
+        "policy_logprobs": policy.tolist(),
+        "behaviour_logprobs": behaviour.tolist(),
+    }

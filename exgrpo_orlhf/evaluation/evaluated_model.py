@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from .. import paths
 from ..checkpoints import BEST, find
-from ..engines import adapters
+from ..engines import lora
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
@@ -77,7 +77,7 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     from ..models.pretrained import find_model
 
     place = Path(model).expanduser()
-    if place.is_dir() and not any((place / name).is_file() for name in ("config.json", adapters.CONFIG)):
+    if place.is_dir() and not any((place / name).is_file() for name in ("config.json", lora.CONFIG)):
         raise ModelError(_no_model(place))
     try:
         path, tokenizer = find_model(model, paths.cache(None))
@@ -88,7 +88,7 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     if not folder.is_dir():
         return replace(loaded, revision=getattr(config, "_commit_hash", None)), {}
     loaded = replace(loaded, hash=hash_of(folder))
-    checkpoint = place.resolve().parent if adapters.is_adapter(place) else place.resolve()
+    checkpoint = place.resolve().parent if lora.is_adapter(place) else place.resolve()
     run, file = checkpoint.parent, checkpoint / "trainer" / "state.json"
     if not file.is_file():
         return loaded, {}

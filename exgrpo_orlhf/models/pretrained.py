@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import cache, files, paths, weights
 from ..checkpoints import manifest
-from ..engines import adapters
+from ..engines import lora
 from ..lazy import transformers
 from ..questions.prompts import PromptEncoder, Prompts
 
@@ -51,7 +51,7 @@ class PretrainedModel:
         """What `from_pretrained` takes. A GGUF file is converted first, and an adapter merged, unless the cache has it.
 
         Raises FileNotFoundError for a file or a package that is not there, ValueError for a model that is not there,
-        not whole or not read by transformers, and as `convert` and `adapters.merge`.
+        not whole or not read by transformers, and as `convert` and `lora.merge`.
         """
         try:
             return find_model(self.path, paths.cache(self.cache))[0]
@@ -70,8 +70,8 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
     elif install := SHIPPED.get(name):
         raise FileNotFoundError(f"{name}: this package is not installed: {install}")
     path = weights.locate(name)
-    if adapters.is_adapter(Path(path)):
-        path = str(adapters.merge(Path(path), directory))
+    if lora.is_adapter(Path(path)):
+        path = str(lora.merge(Path(path), directory))
     try:
         manifest.verify_model(Path(path))
         transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -170,19 +170,16 @@ class MixedPolicyLoss:
         log_w = torch.where(batch.in_loss, batch.logprobs - batch.behaviour_logprobs, 0)  # (T,)
         # torch.where evaluates both sides, and an infinite unused side would still make the gradient NaN: each side
         # sees a harmless 0 where it is not used.
-        fresh = self._fresh(self.fresh_log_ratio(torch.where(batch.replayed, 0, log_w), batch.row_of), batch.advantages)
+        fresh = self._fresh(torch.where(batch.replayed, 0, log_w), batch)
         replayed = self._replayed(batch, torch.where(batch.replayed, log_w, 0))
         return torch.where(batch.replayed, replayed, fresh)
 
-    def fresh_log_ratio(self, log_w: Tensor, row_of: Tensor) -> Tensor:
-        """(T,) log(π_θ/π_old) of each token → (T,) log of the ratio that is clipped, the token's or its row's."""
-        if self.ratio == "token":
-            return log_w
-        lengths = torch.bincount(row_of)
-        sums = log_w.new_zeros(len(lengths)).index_add(0, row_of, log_w)
-        return (sums / lengths.clamp(min=1))[row_of]
-
-    def _fresh(self, log_w: Tensor, advantages: Tensor) -> Tensor:
+    def _fresh(self, log_w: Tensor, batch: TokenBatch) -> Tensor:
+        advantages = batch.advantages
+        if self.ratio == "sequence":  # the ratio of a token is its row's
+            lengths = torch.bincount(batch.row_of)
+            sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
+            log_w = (sums / lengths.clamp(min=1))[batch.row_of]
         log_w = _truncated(log_w, self.max_fresh_weight)
         if self.clip_low is None or self.clip_high is None:
             return -torch.exp(log_w) * advantages
@@ -202,66 +199,59 @@ class MixedPolicyLoss:
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages
 
-    def metrics(
-        self,
-        rows: Sequence[Row],
-        policy: Sequence[Floats],
-        behaviour: Sequence[Floats],
-        later_passes: Sequence[Mapping[int, Floats]] = (),
-    ) -> dict[str, float]:
-        """What became of the importance weights. policy, behaviour: (T,) of each row
+    def fresh_sums(self, rows: Iterable[tuple[float, Floats, Floats]]) -> dict[str, float]:
+        """Sums over fresh rows, to be added up over whatever parts of an update they are taken of.
 
-        later_passes: where the batch was gone through again, the log-probs of each row that was measured again. They
-            enter the ratios of fresh rows; everything else is of the first pass.
+        rows: advantage, log π_θ (T,), log π_old (T,)
+        Returns the number of tokens, of those whose gradient the clip takes away (`clipped`), of those whose weight is
+        above the largest one (`truncated`), and the sum of w − 1 − log w, w = π_θ/π_old of a token (`kl`).
         """
-        fresh = [i for i, row in enumerate(rows) if row.replayed is None]
-        replayed = [i for i, row in enumerate(rows) if row.replayed is not None]
-        passes = [dict(enumerate(policy)), *later_passes]
-        ratios = [(rows[i].advantage, part[i], behaviour[i]) for part in passes for i in fresh if i in part]
-        stored = [policy[i].astype(np.float64) - behaviour[i] for i in replayed]
-        return {**self._fresh_metrics(ratios), **self._replayed_metrics(stored)}
-
-    def _fresh_metrics(self, rows: Sequence[tuple[float, Floats, Floats]]) -> dict[str, float]:
-        """approx_kl: mean of w − 1 − log w, w = π_θ/π_old of a token. clip_share: tokens whose gradient the clip takes
-        away. truncated_share: tokens whose weight is above the largest one, where there is one.
-        rows: advantage, log π_θ (T,), log π_old (T,)"""
-        tokens = clipped = truncated = 0
-        kl = 0.0
+        sums = dict.fromkeys(("tokens", "clipped", "truncated", "kl"), 0.0)
         for advantage, policy, behaviour in rows:
             log_w = policy.astype(np.float64) - behaviour
             w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
-            tokens += len(w)
-            kl += float((w - 1 - log_w).sum())
+            sums["tokens"] += len(w)
+            sums["kl"] += float((w - 1 - log_w).sum())
             if self.ratio == "sequence":
                 w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
             if self.max_fresh_weight is not None:
-                truncated += int((w > self.max_fresh_weight).sum())
+                sums["truncated"] += int((w > self.max_fresh_weight).sum())
                 w = np.minimum(w, self.max_fresh_weight)  # as in the loss: before the clip
-            if self.clip_low is not None and self.clip_high is not None:
-                outside = w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low
-                clipped += int(outside.sum()) if advantage else 0
-        found = {"policy/approx_kl": kl, "policy/clip_share": clipped}
-        if self.max_fresh_weight is not None:
-            found["policy/truncated_share"] = truncated
-        return {name: total / max(tokens, 1) for name, total in found.items()}
+            if self.clip_low is not None and self.clip_high is not None and advantage:
+                sums["clipped"] += int((w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low).sum())
+        return sums
 
-    def _replayed_metrics(self, log_weights: Sequence[npt.NDArray[np.float64]]) -> dict[str, float]:
+    def fresh_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Of the fresh tokens of an update. sums: `fresh_sums`, over all its steps, passes and ranks"""
+        names = {"kl": "policy/approx_kl", "clipped": "policy/clip_share"}
+        if self.max_fresh_weight is not None:
+            names["truncated"] = "policy/truncated_share"
+        return {metric: sums[name] / max(sums["tokens"], 1) for name, metric in names.items()}
+
+    def replayed_metrics(
+        self, rows: Sequence[Row], policy: Sequence[Floats], behaviour: Sequence[Floats]
+    ) -> dict[str, float]:
         """Of all replayed tokens, in log space, w* = π_θ/π_past. ess: effective sample size (Σw)²/Σw² as a share of the
-        tokens, 1 when all weigh the same. truncated_share: tokens whose weight is above the largest one."""
-        found = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
-        log_w = np.concatenate([*log_weights, np.zeros(0)])
+        tokens, 1 when all weigh the same. truncated_share: tokens whose weight is above the largest one.
+
+        policy, behaviour: log-probs of each row, (T,)
+        """
+        metrics = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
+        triples = zip(rows, policy, behaviour, strict=True)
+        stored = [now.astype(np.float64) - past for row, now, past in triples if row.replayed is not None]
+        log_w = np.concatenate([*stored, np.zeros(0)])
         used = log_w
         if self.max_weight is not None:
             used = np.minimum(log_w, np.log(self.max_weight))
-            found["replay/truncated_share"] = mean((log_w > used).tolist())
+            metrics["replay/truncated_share"] = mean((log_w > used).tolist())
         if len(log_w):
             w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
-            found["replay/log_weight_max"] = float(log_w.max())
-            found["replay/ess"] = float(w.sum() ** 2 / (w**2).sum() / len(w))
+            metrics["replay/log_weight_max"] = float(log_w.max())
+            metrics["replay/ess"] = float(w.sum() ** 2 / (w**2).sum() / len(w))
         if len(log_w) and self.shaping and self.importance_weights:
             shaped = 1 / (1 + np.exp(np.clip(np.log(self.beta) - used, -700, 700)))
-            found["replay/saturated_share"] = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
-        return found
+            metrics["replay/saturated_share"] = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
+        return metrics
 
 
 def _truncated(log_w: Tensor, largest: float | None) -> Tensor:

@@ -236,7 +236,7 @@ class TrainingRun:
             **mixer.metrics(),
             **buffer.metrics(mixer.buckets),
             **batch.metrics(step, stats.entropies),
-            **x.loss.metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, stats.later_passes),
+            **x.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
             **stats.metrics,
             **self.fresh.metrics(),
             "replay/candidates_scored": float(sum(len(one.measured) for one in considered.values())),
@@ -288,7 +288,7 @@ class TrainingRun:
         if not self.validation.questions or self.x.settings.eval_every is None:
             return {}
         clock, engine = Clock(), self.engine
-        metrics = self.validation.evaluate(self.step, engine.answer, engine.decode, engine.prompts)
+        metrics = self.validation.evaluate(self.step, engine.generate_for, engine.decode, engine.prompts)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 
+from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
 from ..questions.prompts import PromptEncoder
@@ -113,12 +114,7 @@ def _tiny(x: Experiment) -> Experiment:
         settings = replace(settings, generate_ahead=0)
     mixer = copy.deepcopy(x.mixer)
     if x.openrlhf is not None:
-        flags = x.openrlhf.all_flags()
-        ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
-        micro, rollout = (flags.get(f"{part}.micro_batch_size", 8) for part in ("train", "rollout"))
-        n, k = x.optimizer.steps_per_batch, x.settings.group_size
-        rows = math.lcm(ranks * micro * n, ranks * rollout)
-        unit = math.lcm(rows, k, n) // k
+        unit = divisible_questions(x)
         size = min(x.settings.questions_per_step, max(1, x.settings.questions_per_step // 4 // unit) * unit)
         settings = replace(settings, questions_per_step=size)
         mixer.questions_per_step = size

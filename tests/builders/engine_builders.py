@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -180,3 +181,24 @@ def move_adapter(model: torch.nn.Module, seed: int = 0, spread: float = 0.1) -> 
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+
+
+def random_model(config) -> torch.nn.Module:
+    """With weights so large that not all tokens are about equally probable."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter *= 8
+            elif name.endswith("bias"):
+                parameter.normal_()
+    return model
+
+
+def repeated_prompts(lengths, times) -> list[list[int]]:
+    """Random prompts of these lengths. times: how often each comes, a number for all or for each"""
+    rng = np.random.default_rng(0)
+    counts = [times] * len(lengths) if isinstance(times, int) else times
+    prompts = [rng.integers(2, 18, n).tolist() for n in lengths]
+    return [prompt for prompt, count in zip(prompts, counts, strict=True) for _ in range(count)]

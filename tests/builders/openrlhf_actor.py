@@ -15,7 +15,7 @@ from engine_builders import K
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor.actors import whole_weights
 from exgrpo_orlhf.engines.openrlhf import launch
-from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedPolicyActor
+from exgrpo_orlhf.engines.openrlhf.actor import MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
@@ -65,7 +65,7 @@ def make_actor(
         ],
     )
     args = launch.parse(x, str(model), resume or Path("nowhere"), resume=resume is not None)
-    args.exgrpo = replace(ActorSettings.of(x), loss=loss)
+    args.exgrpo = replace(x, loss=loss)
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
     actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)
@@ -101,7 +101,7 @@ class TrainerWithoutRay(MixedTrainer):
         self.measured += [row for part in rows for row in part]
         return [[getattr(self.actor, method_name)(part) for part in rows]]
 
-    def _answer(self, references: list[Any]) -> list[Any]:
+    def _results(self, references: list[Any]) -> list[Any]:
         return references
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:

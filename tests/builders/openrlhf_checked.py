@@ -1,6 +1,6 @@
 """Trains like scripts/train.py with the CPU test layout, and records what the trainer does. A program.
 
-    python openrlhf_checked.py RUN RESUME(0/1) BINDING…
+    python openrlhf_checked.py RUN RESUME(0/1) FILE.gin… BINDING…
 
 A file RUN/kill-an-engine has the first vLLM engine killed when the update of the fourth step begins. Besides the run's
 own files it writes into RUN/seen/:
@@ -112,17 +112,18 @@ class CheckedTrainer(trainer.MixedTrainer):
         differ = []
         for i, engine in enumerate(self.vllm_engines):
             theirs = ray.get(engine.weights.remote())
-            names, compared = actors.different(theirs, ours)
+            names, compared = actors.compare_weights(theirs, ours)
             assert compared == len(theirs)
             differ += [f"engine {i}: {name}" for name in names]
         self.record("sync", differ)
 
 
 def main() -> int:
-    run, resume, *bindings = sys.argv[1:]
+    run, resume, *words = sys.argv[1:]
+    files, bindings = ([word for word in words if word.endswith(".gin") == named] for named in (True, False))
     driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
     vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
-    x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], bindings)
+    x = config.load(["toy.gin", *files, "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
     except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from engine_builders import K, make_engine, mixed_batch, move_adapter
 
-from exgrpo_orlhf.doctor.parity import generated_ahead, recorded_gradients
+from exgrpo_orlhf.doctor.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -151,28 +151,19 @@ def compare(
     """Of each optimiser step and parameter the relative error and the cosine of the gradient; of the weights' movement
     the largest error, in learning rates, where the gradient is well above its error and Adam's ε, and elsewhere.
     Weights without a gradient are frozen, and differ by `frozen` at most."""
-    steps = []
     frozen = {
         name: after.pop(name) - expected["after"][name] for name in after.keys() - expected["gradients"][0].keys()
     }
     above = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in after.items()}
     for right, ours in zip(expected["gradients"], gradients, strict=True):
-        found = {}
         for name, g in right.items():
-            g, x = g.flatten().double(), ours[name].flatten().double()
-            found[name] = {
-                "norm": float(g.norm()),
-                "error": float((x - g).norm() / g.norm()) if g.norm() else float(x.norm()),
-                "cosine": float(torch.cosine_similarity(x, g, dim=0)),
-            }
-            bound = torch.maximum((x - g).abs() * WELL_ABOVE, torch.tensor(ADAM_EPS * WELL_ABOVE))
-            above[name] &= (g.abs() > bound).view_as(above[name])
-        steps.append(found)
+            bound = torch.maximum((ours[name] - g).abs() * WELL_ABOVE, torch.tensor(ADAM_EPS * WELL_ABOVE))
+            above[name] &= g.abs() > bound
     moved = {name: (after[name] - expected["after"][name]).abs() / RATE for name in after}
     where = [(moved[name][above[name]], moved[name][~above[name]]) for name in after]
     inside, outside = (torch.cat(parts) for parts in zip(*where, strict=True))
     return {
-        "steps": steps,
+        "steps": Difference.between(gradients, expected["gradients"]).steps,
         "weights": largest(inside),
         "weights_compared": len(inside) / (len(inside) + len(outside)),
         "other_weights": largest(outside),

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import launch
-from exgrpo_orlhf.engines.openrlhf.actor import ActorSettings, MixedActorTrainer, MixedPolicyActor
+from exgrpo_orlhf.engines.openrlhf.actor import MixedActorTrainer, MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
@@ -125,7 +125,7 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
         more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
     x = config.load(["toy.gin"], more)
     args = launch.parse(x, "model", Path("nowhere"), resume=False)
-    args.exgrpo = replace(ActorSettings.of(x), loss=loss, skip_above_grad_norm=None)
+    args.exgrpo = replace(x, loss=loss)
     return args
 
 

@@ -99,7 +99,6 @@ def test_the_share_of_clipped_tokens_is_that_of_whole_responses():
     loss = MixedPolicyLoss(ratio="sequence", clip_low=0.2, clip_high=0.2)
     above = (0.5, np.full(3, -1.0, np.float32), np.array([-2.0, -1.0, -1.0], np.float32))  # s = e^(1/3), one token of 3
     inside = (0.5, np.full(2, -1.0, np.float32), np.array([-2.0, 0.0], np.float32))  # s = 1
-    found = loss._fresh_metrics([above, inside])
-    assert found["policy/clip_share"] == 3 / 5
-    assert MixedPolicyLoss()._fresh_metrics([above, inside])["policy/clip_share"] == 2 / 5
-    assert found["policy/approx_kl"] == MixedPolicyLoss()._fresh_metrics([above, inside])["policy/approx_kl"]
+    sequences, tokens = (one.fresh_metrics(one.fresh_sums([above, inside])) for one in (loss, MixedPolicyLoss()))
+    assert (sequences["policy/clip_share"], tokens["policy/clip_share"]) == (3 / 5, 2 / 5)
+    assert sequences["policy/approx_kl"] == tokens["policy/approx_kl"]

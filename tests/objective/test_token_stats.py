@@ -97,28 +97,6 @@ def test_only_the_inputs_that_need_a_gradient_get_one(wanted):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_a_tied_weight_gets_the_gradient_of_both_uses():
-    weight, targets = inputs(torch.float64)[1], inputs()[3]
-    tokens = torch.arange(N) % V
-
-    def with_layer(function):
-        hidden = torch.tanh(weight[tokens])  # the embedding is the output layer
-        return gradients(function(hidden, weight, None, targets), [weight])[0]
-
-    assert torch.allclose(with_layer(chunked), with_layer(plain), rtol=1e-10, atol=1e-12)
-
-
-def test_one_layer_called_twice_accumulates():
-    hidden, weight, offsets, targets = inputs(torch.float64)
-    whole = gradients(chunked(hidden, weight, offsets, targets), [weight])[0]
-
-    def halves(function):
-        parts = [function(hidden[s], weight, offsets, targets[s]) for s in (slice(0, 9), slice(9, N))]
-        return gradients([torch.cat(pair) for pair in zip(*parts, strict=True)], [weight])[0]
-
-    assert torch.allclose(halves(chunked), whole, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("chunk", [1, 5, 23])
 def test_bfloat16_inputs_give_float32_values_and_close_bfloat16_gradients(chunk):
     """Against float32 from the same rounded inputs: one rounding of the logits and one of the gradient, no more."""

@@ -37,12 +37,12 @@ def is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-def refuse(asked: Mapping[str, Any]) -> None:
+def refuse(arguments: Mapping[str, Any]) -> None:
     """Raises Unfit if a model passed more to an attention function than full causal attention needs.
 
-    asked: further arguments of the function. Those that are None, False or 0 ask for nothing.
+    arguments: further ones of the function. Those that are None, False or 0 ask for nothing.
     """
-    more = [name for name, value in asked.items() if name not in UNUSED and (isinstance(value, Tensor) or value)]
+    more = [name for name, value in arguments.items() if name not in UNUSED and (isinstance(value, Tensor) or value)]
     if more:
         raise Unfit(f"attention is called with {', '.join(more)}")
 

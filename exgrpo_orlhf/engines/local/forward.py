@@ -56,7 +56,7 @@ class PolicyForward:
         """
         targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(self.device, torch.long)
         with self.autocast():
-            hidden = self._packed(rows) if pack else self._padded(rows)
+            hidden = hidden_states(self.model, Packed(rows, self.device)) if pack else self._padded(rows)
         return self._stats(hidden.to(self.compute_dtype), targets)
 
     def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
@@ -67,10 +67,6 @@ class PolicyForward:
         output = self.model.base_model(input_ids=torch.from_numpy(ids).to(self.device), use_cache=False)
         hidden: Tensor = output.last_hidden_state[torch.from_numpy(predicts).to(self.device)]
         return hidden
-
-    def _packed(self, rows: Sequence[ForwardRow]) -> Tensor:
-        """The same from the packed sequence."""
-        return hidden_states(self.model, Packed(rows, self.device))
 
     def _stats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return response_stats(self.model.get_output_embeddings(), hidden, targets, self.temperature)
@@ -100,20 +96,20 @@ class PolicyForward:
         expected = self._padded(rows)
         try:
             with attention_is(self.model, PACKED):
-                found = self._packed(rows)
+                packed = hidden_states(self.model, Packed(rows, self.device))
         except (Unfit, RuntimeError):
             return False
-        return torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+        return torch.allclose(packed, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
 @torch.no_grad()
 def measure(forward: PolicyForward, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
     """Each row, without gradient, in batches of at most `token_budget` tokens."""
-    found: dict[int, Measured] = {}
+    measured: dict[int, Measured] = {}
     for part, pack in forward.batches(rows, token_budget):
         batch = [rows[i] for i in part]
-        found.update(zip(part, per_row(batch, *forward(batch, pack)), strict=True))
-    return [found[i] for i in range(len(rows))]
+        measured.update(zip(part, per_row(batch, *forward(batch, pack)), strict=True))
+    return [measured[i] for i in range(len(rows))]
 
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:

@@ -149,8 +149,8 @@ class _Uniforms:
             return torch.rand(self._rows, dtype=torch.float64, device=self._device)
         position = self._position % self._AHEAD
         if position == 0:
-            drawn = np.stack([generator.random(self._AHEAD) for generator in self._generators], axis=1)
-            self._drawn = torch.from_numpy(drawn).to(self._device)  # (positions, rows)
+            numbers = np.stack([generator.random(self._AHEAD) for generator in self._generators], axis=1)
+            self._drawn = torch.from_numpy(numbers).to(self._device)  # (positions, rows)
         self._position += 1
         return self._drawn[position]
 
@@ -185,5 +185,5 @@ def _first_above(cumulative: Tensor, aim: Tensor) -> Tensor:
     """cumulative: (R, N) float64, aim: (R, 1) → (R, 1): the first that exceeds it, whose own share is not 0 therefore.
     Where rounding has made `aim` as large as the last one, it is the first that equals the last."""
     below = torch.nextafter(cumulative[:, -1:], torch.zeros_like(aim))
-    found = torch.searchsorted(cumulative, aim.minimum(below), right=True)
-    return found.clamp_(max=cumulative.shape[1] - 1)  # of NaN
+    first = torch.searchsorted(cumulative, aim.minimum(below), right=True)
+    return first.clamp_(max=cumulative.shape[1] - 1)  # of NaN

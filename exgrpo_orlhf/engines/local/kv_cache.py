@@ -34,8 +34,8 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
 
 def first(tensor: Tensor, count: int) -> Tensor:
     """The first entries along the first dimension. They are copied if the rest takes more than half of the memory."""
-    kept = tensor[:count]
-    return kept.clone() if 2 * kept.nbytes < kept.untyped_storage().nbytes() else kept
+    part = tensor[:count]
+    return part.clone() if 2 * part.nbytes < part.untyped_storage().nbytes() else part
 
 
 class Reserved:
@@ -104,7 +104,7 @@ class ReservedSlidingLayer(ReservedLayer, DynamicSlidingWindowLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.cumulative_length += key_states.shape[2]
-        seen = super().update(key_states, value_states)
+        attended = super().update(key_states, value_states)
         keep = self.sliding_window - 1
         self.keys, self.values = self._keys.forget(keep), self._values.forget(keep)
-        return seen
+        return attended

@@ -103,8 +103,8 @@ class Table:
         Every layer's backward pass keeps the mask that it was given: all of them are given the same tensor.
         """
         if (grouped, dtype) not in self._masks:
-            seen = torch.from_numpy(np.arange(self._columns) <= self._last[:, None, :, None])
-            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+            visible = torch.from_numpy(np.arange(self._columns) <= self._last[:, None, :, None])
+            mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
             self._masks[grouped, dtype] = mask.repeat(1, 1, grouped, 1).to(self.queries.device)
         return self._masks[grouped, dtype]
 
@@ -187,8 +187,8 @@ def attention(
     results = []
     for table in packed.tables:
         rows, width = table.shape
-        asked = query.index_select(0, table.queries).view(rows, width, heads, grouped, -1)
-        asked = asked.permute(0, 2, 3, 1, 4)  # (B, H, G, T, D)
+        queries = query.index_select(0, table.queries).view(rows, width, heads, grouped, -1)
+        queries = queries.permute(0, 2, 3, 1, 4)  # (B, H, G, T, D)
         keys, values = (
             x.index_select(0, table.keys).view(rows, -1, heads, x.shape[2]).transpose(1, 2) for x in (key, value)
         )  # (B, H, W, D)
@@ -196,10 +196,10 @@ def attention(
         # which is which: no key is copied for them.
         if table.causal:
             keys, values = (x.flatten(0, 1)[:, None].expand(-1, grouped, -1, -1) for x in (keys, values))
-            result = scaled_dot_product_attention(asked.flatten(0, 1), keys, values, is_causal=True, scale=scaling)
+            result = scaled_dot_product_attention(queries.flatten(0, 1), keys, values, is_causal=True, scale=scaling)
         else:
             mask = table.mask(grouped, dtype)
-            result = scaled_dot_product_attention(asked.flatten(2, 3), keys, values, attn_mask=mask, scale=scaling)
+            result = scaled_dot_product_attention(queries.flatten(2, 3), keys, values, attn_mask=mask, scale=scaling)
         result = result.view(rows, heads, grouped, width, -1).permute(0, 3, 1, 2, 4)  # (B, T, H, G, D)
         results.append(result.reshape(rows * width, heads * grouped, -1))
     return torch.cat(results).index_select(0, packed.order)[None], None

@@ -29,7 +29,7 @@ LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; wit
 
 
 def fits(model: PreTrainedModel, cache: Cache, rows: int) -> bool:
-    """Whether the rows may continue from this cache of prompts with `attention` in the place of the model's own, and
+    """Whether the rows may continue from this cache of prompts with `attention` instead of the model's own, and
     it is worth it.
 
     What shows only when attention is called raises Unfit then, at the first token.
@@ -111,14 +111,14 @@ class SharedPromptCache(Cache):
 
     def _drop_prompts(self) -> None:
         """Those without a row."""
-        used = self.owner.unique()
-        if len(used) == len(self.starts):
+        owners = self.owner.unique()
+        if len(owners) == len(self.starts):
             return
-        order, holes, tails = _closed(used)
+        order, holes, tails = _closed(owners)
         for pair in self.prompts:
             for tensor in pair:
                 tensor[holes] = tensor[tails]
-        self.prompts = [(first(keys, len(used)), first(values, len(used))) for keys, values in self.prompts]
+        self.prompts = [(first(keys, len(owners)), first(values, len(owners))) for keys, values in self.prompts]
         moved = torch.empty_like(self.starts)
         moved[order] = torch.arange(len(order))
         self.owner, self.starts = moved[self.owner], self.starts[order]
@@ -168,9 +168,9 @@ class SharedPromptCache(Cache):
         own = query @ key.flatten(0, 1).transpose(1, 2)  # (R · H, G, T)
         weights = torch.cat([scores, own], dim=2).softmax(2)
         table = weights[..., : self.columns].index_select(0, self.to_table)
-        seen = table.view(len(prompt_keys), -1, self.columns) @ prompt_values  # (P · H, N · G, D)
-        seen = seen.view(-1, group, features).index_select(0, self.to_rows)
-        return torch.baddbmm(seen, weights[..., self.columns :], value.flatten(0, 1))
+        result = table.view(len(prompt_keys), -1, self.columns) @ prompt_values  # (P · H, N · G, D)
+        result = result.view(-1, group, features).index_select(0, self.to_rows)
+        return torch.baddbmm(result, weights[..., self.columns :], value.flatten(0, 1))
 
 
 def _closed(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:

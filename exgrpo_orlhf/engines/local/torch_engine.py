@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,8 +16,9 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
-from .. import adapters
-from ..engine import Engine, UpdateStats
+from ..engine import UpdateStats
+from ..lora import FOLDER, Adapter
+from ..row_engine import RowEngine
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import check_rows, chunk_seed, generate
@@ -27,10 +28,10 @@ from .update import PolicyUpdate, Reference
 _FULL = LoRA()  # training of all weights
 
 
-class TorchEngine(Engine):
+class TorchEngine(RowEngine):
     """The engine with transformers and torch, in this process."""
 
-    whole_batches = False
+    whole_batches = generates_beside = False
 
     def __init__(
         self,
@@ -58,14 +59,14 @@ class TorchEngine(Engine):
         self.settings, self.sampling, self.seed = settings, sampling, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
-        self.adapter: adapters.Adapter | None = None
+        self.adapter: Adapter | None = None
         if lora.rank is None:
             self.model = load(weights_path or model_path, self.device)
         else:
             self.model = load(model_path, self.device)
-            self.adapter = adapters.Adapter(self.model, lora, model_path, seed)
+            self.adapter = Adapter(self.model, lora, model_path, seed)
             if weights_path is not None:
-                self.adapter.load(Path(weights_path) / adapters.FOLDER)
+                self.adapter.load(Path(weights_path) / FOLDER)
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         if generates:
@@ -98,8 +99,7 @@ class TorchEngine(Engine):
         questions = [*plan.fresh, *plan.replayed]
         owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
-        with self._merged():
-            sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
+        sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
@@ -108,16 +108,10 @@ class TorchEngine(Engine):
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 
-    def respond(
+    def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
-        with self._merged():
-            return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
-
-    def _merged(self) -> AbstractContextManager[None]:
-        """The adapter is merged while responses are generated: as fast, and faster for small models
-        (benchmarks/lora.py)."""
-        return nullcontext() if self.adapter is None else self.adapter.merged()
+        return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
 
     def _generate(
         self,
@@ -132,11 +126,13 @@ class TorchEngine(Engine):
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
         rows = self.settings.generation_rows
-        for chunk, begin in enumerate(range(0, len(order), rows)):
-            part = order[begin : begin + rows]
-            # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
-            devices = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(devices=devices), self.forward.autocast():
+        # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
+        devices = [self.device] if self.device.type == "cuda" else []
+        # As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py).
+        merged = nullcontext() if self.adapter is None else self.adapter.merged()
+        with merged, torch.random.fork_rng(devices=devices), self.forward.autocast():
+            for chunk, begin in enumerate(range(0, len(order), rows)):
+                part = order[begin : begin + rows]
                 torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
                 responses = generate(
                     self.model,
@@ -148,7 +144,7 @@ class TorchEngine(Engine):
                     top_p=top_p,
                     seeds=None if seeds is None else [seeds[i] for i in part],
                 )
-            rollouts.update(zip(part, responses, strict=True))
+                rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]
 
     # -- score and update ---------------------------------------------------------------------------------------------
@@ -173,7 +169,7 @@ class TorchEngine(Engine):
         state = None if self.adapter is None else self.adapter.merged_state()
         self.model.save_pretrained(folder, state_dict=state)
         if self.adapter is not None:
-            self.adapter.save(folder / adapters.FOLDER)
+            self.adapter.save(folder / FOLDER)
         self.tokenizer.save_pretrained(folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)

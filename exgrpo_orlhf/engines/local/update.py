@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from ...checkpoints.manifest import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
-from ..engine import LogProbs, NonFiniteUpdate, UpdateStats, dumped
-from ..rows import ForwardRow, behaviour_logprobs
+from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
+from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .forward import PolicyForward, measure, per_row
 from .placement import Recomputing
 
@@ -70,8 +70,8 @@ class PolicyUpdate:
         work = _Work(batch.flat_rows(), forward)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
-            fresh = [i for i, known in enumerate(work.behaviour_logprobs) if known is None]
-            for i, measured in zip(fresh, self._measure(work, fresh), strict=True):
+            missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
+            for i, measured in zip(missing, self._measure(work, missing), strict=True):
                 work.behaviour_logprobs[i] = measured.logprobs
         norms, losses, skipped, rate = [], [], 0, 0.0
         for step in range(steps):
@@ -79,9 +79,9 @@ class PolicyUpdate:
             if part == 0:
                 work.passes.append({})
             # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
-            dealt = range(part, groups, n)
-            members = [i for g in dealt for i in range(ends[g], ends[g + 1])]
-            value, norm = self._backward(work, members, len(dealt) * batch.width, loss)
+            of_step = range(part, groups, n)
+            members = [i for g in of_step for i in range(ends[g], ends[g + 1])]
+            value, norm = self._backward(work, members, len(of_step) * batch.width, loss)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
@@ -98,10 +98,10 @@ class PolicyUpdate:
             "policy/grad_norm": float(np.mean(norms)),
             "policy/skipped_updates": float(skipped),
             "policy/learning_rate": float(rate),
+            **loss.fresh_metrics(loss.fresh_sums(work.fresh_rows())),
         }
-        first, *later = work.passes
-        policy_logprobs = [first[i] for i in range(len(work.rows))]
-        return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics, later)
+        policy_logprobs = [work.passes[0][i] for i in range(len(work.rows))]
+        return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
 
     def _measure(self, work: _Work, members: list[int]) -> list[Measured]:
         return measure(self.forward, [work.forward[i] for i in members], self.micro_batch_tokens)
@@ -130,7 +130,7 @@ class PolicyUpdate:
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {total}, gradient norm {norm}): no weight was changed",
-                [work.dumped(i) for i in members],
+                [work.dump(i) for i in members],
             )
         return total, norm
 
@@ -207,6 +207,13 @@ class _Work:
         if self.behaviour_logprobs[i] is None:
             self.behaviour_logprobs[i] = measured.logprobs
 
-    def dumped(self, i: int) -> dict[str, Any]:
+    def fresh_rows(self) -> Iterator[tuple[float, LogProbs, LogProbs]]:
+        """Advantage, log π_θ and log π_old of each fresh row in each pass that measured it."""
+        for part in self.passes:
+            for i, row in enumerate(self.rows):
+                if row.replayed is None and i in part:
+                    yield row.advantage, part[i], self.behaviour_logprobs[i]
+
+    def dump(self, i: int) -> dict[str, Any]:
         policy = next(part[i] for part in reversed(self.passes) if i in part)
-        return dumped(self.rows[i], policy, self.behaviour_logprobs[i])
+        return row_dump(self.rows[i], policy, self.behaviour_logprobs[i])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,58 +22,34 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from ...checkpoints.manifest import Files, record_files, writing
-from ...experiment import Experiment
-from ...objective import MixedPolicyLoss
-from ...questions.prompts import PromptEncoder, Prompts
+from ...questions.prompts import PromptEncoder
 from ...records import Measured
 from ...settings import LoRA
-from .. import adapters
+from ..lora import FOLDER, Adapter
 from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
-from .policy_loss import MixedLoss, RolloutCorrection, update_metrics
+from .policy_loss import MixedLoss
 
-_EVERYTHING = 10**9  # checkpoints, GiB: OpenRLHF keeps them all; checkpoints.py removes old ones
-
-
-@dataclass(frozen=True, repr=False)
-class ActorSettings:
-    """What the policy actors need of an experiment. It reaches them as `args.exgrpo`."""
-
-    loss: MixedPolicyLoss
-    skip_above_grad_norm: float | None
-    generate_ahead: int
-    lora: LoRA
-    seed: int  # of the adapter
-    prompts: Prompts
-
-    @classmethod
-    def of(cls, x: Experiment) -> ActorSettings:
-        skip = x.optimizer.skip_above_grad_norm
-        return cls(x.loss, skip, x.settings.generate_ahead, x.lora, x.settings.seed, x.prompts)
+KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
 
 
 class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
     """OpenRLHF's actor trainer with MixedLoss as its loss; everything around the loss is OpenRLHF's."""
 
+    actor_loss_fn: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        advantage, ahead = self.args.algo.advantage, bool(self.args.exgrpo.generate_ahead)
+        x, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
         self.actor_loss_fn = MixedLoss(
-            self.args.exgrpo.loss,
-            rows=self.args.train.batch_size,
+            x.loss,
+            rows=train.batch_size,
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
-            gas=1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient,
-            single_step=self.args.train.max_epochs == 1
-            and self.args.train.batch_size == self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt,
-            ahead=ahead,
-            correction=RolloutCorrection(
-                # The flag is on there only so that vLLM gives its log-probs, by which the rows are weighed already.
-                "off" if ahead else advantage.is_correction_level,
-                advantage.is_correction_mode,
-                advantage.is_correction_gating,
-                tuple(advantage.is_correction_threshold),
-            ),
+            gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
+            single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
+            theirs=self.actor_loss_fn,
+            ahead=bool(x.settings.generate_ahead),
         )
         self.recorded: dict[int, Measured] = {}
 
@@ -111,7 +86,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
         named = adapter.base_parameters()
         with (
             patch.object(adapter.model, "named_parameters", lambda: named),
-            patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: adapter.whole(*one)),
+            patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: adapter.merged_weight(*one)),
         ):
             super().broadcast_to_vllm()
 
@@ -135,19 +110,19 @@ def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
 class MixedActor(Actor):  # type: ignore[misc]
     """OpenRLHF's model wrapper without logits: for N response tokens and a vocabulary of V, N × V floats never exist.
 
-    The output layer computes the log-prob and entropy of each response token, and the model returns them in the place
-    of its logits. The layer is called like any other, so ZeRO-3 gathers its weight for both passes.
+    The output layer computes the log-prob and entropy of each response token, and the model returns them instead of
+    its logits. The layer is called like any other, so ZeRO-3 gathers its weight for both passes.
 
     adapter: in the model, with LoRA; else None
     """
 
     def __init__(self, pretrain: str, *args: Any, lora: LoRA, seed: int, **kwargs: Any) -> None:
         super().__init__(pretrain, *args, **kwargs)
-        self.adapter: adapters.Adapter | None = None
+        self.adapter: Adapter | None = None
         if lora.rank is not None:
             # Reentrant checkpoints have a gradient only where one of their inputs has.
             self.model.enable_input_require_grads()
-            self.adapter = adapters.Adapter(self.model, lora, pretrain, seed)
+            self.adapter = Adapter(self.model, lora, pretrain, seed)
 
     def forward(
         self,
@@ -183,15 +158,15 @@ class MixedActor(Actor):  # type: ignore[misc]
             output = self.model(sequences, attention_mask=mask, position_ids=positions, use_cache=False)
         finally:
             del head.forward
-        found = output["logits"]
+        values = output["logits"]  # what `stats` returned
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             return torch.zeros(predicts.shape, device=values.device).masked_scatter(predicts, values)[:, :-1]
 
-        log_probs = spread(found[:, 0])
+        log_probs = spread(values[:, 0])
         if not return_output:
             return log_probs
-        output.entropy = spread(found[:, 1])
+        output.entropy = spread(values[:, 1])
         self.latest = log_probs.detach(), output.entropy.detach()  # OpenRLHF's training step returns neither
         return log_probs, output
 
@@ -219,20 +194,18 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        settings = strategy.args.exgrpo
-        made = partial(MixedActor, lora=settings.lora, seed=settings.seed)
-        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, made, in_order
+        x, ds = strategy.args.exgrpo, strategy.args.ds
+        make = partial(MixedActor, lora=x.lora, seed=x.settings.seed)
+        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
-        PromptEncoder(settings.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
+        PromptEncoder(x.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
             saved = AutoModelForCausalLM.from_pretrained(
                 strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
             ).state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)
-        self.guard = GradientGuard(
-            self.actor.model.optimizer, strategy.args.ds.zero_stage, strategy.args.exgrpo.skip_above_grad_norm
-        )
-        model, ds = self.actor.model.module, strategy.args.ds
+        self.guard = GradientGuard(self.actor.model.optimizer, ds.zero_stage, x.optimizer.skip_above_grad_norm)
+        model = self.actor.model.module
         size = model.config.get_text_config().vocab_size
         if ds.packing_samples and (mixed := mixing_of_rows(self.measure, size)):
             raise ValueError(
@@ -251,13 +224,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         with torch.no_grad():
             log_probs, output = self.actor(sequences, mask[:, 1:], there, return_output=True)
         self.actor.train()
-        measured = []
-        for i, row in enumerate(rows):
-            tokens = slice(len(row.prompt) - 1, len(row) - 1)
-            measured.append(
-                Measured(log_probs[i, tokens].cpu().numpy().copy(), float(output.entropy[i, tokens].mean()))
-            )
-        return measured
+        places = [(i, slice(len(row.prompt) - 1, len(row) - 1)) for i, row in enumerate(rows)]
+        return [Measured(log_probs[at].cpu().numpy().copy(), float(output.entropy[at].mean())) for at in places]
 
     def measure_base(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the base model: with LoRA the reference of a KL term."""
@@ -273,12 +241,10 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         self.trainer.recorded = {}
         status = super().fit(kl_ctl)
         totals = self.strategy.all_reduce(dict(loss.totals), op="sum")
-        norms, corrected = self.guard.norms, loss.correction.level != "off"
-        truncates = loss.loss.max_fresh_weight is not None
         return {
             **status,
-            **update_metrics(totals, self.strategy.world_size, len(norms), corrected, truncates),
-            "policy/grad_norm": float(np.mean(norms)),
+            **loss.metrics(totals, self.strategy.world_size, len(self.guard.norms)),
+            "policy/grad_norm": float(np.mean(self.guard.norms)),
             "policy/skipped_updates": float(self.guard.skipped),
             "policy/learning_rate": self.guard.rate,
         }
@@ -295,14 +261,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         """
         args, written = self.strategy.args, Files()
         with _hashing(Path(folder), written):
-            self.strategy.save_ckpt(
-                self.actor.model,
-                str(Path(folder) / "_actor"),
-                f"global_step{step}",
-                _EVERYTHING,
-                _EVERYTHING,
-                {"global_step": step},
-            )
+            tag, state = f"global_step{step}", {"global_step": step}
+            self.strategy.save_ckpt(self.actor.model, str(Path(folder) / "_actor"), tag, KEEP_ALL, KEEP_ALL, state)
         if self.actor.adapter is None:
             self.strategy.save_model(self.ema_model if args.train.enable_ema else self.actor, self.tokenizer, folder)
         else:
@@ -311,11 +271,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
             written |= record_files(Path(folder), [path for path in Path(folder).iterdir() if path.is_file()])
         return written
 
-    def _save_merged(self, adapter: adapters.Adapter, folder: Path) -> None:
+    def _save_merged(self, adapter: Adapter, folder: Path) -> None:
         """The model with merged weights, and the adapter."""
         first = self.strategy.is_rank_0()
         state = adapter.merged_state(keep=first)
-        adapter.save(folder / adapters.FOLDER, write=first)
+        adapter.save(folder / FOLDER, write=first)
         if first:
             adapter.model.save_pretrained(folder, state_dict=state)
             self.tokenizer.save_pretrained(folder)

@@ -57,8 +57,7 @@ def install() -> None:
     """Makes this process able to run OpenRLHF without CUDA. Does nothing where there is CUDA, or when called again.
 
     Call it in the driver before OpenRLHF is imported, and in all workers as runtime_env["worker_process_setup_hook"].
-    A module is changed when it is imported, so a worker does not import modules that it does not use. Raises
-    RuntimeError if such a module has been imported already.
+    A module is changed when it is imported, so a worker does not import modules that it does not use.
     """
     if torch.cuda.is_available() or _RING_ATTENTION in sys.modules:
         return
@@ -79,9 +78,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function with a module right after the module's first import."""
 
     def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
-        late = sorted(functions.keys() & sys.modules.keys())
-        if late:
-            raise RuntimeError(f"install() must come before the import of OpenRLHF; already imported: {late}")
         self._pending = functions
 
     def find_spec(

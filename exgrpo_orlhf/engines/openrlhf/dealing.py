@@ -34,14 +34,14 @@ def deal_passes(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packe
             parts.remove(most)
             parts += [most[: len(most) // 2], most[len(most) // 2 :]]
     parts.sort(key=cost, reverse=True)
-    dealt: list[list[list[int]]] = [[] for _ in range(ranks)]
+    passes: list[list[list[int]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for begin in range(0, len(parts), ranks):
         least_first = sorted(range(ranks), key=load.__getitem__)
         for rank, part in zip(least_first, parts[begin : begin + ranks], strict=True):
-            dealt[rank].append(part)
+            passes[rank].append(part)
             load[rank] += cost(part)
-    return dealt
+    return passes
 
 
 def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[int]]:
@@ -67,10 +67,10 @@ def _padded(rows: Sequence[ForwardRow], token_budget: int, ranks: int) -> list[l
     parts = list(micro_batches(rows, token_budget))
     passes, too_small = math.ceil(len(parts) / ranks), 0
     while token_budget - too_small > 1:
-        tried = (too_small + token_budget) // 2
-        cut = list(micro_batches(rows, tried))
+        budget = (too_small + token_budget) // 2
+        cut = list(micro_batches(rows, budget))
         if len(cut) > passes * ranks:
-            too_small = tried
+            too_small = budget
         else:
-            token_budget, parts = tried, cut
+            token_budget, parts = budget, cut
     return parts

@@ -22,12 +22,13 @@ from ray.exceptions import RayError, RayTaskError
 
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import EngineLost, Job
+from ..engine import EngineLost
 from . import cpu
-from .actor import ActorSettings, MixedPolicyActor
+from .actor import MixedPolicyActor
+from .job import Job
 from .output import Output
 from .trainer import MixedTrainer, StopFile
-from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_the_jobs
+from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_job_env
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
@@ -42,10 +43,9 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
     gpus: number that the layout needs; classes: of the policy actors and of the trainer; output: takes what the actors
         print, which else is printed
     """
-    x, settings = job.experiment, job.settings
+    settings = job.settings
     StopFile(job.run).path.unlink(missing_ok=True)
-    args.exgrpo = ActorSettings.of(x)
-    args.exgrpo_job = job
+    args.exgrpo, args.exgrpo_job = job.experiment, job
     with connected(settings, gpus) as address:
         if output:
             output.take_lines()
@@ -67,14 +67,14 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
             cause = error.cause
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
-            said = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
+            reason = str(cause) if isinstance(cause, EngineLost) else f"{type(cause).__name__}: {str(cause).strip()}"
             # Ray may learn of a death a moment later than the actors that used the dead one. Other failures, such as a
             # broken connection, are then consequences.
             if dead := _dead_actors(3 * _POLL_SECONDS):
-                raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {said}", output)) from error
+                raise EngineLost(_with_logs(f"{dead[0][0]} (process {dead[0][1]}) died; {reason}", output)) from error
             # RayError: for example a full object store
             if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):
-                raise EngineLost(said) from error
+                raise EngineLost(reason) from error
             log.error("%s", error)
             raise cause from None
         except RayError as error:
@@ -90,7 +90,7 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
     if settings.cpu_bench:
         environment |= cpu.environment()
         runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
-    runtime["env_vars"] = without_the_jobs(environment, os.environ)
+    runtime["env_vars"] = without_job_env(environment, os.environ)
     address = ray_address(settings.ray_address, os.environ)
     started: dict[str, Any] = {"address": address}
     if address == "local":
@@ -131,13 +131,13 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
 def _await_gpus(gpus: int, patience: float) -> None:
     """Waits while nodes are still joining, for at most `patience` seconds. Then raises EngineLost."""
     end = time.monotonic() + patience
-    while (found := int(ray.available_resources().get("GPU", 0))) < gpus:
+    while (free := int(ray.available_resources().get("GPU", 0))) < gpus:
         if time.monotonic() > end:
             raise EngineLost(
                 f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
-                f"{found} free"
+                f"{free} free"
             )
-        log.info("waiting for GPUs: %d of %d are free in Ray", found, gpus)
+        log.info("waiting for GPUs: %d of %d are free in Ray", free, gpus)
         time.sleep(5)
 
 
@@ -176,13 +176,13 @@ class _Watch:
 
     def _watch(self) -> None:
         passed_on = False
-        begun, seen = time.time(), self.run / "metrics.jsonl"
+        begin, metrics = time.time(), self.run / "metrics.jsonl"
         while not self._done.wait(_POLL_SECONDS):
             if self.stop.signal and not passed_on:
                 StopFile(self.run).path.write_text(self.stop.signal.name, encoding="ascii")
                 passed_on = True
             dead = _dead_actors()
-            last = max(begun, seen.stat().st_mtime if seen.exists() else 0.0)
+            last = max(begin, metrics.stat().st_mtime if metrics.exists() else 0.0)
             reason = None
             if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may fail with a better message
                 reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died", self.output)
@@ -214,12 +214,12 @@ def _actors() -> list[dict[str, Any]]:
 
 def _with_logs(message: str, output: Output | None) -> str:
     """The message with the last log lines of the dead actors. Ray's files have them only on the actor's machine."""
-    found = []
+    parts = [message]
     folder = Path(ray_worker._global_node.get_logs_dir_path()) if ray_worker._global_node else None
     for name, pid in _dead_actors():
         lines: list[str] = []
         for path in sorted(folder.glob(f"worker-*-{pid}.*")) if folder and pid else []:
             lines += path.read_text(errors="replace").splitlines()
         lines = lines or (output.last_lines(pid, _LOG_LINES) if output else [])
-        found.append(f"--- last log lines of {name} (process {pid}):\n" + "\n".join(lines[-_LOG_LINES:]))
-    return "\n".join([message, *found])
+        parts.append(f"--- last log lines of {name} (process {pid}):\n" + "\n".join(lines[-_LOG_LINES:]))
+    return "\n".join(parts)

@@ -38,7 +38,7 @@ def as_experience(
     Args:
         rows: prompt and response of each row of the flattened batch
         measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
-            whose log-probs come from the training pass. A replayed row gets its stored ones, to the bit.
+            whose log-probs come from the training pass. A replayed row gets its stored ones, bit-identical.
         base: log-probs of each row by the reference model of a KL term, where that is the policy without its adapter
     """
     references = base if base is not None else [None] * len(rows)
@@ -55,8 +55,8 @@ def _experience(
     label: str, row: Row, forward: ForwardRow, measured: LogProbs | None, base: LogProbs | None
 ) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
-    known = behaviour_logprobs(row, measured)
-    logprobs = 0 if known is None else known
+    own = behaviour_logprobs(row, measured)
+    logprobs = 0 if own is None else own
     # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
     sampler, reward, truncated = logprobs, 0.0, False
     if isinstance(row.response, Trajectory):

@@ -7,6 +7,7 @@ compare it with these tables and with OpenRLHF's own parser.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -117,8 +118,22 @@ REFUSED = {
 
 def identity(settings: OpenRLHF) -> dict[str, Any]:
     """The flags that must be the same for a run to be continued."""
-    given = settings.all_flags()
-    return {flag: given[flag] for flag in sorted(given) if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
+    flags = sorted(settings.all_flags().items())
+    return {flag: value for flag, value in flags if not any(fnmatch(flag, pattern) for pattern in EXECUTION)}
+
+
+def ranks_of(flags: Mapping[str, Any]) -> int:
+    """The number of policy actors."""
+    return int(flags.get("actor.num_nodes", 1)) * int(flags.get("actor.num_gpus_per_node", 8))  # OpenRLHF's defaults
+
+
+def divisible_questions(x: Experiment) -> int:
+    """A batch must be a multiple of this many questions: then every rank has as many rows as the others, in each
+    optimiser step and in each micro-batch. Otherwise OpenRLHF drops rows or carries half a step into the next batch."""
+    flags = x.openrlhf.all_flags() if x.openrlhf else {}
+    train, rollout = (int(flags.get(f"{part}.micro_batch_size", 1)) for part in ("train", "rollout"))
+    ranks, n, k = ranks_of(flags), x.optimizer.steps_per_batch, x.settings.group_size
+    return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
 def check(flags: Mapping[str, Any]) -> None:

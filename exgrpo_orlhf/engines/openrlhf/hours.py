@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...experiment import Experiment
+from .flags import ranks_of
 
 RESPONSE, PROMPT = 2000, 300  # tokens of a mean response and a mean prompt (assumed)
 CANDIDATES = 4  # stored trajectories of a replayed question, which are scored (assumed)
@@ -42,7 +43,7 @@ def step_of(x: Experiment, parameters: int, card: Card) -> tuple[float, int]:
         passes += 1  # log-probs before the update
     generate = (rows - replayed * (k - x.mixer.fresh_beside)) * response / (card.tokens * RATED / parameters)
     train = (rows * passes + replayed * CANDIDATES) * forward
-    trainers = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
+    trainers = ranks_of(flags)
     if flags.get("train.colocate_all"):
         return (1 + OTHER) * (generate + train) / trainers, trainers
     engines = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)

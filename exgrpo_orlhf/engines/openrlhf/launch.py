@@ -1,4 +1,4 @@
-"""Runs OpenRLHF's own program with our policy actor and our trainer in the place of its own.
+"""Runs OpenRLHF's own program with our policy actor and our trainer instead of its own.
 
 In order: the flags are put together and go through OpenRLHF's parser and checks; the model and the questions are
 checked; Ray is started or reached; the program runs, and is watched for actors that die and steps that do not end. A
@@ -14,6 +14,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +34,11 @@ from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from .. import adapters
-from ..engine import Job, Loop
+from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, memory, node
 from . import flags as openrlhf_flags
+from .job import Job, Loop
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -92,15 +93,15 @@ def launch(
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
         if logs is not None:
-            from .output import Output
+            from .output import output_in
 
-            output = printed.enter_context(Output(logs))
+            output = printed.enter_context(output_in(logs))
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
         driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles, output)
-    done = max(checkpoints.find(run), default=0)
-    return Outcome(done, x.settings.steps, stop.signal if done < x.settings.steps else None)
+    step = max(checkpoints.find(run), default=0)
+    return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
 
 
 def prepare(settings: OpenRLHF) -> None:
@@ -135,46 +136,45 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
     settings = x.openrlhf
     assert settings is not None
-    given = settings.all_flags()
+    flags = settings.all_flags()
     if settings.cpu_bench:
-        given |= cpu.FLAGS
-    if key := given.get(wandb := "logger.wandb.key"):  # OpenRLHF would publish it: the environment has it instead
+        flags |= cpu.FLAGS
+    if key := flags.get(wandb := "logger.wandb.key"):  # OpenRLHF would publish it: the environment has it instead
         if key != REDACTED:
             os.environ.setdefault("WANDB_API_KEY", str(key))
-        given[wandb] = REDACTED if "WANDB_API_KEY" in os.environ else None
-        if given[wandb] is None:
+        flags[wandb] = REDACTED if "WANDB_API_KEY" in os.environ else None
+        if flags[wandb] is None:
             log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", wandb, REDACTED)
-    engines = given.get("vllm.num_engines")
+    engines = flags.get("vllm.num_engines")
     _require(
         engines is not None and not (isinstance(engines, int) and engines < 1),
         f"vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
     )
-    wanted = openrlhf_flags.command_line(x, given, model_path, state, resume=resume)
-    said = io.StringIO()
+    line = openrlhf_flags.command_line(x, flags, model_path, state, resume=resume)
+    output = io.StringIO()
     try:
-        with _stopped_after_parsing(wanted), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with _stopped_after_parsing(line), contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             runpy.run_module(_PROGRAM, run_name="__main__")
     except _Parsed as parsed:
         args = parsed.args[0]
     except LaunchError:
         raise
     except SystemExit as error:
-        message = said.getvalue().strip().splitlines()[-1:] or [str(error)]
+        message = output.getvalue().strip().splitlines()[-1:] or [str(error)]
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message[0].partition('error: ')[2]}") from None
     except (AssertionError, ValueError) as error:
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {error}") from None
     else:
         raise LaunchError(f"{_PROGRAM} ended before its arguments were read: is this OpenRLHF 0.11.2?")
-    for line in said.getvalue().splitlines():
-        if line.startswith("[Warning]"):
-            log.warning("OpenRLHF: %s", line.removeprefix("[Warning] "))
+    for message in re.findall(r"^\[Warning\] (.*)", output.getvalue(), re.MULTILINE):
+        log.warning("OpenRLHF: %s", message)
     if settings.cpu_bench:  # OpenRLHF's checks switch flash attention on with packing
         args.ds.attn_implementation = cpu.FLAGS["ds.attn_implementation"]
     return args
 
 
 @contextlib.contextmanager
-def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
+def _stopped_after_parsing(flags: Mapping[str, Any]) -> Iterator[None]:
     """OpenRLHF parses its arguments under `if __name__ == "__main__"` and then trains. Within this context the first
     function that it calls raises _Parsed instead."""
     import openrlhf.utils
@@ -187,16 +187,15 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
 
     def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
         # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
-        known = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
-        known -= {"help", "-h"}
-        if flag := next((flag for flag in wanted if flag not in known), None):
-            near = difflib.get_close_matches(flag, known, n=3, cutoff=0.5)
+        names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
+        if flag := next((flag for flag in flags if flag not in names), None):
+            near = difflib.get_close_matches(flag, names, n=3, cutoff=0.5)
             hint = f"nearest: {', '.join(near)}" if near else "docs/cluster.md lists them all"
             raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
         return parse_args(parser, *more, **kwargs)
 
     with (
-        patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(wanted)]),
+        patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(flags)]),
         patch.object(openrlhf.utils, "get_strategy", parsed),
         patch.object(ray, "is_initialized", lambda: True),
         patch.object(argparse.ArgumentParser, "parse_args", checked),
@@ -233,26 +232,22 @@ def needed_gpus(args: Any) -> int:
 
 
 def _check_shapes(x: Experiment, args: Any) -> None:
-    """Raises LaunchError for flags that would fail, or train wrongly, later: with another number of rows on a rank
-    OpenRLHF drops rows or carries half a step into the next batch."""
-    given = x.openrlhf.all_flags() if x.openrlhf else {}
+    """Raises LaunchError for flags that would fail, or train wrongly, later."""
+    flags = x.openrlhf.all_flags() if x.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
         _require(
-            not given.get(flag) or args.train.colocate_all,
+            not flags.get(flag) or args.train.colocate_all,
             f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
         )
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    rows, step = args.rollout.batch_size * args.rollout.n_samples_per_prompt, args.train.batch_size
-    for what, count, flag, size in (
-        ("rows of a batch", rows, "rollout.micro_batch_size", args.rollout.micro_batch_size),
-        ("rows of an optimiser step", step, "train.micro_batch_size", args.train.micro_batch_size),
-    ):
-        _require(
-            count % (ranks * size) == 0,
-            f"the {count} {what} (train.questions_per_step · train.group_size, divided by Optimizer.steps_per_batch) "
-            f"do not divide into {ranks} ranks × {flag} = {size}",
-        )
-    stage, dtype = args.ds.zero_stage, given.get("ds.param_dtype", "bf16")
+    questions, unit = x.settings.questions_per_step, openrlhf_flags.divisible_questions(x)
+    _require(
+        questions % unit == 0,
+        f"train.questions_per_step = {questions} must be a multiple of {unit}, so that its rows (· train.group_size = "
+        f"{x.settings.group_size}) divide into Optimizer.steps_per_batch = {x.optimizer.steps_per_batch} steps, "
+        f"{openrlhf_flags.ranks_of(flags)} ranks, train.micro_batch_size = {args.train.micro_batch_size} and "
+        f"rollout.micro_batch_size = {args.rollout.micro_batch_size}",
+    )
+    stage, dtype = args.ds.zero_stage, flags.get("ds.param_dtype", "bf16")
     _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
     _require(dtype == "bf16", f"ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
     _require(
@@ -260,8 +255,10 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
         "what is written into gathered parameters; use ds.zero_stage = 2",
     )
-    average = "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter"
-    _require(not args.train.enable_ema or x.lora.rank is None, average)
+    _require(
+        not args.train.enable_ema or x.lora.rank is None,
+        "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter",
+    )
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     try:
@@ -272,7 +269,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
 
 def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
-    if wrong := node.wrong_allocator(args, os.environ) or node.wrong_nvcc(args):
+    if wrong := node.wrong_allocator(args, os.environ):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
@@ -309,16 +306,16 @@ def _check_work(
         )
     if wrong := too_few_positions(config, x.prompts.max_tokens + x.sampling.max_response_tokens, model_path):
         raise LaunchError(wrong)
-    questions, asked = loaded or (x.questions.load(), x.validation.load() if x.validation else [])
+    questions, validation = loaded or (x.questions.load(), x.validation.load() if x.validation else [])
     if len(questions) < x.settings.questions_per_step:
         raise LaunchError(
             f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
             "this engine needs whole batches"
         )
     if x.lora.rank is not None:
-        adapters.refuse_targets(model_path, x.lora)
+        refuse_targets(model_path, x.lora)
     prompts = PromptEncoder(x.prompts, tokenizer)
-    prompts.check([*questions, *asked])
+    prompts.check([*questions, *validation])
     if begins and x.experience:
         initial_buffer.load(x, questions, prompts)
         close_pools()  # the workers that graded the experts must not run beside Ray's

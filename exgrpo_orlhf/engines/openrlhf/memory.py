@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...experiment import Experiment
 from ...lazy import torch, transformers
 from ...settings import LoRA
+from .flags import ranks_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,7 +76,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
     parameters, trained = parameters_of(config, x.lora)
     stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
-    ranks = flags.get("actor.num_nodes", 1) * per_node
+    ranks = ranks_of(flags)
     colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")
     weights = 2 * parameters / (ranks if stage == 3 else 1)  # bf16; stage 2 keeps all of them on each GPU
     gradients = 2 * trained / (ranks if stage > 1 else 1)
@@ -102,7 +103,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     layer = update_tokens * 2 * (6 * text.hidden_size + 4 * inner)  # its activations
     # With gradient checkpointing the inputs of all layers, and one layer computed again.
     checkpointed = text.num_hidden_layers * update_tokens * text.hidden_size * 2 + layer
-    kept = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
+    activations = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
     # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
     # layer, and of an embedding that is the same weight.
     learnt = 0 if x.lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
@@ -117,7 +118,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     asleep = 16 * trained / ranks if offloaded else gradients + states if flags.get("ds.enable_sleep") else 0
     return Memory(
         model=model,
-        update=held + log_probs + kept,
+        update=held + log_probs + activations,
         reference=held + scored_tokens * text.vocab_size * 6 if "the reference model" in beside else 0,  # bf16, float32
         rollout=sum(stays.values()) + engine,
         stays=stays,

@@ -6,16 +6,15 @@ messages of this package: of the driver, and of the trainer, which is an actor o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as ray_lines
 
@@ -42,54 +41,12 @@ def mark_messages() -> None:
 
 
 class Output:
-    """Within this context the file descriptors 1 and 2 are <folder>/driver.log, our messages go to the terminal, and
-    the actors' lines to <folder>/<actor>-<process id>.log. If it ends by an error, the end of driver.log is shown."""
+    """The lines of actors: in <folder>/<actor>-<node>-<process id>.log, and our own messages on the terminal too."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._driver = folder / "driver.log"
-        self._files: dict[tuple[str, str], RotatingFileHandler] = {}
-        self._early: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # of actors without a name as yet
+    def __init__(self, folder: Path, terminal: TextIO) -> None:
+        self.folder, self._terminal = folder, terminal
+        self._files: dict[str, RotatingFileHandler] = {}
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Output:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._kept = os.dup(1), os.dup(2)
-        self._terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
-        file = os.open(self._driver, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._begin = os.fstat(file).st_size
-        for number in (1, 2):
-            os.dup2(file, number)
-        os.close(file)
-        self._root = logging.getLogger()
-        self._before = list(self._root.handlers)
-        ours = logging.StreamHandler(self._terminal)
-        ours.addFilter(lambda record: record.name.startswith((_OURS, "__main__")))
-        handlers: list[logging.Handler] = [ours, logging.StreamHandler(sys.stderr)]
-        for handler in handlers:
-            handler.setFormatter(logging.Formatter(FORMAT, TIME_FORMAT))
-        self._root.handlers[:] = handlers
-        logging.getLogger(__name__).info("the output of OpenRLHF, Ray and vLLM goes to %s", self.folder)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        ray_lines.remove_handler(_OURS)
-        with self._lock:
-            for key, lines in self._early.items():
-                self._write(key, "worker", lines)
-            for handler in self._files.values():
-                handler.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, kept in enumerate(self._kept, 1):
-            os.dup2(kept, number)
-            os.close(kept)
-        self._root.handlers[:] = self._before
-        if isinstance(error, Exception):
-            self._show_end()
-        self._terminal.close()
 
     def take_lines(self) -> None:
         """From Ray, once it is connected; it would print them."""
@@ -98,39 +55,67 @@ class Output:
 
     def last_lines(self, pid: int, count: int) -> list[str]:
         """Of what an actor has printed, on whatever node."""
+        files = sorted(self.folder.glob(f"*-{pid}.log"), key=lambda file: file.stat().st_mtime)
+        return [line for file in files for line in file.read_text(errors="replace").splitlines()][-count:]
+
+    def close(self) -> None:
+        ray_lines.remove_handler(_OURS)
         with self._lock:
-            files = [Path(handler.baseFilename) for (_, of), handler in self._files.items() if of == str(pid)]
-            early = [line for (_, of), lines in self._early.items() if of == str(pid) for line in lines]
-        written = [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
-        return [*written, *early][-count:]
+            for handler in self._files.values():
+                handler.close()
 
     def _take(self, data: Mapping[str, Any]) -> None:
-        """Some lines of one process. data: as Ray's log monitor sends them"""
+        """Some lines of one process. data: as Ray's log monitor sends them; at first an actor has no name"""
         if data["pid"] == "autoscaler":  # a status of 30 lines every few seconds
             return
-        actor, key = data.get("actor_name") or data.get("task_name"), (str(data.get("ip")), str(data["pid"]))
-        shown = [line.removeprefix(MARK) for line in data["lines"] if line.startswith(MARK)]
+        name = f"{data.get('actor_name') or data.get('task_name') or 'worker'}-{data.get('ip')}-{data['pid']}.log"
         with self._lock:
-            if not actor and key[1].isdigit() and key not in self._files:
-                self._early[key] += data["lines"]
-            else:
-                self._write(key, actor or "ray", [*self._early.pop(key, []), *data["lines"]])
-            for line in shown:
-                print(line, file=self._terminal)
+            if name not in self._files:
+                self._files[name] = RotatingFileHandler(self.folder / name, "a", _LARGEST, 1, "utf-8")
+            for line in data["lines"]:
+                self._files[name].emit(logging.makeLogRecord({"msg": line}))
+                if line.startswith(MARK):
+                    print(line.removeprefix(MARK), file=self._terminal)
 
-    def _write(self, key: tuple[str, str], name: str, lines: list[str]) -> None:
-        if key not in self._files:
-            path = self.folder / (f"{name}-{key[1]}.log" if key[1].isdigit() else f"{key[1] or name}.log")
-            if any(Path(other.baseFilename) == path for other in self._files.values()):
-                path = path.with_name(f"{name}-{key[0]}-{key[1]}.log")  # the same process id on another node
-            self._files[key] = RotatingFileHandler(path, maxBytes=_LARGEST, backupCount=1, encoding="utf-8", delay=True)
-        for line in lines:
-            self._files[key].emit(logging.makeLogRecord({"msg": line}))
 
-    def _show_end(self) -> None:
-        with self._driver.open("rb") as file:
-            file.seek(self._begin)
-            lines = file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-        print(f"--- last lines of {self._driver}; what the actors printed lies beside it:", file=self._terminal)
-        for line in lines:
-            print(line, file=self._terminal)
+@contextlib.contextmanager
+def output_in(folder: Path) -> Iterator[Output]:
+    """Within this context the file descriptors 1 and 2 are <folder>/driver.log, and our messages go to the terminal. If
+    it ends by an error, the end of driver.log is shown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _flush()
+    before, driver, root = (os.dup(1), os.dup(2)), folder / "driver.log", logging.getLogger()
+    handlers = root.handlers[:]
+    with (
+        os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace") as terminal,
+        driver.open("ab") as file,
+        contextlib.closing(Output(folder, terminal)) as output,
+    ):
+        begin = file.tell()
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+        root.handlers[:] = [logging.StreamHandler(terminal), logging.StreamHandler(sys.stderr)]
+        root.handlers[0].addFilter(lambda record: record.name.startswith((_OURS, "__main__")))
+        for handler in root.handlers:
+            handler.setFormatter(logging.Formatter(FORMAT, TIME_FORMAT))
+        logging.getLogger(__name__).info("the output of OpenRLHF, Ray and vLLM goes to %s", folder)
+        try:
+            yield output
+        except Exception:
+            _flush()
+            lines = driver.read_bytes()[begin:].decode(errors="replace").splitlines()[-_LAST_LINES:]
+            print(
+                f"--- last lines of {driver}; what the actors printed lies beside it:", *lines, sep="\n", file=terminal
+            )
+            raise
+        finally:
+            _flush()
+            for number, descriptor in enumerate(before, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            root.handlers[:] = handlers
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

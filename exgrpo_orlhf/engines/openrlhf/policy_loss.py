@@ -1,50 +1,15 @@
-"""MixedPolicyLoss in the place of OpenRLHF's PolicyLoss."""
+"""MixedPolicyLoss instead of OpenRLHF's PolicyLoss."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...objective import MixedPolicyLoss, TokenBatch
-
-LARGEST_LOG_RATIO = 20.0  # of the metrics, which must stay finite
-
-
-@dataclass(frozen=True)
-class RolloutCorrection:
-    """OpenRLHF's train/rollout correction (its flags algo.advantage.is_correction_*), token by token.
-
-    The trainer's π_old and the vLLM engine's π_rollout have the same weights but differ by rounding. The gate compares
-    their ratio, or a divergence at the sampled token, per token or in the mean of the sequence, with the threshold.
-    """
-
-    level: str = "off"
-    mode: str = "mask"
-    gating: str = "ratio"
-    threshold: tuple[float, float] = (0.5, 5.0)
-
-    def weights(self, old: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
-        """(R, A) log-probs of both, response mask → (R, A) factor of each token's loss; 0 where it is filtered out."""
-        low, high = self.threshold
-        log_ratio = torch.where(mask, old - rollout, 0)
-        if self.gating == "ratio":
-            statistic = log_ratio
-        else:
-            # A single token's probabilities, kept off 0 and 1 as OpenRLHF does, so that the logs are finite.
-            p, q = (torch.where(mask, x, -1.0).exp().clamp(1e-6, 1 - 1e-6) for x in (rollout, old))
-            binary_kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
-            statistic = binary_kl if self.gating == "binary_kl" else (p - q).abs()
-        if self.level == "seq":
-            lengths = mask.sum(1, keepdim=True).clamp(min=1)
-            statistic = (torch.where(mask, statistic, 0).sum(1, keepdim=True) / lengths).expand_as(mask)
-        if self.gating == "ratio":
-            statistic = statistic.exp()
-        if self.mode == "clip":
-            return statistic.clamp(low, high)
-        return torch.where((statistic >= low) & (statistic <= high), log_ratio.exp(), 0)
 
 
 class MixedLoss(nn.Module):
@@ -61,25 +26,22 @@ class MixedLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        loss: MixedPolicyLoss,
-        rows: int,
-        gas: int,
-        single_step: bool,
-        correction: RolloutCorrection,
-        ahead: bool = False,
+        self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, theirs: Any, ahead: bool = False
     ) -> None:
         """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
 
         single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and π_θ/π_old
             is 1 by definition; between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1. Of
             `old_log_probs` only those of replayed rows are then used.
-        ahead: whether batches are generated ahead: the policy has changed since, and π_old is what `old_log_probs` says
+        theirs: OpenRLHF's PolicyLoss, which knows the train/rollout correction (flags algo.advantage.is_correction_*)
+        ahead: whether batches are generated ahead: the policy has changed since, and π_old is what `old_log_probs`
+            says. The flag of the correction is then on only so that vLLM gives its log-probs, by which the rows are
+            weighed already.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
-        self.rows, self.gas, self.single_step, self.correction = rows, gas, single_step, correction
-        self.ahead = ahead
+        self.rows, self.gas, self.single_step, self.theirs, self.ahead = rows, gas, single_step, theirs, ahead
+        self.corrects = theirs.is_correction_level != "off" and not ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
         self.totals: dict[str, float] = {}
@@ -87,7 +49,7 @@ class MixedLoss(nn.Module):
 
     def begin(self) -> None:
         """Begins a new batch: resets `totals`, which this rank sums over its micro-batches."""
-        self.totals = dict.fromkeys(("loss", "fresh_tokens", "clipped", "truncated", "kl", "corrected", "gap"), 0.0)
+        self.totals = {"loss": 0.0, **self.loss.fresh_sums(()), "filtered": 0.0, "gap": 0.0}
 
     def forward(
         self,
@@ -109,80 +71,59 @@ class MixedLoss(nn.Module):
             old = torch.where(fresh, log_probs.detach(), old)
         lengths = mask.sum(1).clamp(min=1)
         weights = self.loss.row_weights(lengths, rows=self.rows / (self.gas * dp_size), tokens=tokens)
-        correction = torch.ones_like(advantages)
-        if self.correction.level != "off":
-            correction = self.correction.weights(old, rollout_log_probs, mask)
+        # The correction is of fresh rows only; it is never negative.
+        factors = self._correction(old, rollout_log_probs, mask) if self.corrects else torch.ones_like(advantages)
         selected = log_probs[mask]
-        row_of = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
         loss = self.loss(
             TokenBatch(
                 logprobs=selected,
                 entropies=torch.zeros_like(selected),
                 behaviour_logprobs=old[mask],
-                # The correction is of fresh rows only; it is never negative.
-                advantages=torch.where(fresh, advantages * correction, advantages)[mask],
+                advantages=torch.where(fresh, advantages * factors, advantages)[mask],
                 replayed=~fresh[mask],
                 in_loss=torch.ones_like(selected, dtype=torch.bool),
                 row_weights=weights[:, None].expand_as(mask)[mask].to(selected.dtype),
                 token_weight=1 / tokens,
-                row_of=row_of[mask],
+                row_of=torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask],
                 reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
-        gap = rollout_log_probs - old
-        counted = (log_probs.detach() - old, row_of, advantages, gap, correction)
-        return self._count(loss, *(x[fresh] for x in counted))
-
-    def _count(
-        self, loss: Tensor, log_w: Tensor, row_of: Tensor, advantages: Tensor, gap: Tensor, correction: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Adds to `totals`, over fresh tokens (T,): whose gradient the clip removes, and the distance from π_old.
-        gap: the vLLM engine's log-probs minus the trainer's"""
-        tokens = max(len(log_w), 1)
-        w = log_w.double().clamp(max=LARGEST_LOG_RATIO).exp()
-        ratio = self.loss.fresh_log_ratio(log_w.double(), row_of).clamp(max=LARGEST_LOG_RATIO).exp()
-        clipped = truncated = 0
-        if self.loss.max_fresh_weight is not None:
-            truncated = int((ratio > self.loss.max_fresh_weight).sum())
-            ratio = ratio.clamp(max=self.loss.max_fresh_weight)  # as in the loss: before the clip
-        if self.loss.clip_low is not None and self.loss.clip_high is not None:
-            above, below = ratio > 1 + self.loss.clip_high, ratio < 1 - self.loss.clip_low
-            clipped = int(((above & (advantages > 0)) | (below & (advantages < 0))).sum())
-        now = {
+        values = [x.detach().cpu().numpy() for x in (fresh, advantages, log_probs, old)]
+        rows = [(float(a[f][0]), now[f], past[f]) for f, a, now, past in zip(*values, strict=True) if f.any()]
+        gap, filtered = (rollout_log_probs - old)[fresh], (factors == 0)[fresh]
+        sums = {
             "loss": float(loss.detach()) / self.gas,
-            "fresh_tokens": len(log_w),
-            "clipped": clipped,
-            "truncated": truncated,
-            "kl": float((w - 1 - log_w.double()).sum()),
-            "corrected": int((correction == 0).sum()),
+            **self.loss.fresh_sums(rows),
+            "filtered": float(filtered.sum()),
             "gap": float(gap.abs().sum()),
         }
-        for name, value in now.items():
+        for name, value in sums.items():
             self.totals[name] += value
-        clip_ratio, kl = (torch.tensor(now[name] / tokens, device=loss.device) for name in ("clipped", "kl"))
-        if self.correction.level == "off":
+        count = max(sums["tokens"], 1)
+        clip_ratio, kl = (torch.tensor(sums[name] / count, device=loss.device) for name in ("clipped", "kl"))
+        if not self.corrects:
             return loss, clip_ratio, kl, None, None
-        return loss, clip_ratio, kl, gap.sum() / tokens, (correction == 0).sum() / tokens
+        return loss, clip_ratio, kl, gap.sum() / count, filtered.sum() / count
 
+    def _correction(self, old: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
+        """(R, A) log-probs under the trainer's π_old and the vLLM engine's π_rollout, which have the same weights but
+        differ by rounding, and response mask → (R, A) OpenRLHF's factor of each token's loss; 0 where it is filtered
+        out. At π_θ = π_old OpenRLHF's loss is −Σ factor · A."""
+        units = torch.ones_like(old, requires_grad=True)
+        old, rollout = (torch.where(mask, x, 0) for x in (old, rollout))
+        with torch.enable_grad():
+            value, *_ = self.theirs(old, old, units, mask.to(old.dtype), rollout, 1, 1.0, 1.0)
+        return -torch.autograd.grad(value, units)[0]
 
-def update_metrics(
-    totals: dict[str, float], ranks: int, steps: int, corrected: bool, truncates: bool
-) -> dict[str, float]:
-    """The metrics of an update.
+    def metrics(self, totals: Mapping[str, float], ranks: int, steps: int) -> dict[str, float]:
+        """Of an update. With a train/rollout correction they include the mean distance of the engines' log-probs from
+        the trainer's (a weight sync that failed shows there) and the share of tokens that were filtered out.
 
-    Args:
-        totals: `MixedLoss.totals`, summed over all ranks
-        corrected: whether there is a train/rollout correction. If so, the metrics include the mean distance of the
-            engines' log-probs from the trainer's (a weight sync that failed shows there) and the share of tokens that
-            the correction filtered out
-        truncates: whether weights of fresh tokens have an upper bound
-    """
-    tokens = max(totals["fresh_tokens"], 1)
-    filtered = totals["corrected"] / tokens
-    return {
-        "policy/loss": totals["loss"] / ranks / steps,  # every rank's share was multiplied by their number
-        "policy/clip_share": totals["clipped"] / tokens,
-        "policy/approx_kl": totals["kl"] / tokens,
-        **({"policy/truncated_share": totals["truncated"] / tokens} if truncates else {}),
-        **({"rollout/logprob_gap": totals["gap"] / tokens, "rollout/filtered_share": filtered} if corrected else {}),
-    }
+        totals: `totals`, summed over all ranks
+        """
+        tokens = max(totals["tokens"], 1)
+        metrics = {"policy/loss": totals["loss"] / ranks / steps}  # every rank's share was multiplied by their number
+        if self.corrects:
+            metrics["rollout/logprob_gap"] = totals["gap"] / tokens
+            metrics["rollout/filtered_share"] = totals["filtered"] / tokens
+        return metrics | self.loss.fresh_metrics(totals)

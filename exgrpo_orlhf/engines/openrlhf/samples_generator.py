@@ -75,7 +75,7 @@ class Sampler:
                         "(OpenRLHF.timeout)"
                     )
                 position, engine = pending.pop(ready[0])
-                output = answer(ready[0], f"vLLM engine {engine}", self.timeout)
+                output = results(ready[0], f"vLLM engine {engine}", self.timeout)
                 rollouts = [self._rollout(one, engine) for one in sorted(output.outputs, key=lambda o: o.index)]
                 if len(rollouts) != requests[position].n:
                     raise EngineLost(f"vLLM engine {engine} gave {len(rollouts)} of {requests[position].n} responses")
@@ -104,11 +104,11 @@ class Sampler:
         logprobs = None
         if self.with_logprobs:
             of_tokens = zip(output.token_ids, output.logprobs, strict=True)
-            logprobs = np.array([known[token].logprob for token, known in of_tokens], np.float32)
+            logprobs = np.array([entries[token].logprob for token, entries in of_tokens], np.float32)
         return Rollout(ids, output.finish_reason, sampler_logprobs=logprobs)
 
 
-def answer(references: Any, who: str, timeout: float) -> Any:
+def results(references: Any, who: str, timeout: float) -> Any:
     """The results of these references.
 
     Args:

@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 import signal
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,16 +20,19 @@ from openrlhf.utils.utils import get_tokenizer
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...checkpoints.manifest import Files
 from ...objective import MixedPolicyLoss
+from ...progress import Clock
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, EngineLost, Going, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
-from ..rows import ForwardRow, behaviour_logprobs
+from ..engine import EngineLost, LogProbs, NonFiniteUpdate, UpdateStats
+from ..row_engine import RowEngine
+from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
+from .job import Going, Job
 from .output import mark_messages
-from .samples_generator import Request, Sampler, answer
+from .samples_generator import Request, Sampler, results
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
@@ -53,7 +55,7 @@ class StopFile:
             return None
 
 
-class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
+class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
     """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
 
     It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
@@ -120,12 +122,12 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             for i, rollouts in sampled:
                 yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
 
-    def respond(
+    def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
-        asked = zip(prompts, seeds, strict=True)
-        found = dict(self._sample([Request(prompt, 1, temperature, seed, top_p) for prompt, seed in asked]))
-        return [found[i][0] for i in range(len(prompts))]
+        requests = [Request(one, 1, temperature, seed, top_p) for one, seed in zip(prompts, seeds, strict=True)]
+        rollouts = dict(self._sample(requests))
+        return [rollouts[i][0] for i in range(len(prompts))]
 
     def _seed(self, plan: Plan, position: int) -> int:
         # vLLM gives the responses of one request consecutive seeds, so the seeds of requests must be far apart.
@@ -147,13 +149,13 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
-        found: list[LogProbs] = []
+        logprobs: list[LogProbs] = []
         for group in groups:
             for rollout in group.rollouts:
                 if rollout.sampler_logprobs is None:
                     raise EngineLost(f"vLLM gave a response to question {group.question.id} without its log-probs")
-                found.append(rollout.sampler_logprobs)
-        return found
+                logprobs.append(rollout.sampler_logprobs)
+        return logprobs
 
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's train_step ends with it. With train.generate_ahead the engines are then still generating with the
@@ -168,18 +170,17 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
         if not rows:
             return []
-        dealt = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
-        parts = list(itertools.chain.from_iterable(dealt))  # rank after rank, the same number for each
+        of_ranks = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
+        parts = list(itertools.chain.from_iterable(of_ranks))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
             method_name=method, rows=[[rows[i] for i in part] for part in parts]
         )
-        results = itertools.chain.from_iterable(self._answer(references))
-        found: dict[int, Measured] = {}
-        for part, measured in zip(parts, results, strict=True):
-            found.update(zip(part, measured, strict=True))
+        measured: dict[int, Measured] = {}
+        for part, ones in zip(parts, itertools.chain.from_iterable(self._results(references)), strict=True):
+            measured.update(zip(part, ones, strict=True))
         if self.args.train.colocate_all:  # torch keeps memory for later use, which vLLM needs
-            self._answer(self.actor_model_group.async_run_method("empty_cache"))
-        return [found[i] for i in range(len(rows))]
+            self._results(self.actor_model_group.async_run_method("empty_cache"))
+        return [measured[i] for i in range(len(rows))]
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch; of those that were
@@ -191,22 +192,21 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
         steps, passes = self.x.optimizer.steps_per_batch, self.x.optimizer.passes_per_batch
-        begin = time.perf_counter()
+        clock = Clock()
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
-        known = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
-        seconds = time.perf_counter() - begin
-        begin = time.perf_counter()
-        measured = [known[i].logprobs if i in known else None for i in range(len(rows))]
+        measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
+        clock.lap("measure")
         base = None
         if self.x.loss.kl_coef and self.x.lora.rank is not None:
             base = [one.logprobs for one in self.measure(rows, "measure_base")]
-        reference = time.perf_counter() - begin
-        experience = as_experience(batch, rows, measured, base)
+        clock.lap("reference")
+        logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
+        experience = as_experience(batch, rows, logprobs, base)
         order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
-        for recorded in self._answer(self.actor_model_group.async_run_method("recorded")):
-            known |= recorded
-        policy = [known[i].logprobs for i in range(len(rows))]
+        for recorded in self._results(self.actor_model_group.async_run_method("recorded")):
+            measured |= recorded
+        policy = [measured[i].logprobs for i in range(len(rows))]
         behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.log_train(self.step, status)
@@ -215,17 +215,17 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {metrics['policy/loss']}, gradient norm "
                 f"{metrics['policy/grad_norm']}): that optimiser step was skipped",
-                [dumped(*row) for row in zip(flat, policy, behaviour, strict=True)],
+                [row_dump(*row) for row in zip(flat, policy, behaviour, strict=True)],
             )
-        times = {f"time/{ours}": float(status[theirs]) for theirs, ours in _TIMES.items()}
-        times["time/reference"] += reference
-        entropies = [known[i].entropy for i in range(len(rows))]
-        return UpdateStats(policy, behaviour, entropies, {**metrics, **times, "time/measure": seconds})
+        for theirs, ours in _TIMES.items():
+            metrics[f"time/{ours}"] = float(status[theirs]) + clock.laps.get(ours, 0.0)
+        metrics["time/measure"] = clock.laps["measure"]
+        return UpdateStats(policy, behaviour, [measured[i].entropy for i in range(len(rows))], metrics)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:
-        parts = self._answer(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
+        parts = self._results(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
         name_end_tokens(folder, self.prompts.turn_ends())
         written = {name: entry for part in parts for name, entry in part.items()}
         written.pop("generation_config.json", None)  # it may just have been changed: it is hashed with the rest
@@ -234,11 +234,11 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def load(self, folder: Path) -> None:
         """Checks that the actors loaded this checkpoint when they started (launch.py names it to them), and sends its
         weights to the engines."""
-        for states in self._answer(self.actor_model_group.async_run_method("get_checkpoint_states")):
+        for states in self._results(self.actor_model_group.async_run_method("get_checkpoint_states")):
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
             self.step = int(states["global_step"])
         self.sync()
 
-    def _answer(self, references: list[Any]) -> Any:
-        return answer(references, "a policy actor", self.settings.timeout)
+    def _results(self, references: list[Any]) -> Any:
+        return results(references, "a policy actor", self.settings.timeout)

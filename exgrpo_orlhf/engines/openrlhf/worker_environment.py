@@ -82,15 +82,15 @@ def not_forwarded(environ: Mapping[str, str]) -> list[str]:
     in_job = JOB_CONFIG in environ
     return [
         name
-        for name in sorted(environ.keys() - _of_the_job(environ))
+        for name in sorted(environ.keys() - _job_env(environ))
         if _matches(name, _OF_A_NODE) and not (in_job and name.startswith("RAY_"))
     ]
 
 
-def without_the_jobs(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def without_job_env(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """`variables` without those of a submitted job's own runtime environment. Ray refuses these, even with the same
     value. environ: the driver's variables"""
-    return {name: value for name, value in variables.items() if name not in _of_the_job(environ)}
+    return {name: value for name, value in variables.items() if name not in _job_env(environ)}
 
 
 def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -105,7 +105,7 @@ def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]])
     Returns: the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes; {} where the driver
     passes on its own number, and where there is at most one CPU per GPU.
     """
-    if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _of_the_job(environ):
+    if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _job_env(environ):
         return {}
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     shares = [int(have.get("CPU", 0) // have["GPU"]) for have in alive if have.get("GPU", 0) >= 1]
@@ -116,5 +116,5 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _of_the_job(environ: Mapping[str, str]) -> set[str]:
+def _job_env(environ: Mapping[str, str]) -> set[str]:
     return set((json.loads(environ.get(JOB_CONFIG, "{}")).get("runtime_env") or {}).get("env_vars") or {})

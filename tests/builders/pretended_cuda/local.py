@@ -60,8 +60,8 @@ class Work:
         asked = questions(6)
         with self.here():
             groups = self.engine.rollout(Plan(1, asked, [], {}), K)
-            answers = self.engine.answer(asked, [[1, 2]] * 6, 0.7, 0.9)
-            answers += self.engine.answer(asked, [[1]] * 6, 0.0, 1.0)
+            answers = self.engine.generate_for(asked, [[1, 2]] * 6, 0.7, 0.9)
+            answers += self.engine.generate_for(asked, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
         return [rollout.token_ids.tolist() for rollout in rollouts]
 

@@ -297,9 +297,8 @@ def updated(path: Path, pack: bool, **settings) -> tuple[torch.Tensor, list, Tor
     use_sgd(engine, RATE)
     start = weights(engine)
     stats = engine.update(batch_of(), MixedPolicyLoss(response_length=8, entropy_coef=0.01, kl_coef=0.1))
-    passes = [stats.policy_logprobs, *([one[i] for i in sorted(one)] for one in stats.later_passes)]
-    behaviour = [*stats.behaviour_logprobs, np.array(stats.entropies)]
-    return weights(engine) - start, [*(x for one in passes for x in one), *behaviour], engine
+    statistics = [*stats.policy_logprobs, *stats.behaviour_logprobs, np.array(stats.entropies)]
+    return weights(engine) - start, [*statistics, np.array([stats.metrics["policy/approx_kl"]])], engine
 
 
 def test_an_update_of_several_steps_and_passes_equals_that_of_padded_rows(sharp_model):

@@ -8,9 +8,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from engine_builders import SMALL, SMALL_GPT2
+from engine_builders import SMALL, SMALL_GPT2, random_model, repeated_prompts
 from transformers import (
-    AutoModelForCausalLM,
     DiffLlamaConfig,
     Gemma3Config,
     GPT2Config,
@@ -77,25 +76,8 @@ def attended(monkeypatch) -> list[int]:
     return rows
 
 
-def random_model(config):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:  # first weights are so small that all tokens are about equally probable
-                parameter *= 8
-            elif name.endswith("bias"):
-                parameter.normal_()
-    return model
-
-
-def distinct_prompts(lengths=LENGTHS) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(2, 18, n).tolist() for n in lengths]
-
-
 def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
-    prompts = [p for p, count in zip(distinct_prompts(lengths), counts, strict=True) for _ in range(count)]
+    prompts = repeated_prompts(lengths, counts)
     torch.manual_seed(1)
     found = generate(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
     return [(rollout.token_ids.tolist(), rollout.finish) for rollout in found]
@@ -130,7 +112,7 @@ def test_responses_are_those_of_copied_prompts_in_other_batches(lengths, counts,
 
 def continued(model, dropping=(), dtype=torch.float32):
     """Logits (rows, V) of each of 6 positions of a batch, and of forward passes over whole sequences in float32."""
-    prompts, owner = distinct_prompts(), [i for i, count in enumerate(COUNTS) for _ in range(count)]
+    prompts, owner = repeated_prompts(LENGTHS, 1), [i for i, count in enumerate(COUNTS) for _ in range(count)]
     sequences = [list(prompts[i]) for i in owner]
     rng, found = np.random.default_rng(1), []
     with torch.no_grad():
@@ -252,7 +234,7 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
 
 def test_prompts_are_shared_after_an_update_with_packed_rows_too(attended):
     """Packing leaves its own attention function in the model's configuration."""
-    model, asked = random_model(CONFIGS["llama"]), [prompt for prompt in distinct_prompts() for _ in range(4)]
+    model, asked = random_model(CONFIGS["llama"]), repeated_prompts(LENGTHS, 4)
     settings = {"end": [1], "pad": 0, "max_new_tokens": 6, "temperature": None}
     before = generate(model, asked, **settings)
     calls, forward = len(attended), PolicyForward(model, 1.0, torch.float32)
@@ -275,7 +257,7 @@ def test_a_prompt_is_held_once_whatever_the_number_of_its_rows(monkeypatch):
 
 @torch.no_grad()
 def test_after_the_first_token_no_copy_of_the_prompts_is_kept():
-    rows = Batch(random_model(CONFIGS["llama"]), distinct_prompts((9, 4)), [0, 0, 1], 0, 2)
+    rows = Batch(random_model(CONFIGS["llama"]), repeated_prompts((9, 4), 1), [0, 0, 1], 0, 2)
     filled = weakref.ref(rows.cache)
     rows.append(torch.tensor([2, 3, 4]))
     assert filled() is None

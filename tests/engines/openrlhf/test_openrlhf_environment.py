@@ -15,7 +15,7 @@ from exgrpo_orlhf.engines.openrlhf.worker_environment import (
     for_cpu_adam,
     forwarded,
     not_forwarded,
-    without_the_jobs,
+    without_job_env,
 )
 
 
@@ -105,9 +105,9 @@ def test_adam_on_the_cpu_gets_a_gpus_share_of_the_scarcest_nodes_cpus_unless_a_n
 
 def test_variables_of_a_submitted_job_are_not_passed_on_again():
     given = {"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}
-    assert without_the_jobs(given, job(HF_TOKEN="secret")) == {"NCCL_DEBUG": "WARN"}
+    assert without_job_env(given, job(HF_TOKEN="secret")) == {"NCCL_DEBUG": "WARN"}
     for none in ("{}", '{"runtime_env": {}}', '{"runtime_env": null}'):
-        assert without_the_jobs(given, {JOB_CONFIG: none}) == without_the_jobs(given, {}) == given
+        assert without_job_env(given, {JOB_CONFIG: none}) == without_job_env(given, {}) == given
 
 
 # -- Ray itself -------------------------------------------------------------------------------------------------------

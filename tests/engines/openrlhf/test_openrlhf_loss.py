@@ -12,30 +12,32 @@ import pytest
 import torch
 from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
-from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from openrlhf_actor import make_actor, update
 from openrlhf_ranks import Case, K, arguments, entropy_of
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
-from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss, RolloutCorrection
+from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import MixedBatch
 
 pytestmark = pytest.mark.openrlhf
 
 NORMALIZERS = ("constant", "tokens", "sequences")
-# All combinations of shaping, importance weights and largest weight of replayed tokens.
-WEIGHTS = [(s, i, m) for s, i, m in itertools.product((True, False), (True, False), (None, 0.7)) if i or m is None]
 BOUNDS = {"ratio": (0.7, 1.4), "binary_kl": (0.0, 0.1), "tv": (0.0, 0.11)}  # so that some is filtered, and some not
+OFF = PolicyLoss()
 CORRECTIONS = [
-    RolloutCorrection(level, mode, gating, BOUNDS[gating])
+    PolicyLoss(
+        is_correction_level=level,
+        is_correction_mode=mode,
+        is_correction_gating=gating,
+        is_correction_threshold=BOUNDS[gating],
+    )
     for level, mode, gating in itertools.product(("token", "seq"), ("mask", "clip"), BOUNDS)
     if mode == "mask" or (level, gating) == ("token", "ratio")
 ]
 TWO_PASSES = "Optimizer.passes_per_batch = 2"  # then π_old is not by definition the policy as it is
 BY_TOKENS = MixedPolicyLoss(normalizer="tokens")
 CONSTANT = MixedPolicyLoss(response_length=12)
-of_correction = pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c.level}-{c.mode}-{c.gating}")
+of_correction = pytest.mark.parametrize("correction", CORRECTIONS)
 
 
 def micro_batch(experiences):
@@ -67,35 +69,6 @@ def tensors(case):
 # -- the loss alone ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shaping", "importance_weights", "max_weight"), WEIGHTS)
-@pytest.mark.parametrize("clip", [0.2, None])
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_the_loss_of_the_same_log_probs_is_the_local_engines(
-    normalizer, ratio, clip, shaping, importance_weights, max_weight
-):
-    loss = MixedPolicyLoss(
-        normalizer=normalizer,
-        ratio=ratio,
-        clip_low=clip,
-        clip_high=clip,
-        shaping=shaping,
-        importance_weights=importance_weights,
-        max_weight=max_weight,
-        response_length=12,
-    )
-    case = Case()
-    case.now = case.now.astype(np.float32)
-    value, gradient = case.plain(loss)
-
-    ours = MixedLoss(loss, rows=len(case.rows), gas=1, single_step=False, correction=RolloutCorrection())
-    mine, old, rollout, advantages, mask, ours.replayed = tensors(case)
-    found, *_ = ours(mine, old, advantages, mask, rollout, 1, sum(len(f.response) for f in case.forward), 1)
-    found.backward()
-    assert float(found.detach()) == pytest.approx(value, abs=1e-6)
-    torch.testing.assert_close(mine.grad, gradient[:, : mask.shape[1]], atol=1e-6, rtol=0)
-
-
 @of_correction
 def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_ones(correction):
     case = Case(ungraded=False)
@@ -103,28 +76,22 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
     fresh, tokens = ~replayed, int(mask.sum())
 
     # With π_θ = π_old nothing is clipped, and PolicyLoss's term of a token is −coefficient · A / tokens.
-    theirs = PolicyLoss(
-        is_correction_level=correction.level,
-        is_correction_mode=correction.mode,
-        is_correction_gating=correction.gating,
-        is_correction_threshold=list(correction.threshold),
-    )
     mine = e.action_log_probs.double().requires_grad_()
     old, rollout = e.action_log_probs.double(), e.rollout_log_probs.double()
     # Replayed rows have no gap of their own: with one, a correction of them would show.
     gap = torch.tensor([0.5, -0.5] * mask.shape[1])[: mask.shape[1]]
     rollout = torch.where(mask & replayed[:, None], old + gap, rollout)
-    value, *_ = theirs(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
+    value, *_ = correction(mine, old, e.advantages, e.action_mask, rollout, 1, float(tokens), 1.0)
     value.backward()
     coefficient = torch.where(mask, -mine.grad * tokens / torch.where(mask, e.advantages, 1), 0)
-    ours = torch.where(mask, correction.weights(old, rollout, mask), 0)
+    ours = MixedLoss(BY_TOKENS, len(case.rows), 1, False, correction)._correction(old, rollout, mask)
     torch.testing.assert_close(ours, coefficient, atol=1e-12, rtol=1e-6)
     as_it_is = torch.isclose(ours, (old - rollout).exp())[mask & fresh[:, None]]
     assert as_it_is.any()
     assert not as_it_is.all()
 
     gradients = []
-    for used in (correction, RolloutCorrection()):
+    for used in (correction, OFF):
         mixed = MixedLoss(BY_TOKENS, len(case.rows), 1, False, used)
         mixed.replayed = replayed
         mine = torch.from_numpy(case.now[:, : mask.shape[1]].copy()).requires_grad_()
@@ -139,7 +106,7 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
     e, mask, replayed = whole(case)
     width = mask.shape[1]
     gradients = {}
-    for kl_coef, correction in itertools.product((0.0, 0.3), (RolloutCorrection(), CORRECTIONS[0])):
+    for kl_coef, correction in itertools.product((0.0, 0.3), (OFF, CORRECTIONS[0])):
         loss = MixedPolicyLoss(normalizer="sequences", kl_coef=kl_coef)
         mixed = MixedLoss(loss, len(case.rows), 1, False, correction)
         mixed.replayed, mixed.reference = replayed, torch.from_numpy(case.reference[:, :width])
@@ -147,10 +114,10 @@ def test_the_rollout_correction_does_not_weigh_the_kl_term():
         old, rollout = e.action_log_probs, e.rollout_log_probs
         mixed(mine, old, e.advantages, mask, rollout, 1, int(mask.sum()), 1)[0].backward()
         gradients[kl_coef, correction] = mine.grad
-    plain, corrected = (gradients[0.3, c] - gradients[0.0, c] for c in (RolloutCorrection(), CORRECTIONS[0]))
+    plain, corrected = (gradients[0.3, c] - gradients[0.0, c] for c in (OFF, CORRECTIONS[0]))
     assert plain.abs().max() > 1e-4
     torch.testing.assert_close(plain, corrected, atol=1e-9, rtol=0)
-    assert not torch.allclose(gradients[0.0, RolloutCorrection()], gradients[0.0, CORRECTIONS[0]])
+    assert not torch.allclose(gradients[0.0, OFF], gradients[0.0, CORRECTIONS[0]])
 
 
 @of_correction
@@ -172,29 +139,6 @@ def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_
     assert found[0][2][-1] > 0, "the gap between the engines' log-probs and the trainer's"
 
 
-@pytest.mark.parametrize("gas", [1, 4])
-def test_without_replay_and_by_tokens_a_micro_batchs_loss_is_openrlhfs_own(gas):
-    case = Case(replay=False, ungraded=False)
-    experiences = as_experience(case.batch, case.forward, case.behaviour)
-    size = len(experiences) // gas
-    parts = [micro_batch(experiences[i : i + size]) for i in range(0, len(experiences), size)]
-    ours = MixedLoss(BY_TOKENS, len(case.rows), gas, False, RolloutCorrection())
-    theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2)
-    for e, info in iter_grad_accum_global_norm(parts, None, gas, lambda e: e.action_mask):
-        ours.replayed = torch.zeros(size, dtype=torch.bool)
-        values, gradients = [], []
-        for loss in (ours, theirs):
-            mine = torch.from_numpy(case.now)[e.sequences[:, 0], : e.action_mask.shape[1]].requires_grad_()
-            value, *others = loss(
-                mine, e.action_log_probs, e.advantages, e.action_mask, rollout_log_probs=e.rollout_log_probs, **info
-            )
-            value.backward()
-            values.append([float(value.detach()), float(others[0])])
-            gradients.append(mine.grad)
-        assert values[0] == pytest.approx(values[1], rel=1e-6)
-        torch.testing.assert_close(gradients[0], gradients[1], atol=1e-9, rtol=1e-6)
-
-
 # -- optimiser steps on ranks and micro-batches -----------------------------------------------------------------------
 
 LAYOUTS = [
@@ -213,14 +157,15 @@ named = lambda layout: "-".join(map(str, layout.values()))
 on_layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=named)
 
 
-@pytest.mark.parametrize("extra", ["", "empty", "entropy and KL", "short groups, entropy and KL"])
+@pytest.mark.parametrize("extra", ["", "empty", "sequence ratio, entropy and KL", "short groups, entropy and KL"])
 @on_layouts
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, extra):
     """Two passes of one optimiser step each, every one of which is the local engine's step. Where a micro-batch is a
     single row that could not be graded, OpenRLHF divides its metrics by no response token."""
     terms = {"entropy_coef": 0.02, "kl_coef": 0.3} if extra.endswith("entropy and KL") else {}
-    loss = MixedPolicyLoss(normalizer=normalizer, response_length=12, **terms)
+    ratio = "sequence" if extra.startswith("sequence") else "token"
+    loss = MixedPolicyLoss(normalizer=normalizer, ratio=ratio, response_length=12, **terms)
     case = Case(empty=extra == "empty", beside=1 if extra.startswith("short") else K - 1)
     _, gradient = case.plain(loss)
     status, found = case.fit(loss, TWO_PASSES, **layout)
@@ -309,22 +254,6 @@ def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, be
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
 
 
-@on_layouts
-def test_rows_that_could_not_be_graded_have_no_gradient_and_still_count(layout):
-    """Their tokens and rows stay in every normaliser: the gradient of the others is that of a batch in which they have
-    an advantage of 0."""
-    case, harmless = Case(), Case()
-    rows = [[replace(r, in_loss=True, advantage=r.advantage * r.in_loss) for r in rows] for rows in case.batch.rows]
-    harmless.batch = MixedBatch(case.batch.groups, rows, case.batch.width)
-    ungraded = torch.tensor([not row.in_loss for row in case.rows])
-    for normalizer in NORMALIZERS:
-        loss = MixedPolicyLoss(normalizer=normalizer, response_length=12)
-        ours, theirs = (one.fit(loss, TWO_PASSES, **layout)[1][0] for one in (case, harmless))
-        assert (ours[ungraded] == 0).all()
-        assert (ours[~ungraded] != 0).any()
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-6)
-
-
 def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_the_real_actor(warm_model):
     """With a model: its forward pass has no response token then, and its backward pass a gradient of 0."""
     batch = engine_builders.mixed_batch(engine_builders.make_engine(warm_model), n=2)
@@ -384,11 +313,3 @@ def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
             assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
             assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
     assert number == len(case.rows) == 8 * K - 4 * (K - 2)
-
-
-def test_a_stored_success_enters_as_one_and_an_ungradable_rollout_is_outside_the_loss():
-    case = Case()
-    for row, e in zip(case.rows, as_experience(case.batch, case.forward, case.behaviour), strict=True):
-        assert e.info["reward"].item() == (1.0 if row.replayed is not None else 0.0)
-        assert e.info["in_loss"].item() == float(row.in_loss)
-    assert not all(row.in_loss for row in case.rows)

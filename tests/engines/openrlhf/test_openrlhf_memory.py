@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines import adapters
+from exgrpo_orlhf.engines import lora as adapters
 from exgrpo_orlhf.engines.openrlhf import hours, memory
 from exgrpo_orlhf.settings import LoRA
 

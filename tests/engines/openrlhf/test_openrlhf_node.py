@@ -6,12 +6,11 @@ from pathlib import Path
 
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
-import torch
-import torch.utils.cpp_extension
 from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import hours, launch, memory, node
+from exgrpo_orlhf.engines.openrlhf.flags import divisible_questions
 
 pytestmark = pytest.mark.openrlhf
 
@@ -44,22 +43,17 @@ def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_pa
     assert launch.needed_gpus(args) == hours.step_of(x, 10**9, hours.CARDS["A100"])[1]
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch, tmp_path):
-    """Makes torch for CUDA 13.0 see a GPU, and a compiler of the given version or none."""
-
-    def beside(nvcc: str | None) -> None:
-        (tmp_path / "bin").mkdir()
-        if nvcc is not None:
-            compiler = tmp_path / "bin" / "nvcc"
-            compiler.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {nvcc}, V{nvcc}.48'\n")
-            compiler.chmod(0o755)
-        monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", str(tmp_path))
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.delenv("DS_SKIP_CUDA_CHECK", raising=False)
-    return beside
+@pytest.mark.parametrize(
+    ("ranks", "train", "rollout", "steps", "k"), [(1, 1, 1, 1, 4), (3, 2, 1, 2, 4), (8, None, 6, 1, 8), (2, 5, 4, 3, 6)]
+)
+def test_a_batch_that_the_ranks_divide_is_a_multiple_of_the_smallest_one(ranks, train, rollout, steps, k):
+    sizes = {"train.micro_batch_size": train, "rollout.micro_batch_size": rollout}
+    sizes = {"actor.num_gpus_per_node": ranks, **{flag: size for flag, size in sizes.items() if size}}
+    bindings = [f"train.group_size = {k}", f"Optimizer.steps_per_batch = {steps}", "train.engine = 'openrlhf'"]
+    x = config.load(["base.gin"], [*bindings, f"OpenRLHF.flags = {sizes!r}"])
+    train = train or 1  # OpenRLHF's default
+    fit = [n for n in range(1, 500) if n * k % (ranks * rollout) == n % steps == n * k // steps % (ranks * train) == 0]
+    assert fit == [*range(divisible_questions(x), 500, divisible_questions(x))]
 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
@@ -75,29 +69,6 @@ def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monke
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(launch.LaunchError, match=r"Python 3\.13"):
         launch.prepare(x.openrlhf)
-
-
-@pytest.mark.parametrize(
-    ("nvcc", "offloaded", "unchecked", "wrong"),
-    [
-        ("13.1", True, False, "Installed CUDA version 13.1"),
-        ("12.9", True, False, "Installed CUDA version 12.9"),
-        (None, True, False, "finds no nvcc"),
-        ("13.0", True, False, None),  # torch's own
-        ("13.1", False, False, None),
-        ("13.1", True, True, None),
-    ],
-)
-def test_a_compiler_that_deepspeed_will_not_build_adam_for_the_cpu_with_is_named(
-    on_a_gpu, monkeypatch, nvcc, offloaded, unchecked, wrong
-):
-    args = arguments("1gpu", **{"ds.adam_offload": offloaded})
-    on_a_gpu(nvcc)
-    if unchecked:
-        monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
-    said = node.wrong_nvcc(args)
-    assert (said is None) == (wrong is None)
-    assert said is None or all(part in said for part in ("ds.adam_offload", "13.0", "CUDA_HOME", wrong))
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

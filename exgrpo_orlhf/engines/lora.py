@@ -63,14 +63,14 @@ class Adapter:
         with ExitStack() as stack:
             stack.enter_context(self.disabled())
             for layer in self._layers.values():
-                stack.enter_context(self.whole(layer.get_base_layer().weight))
+                stack.enter_context(self.merged_weight(layer.get_base_layer().weight))
             yield
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Within this context the layers compute without A and B: the model is the base model.
 
-        peft passes over A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
+        peft skips A and B of a layer that names merged adapters. Its own switch would take `requires_grad` from
         A and B, between a forward pass and its backward pass too.
         """
         try:
@@ -82,7 +82,7 @@ class Adapter:
                 layer.merged_adapters.clear()
 
     @contextmanager
-    def whole(self, weight: Tensor) -> Iterator[None]:
+    def merged_weight(self, weight: Tensor) -> Iterator[None]:
         """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
         ZeRO-3's shards. All ranks must enter it."""
         layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
@@ -107,17 +107,13 @@ class Adapter:
 
         keep: whether this rank gets them; else it gets nothing
         """
-        found: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}  # tied weights stay tied
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if ".lora_" in name:
-                continue
+        state = {name: value for name, value in self.model.state_dict(keep_vars=True).items() if ".lora_" not in name}
+        for value in state.values():
             if id(value) not in copies:
-                with self.whole(value):
+                with self.merged_weight(value):
                     copies[id(value)] = value.detach().to("cpu", copy=True) if keep else value
-            if keep:
-                found[_base_name(name)] = copies[id(value)]
-        return found
+        return {_base_name(name): copies[id(value)] for name, value in state.items()} if keep else {}
 
     def save(self, folder: Path, write: bool = True) -> None:
         """Writes the adapter into a new folder. All ranks must ask; one writes."""
@@ -235,27 +231,27 @@ def merge(folder: Path, directory: Path) -> Path:
     beside = [*own.glob("tokenizer*"), *own.glob("chat_template*")] if own else []
     content += [files.sha256(path) for path in sorted(beside) if path.is_file()]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
-    made = directory / f"merged-{name}-{FORMAT}"
-    if cache.has(made):
-        return made
+    target = directory / f"merged-{name}-{FORMAT}"
+    if cache.has(target):
+        return target
     try:
         manifest.verify_model(folder.parent, folder.name)
         base = weights.locate(base)
         tokenizer = transformers.AutoTokenizer.from_pretrained(own or base, trust_remote_code=False)
         weights.check(base, tokenizer)
-        known = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
-        if known and known["weights"] != weights.fingerprint(base):
+        origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
+        if origin and origin["weights"] != weights.fingerprint(base):
             raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
         loading: Any = transformers.AutoModelForCausalLM
         model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         wrapped = peft.PeftModel.from_pretrained(model, folder)
-        whole: Any = wrapped.merge_and_unload(safe_merge=True)
+        merged: Any = wrapped.merge_and_unload(safe_merge=True)
     except AdapterError:
         raise
     except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
-        said = " ".join(str(error).split())[:300]
-        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({said})") from error
-    with cache.making(made) as unfinished:
-        whole.save_pretrained(unfinished)
+        message = " ".join(str(error).split())[:300]
+        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({message})") from error
+    with cache.making(target) as unfinished:
+        merged.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-    return made
+    return target
