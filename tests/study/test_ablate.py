@@ -333,12 +333,12 @@ def test_progress_is_said_when_something_has_changed_and_not_again(warm_model, t
     study = runner(warm_model, tmp_path / "out", "", variants=2)
     caplog.set_level("INFO")
     for _ in range(3):
-        study._say_news()
+        study._log_news()
     [line] = caplog.messages
     assert line.startswith("g: 0 of 2 done, 0 running (), 0 failed, 2 waiting")
     study.finished.append(study.waiting.pop())
     for _ in range(3):
-        study._say_news()
+        study._log_news()
     assert [message.partition(",")[0] for message in caplog.messages] == ["g: 0 of 2 done", "g: 1 of 2 done"]
 
 
@@ -353,7 +353,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):
 
     presses = threading.Thread(target=press_twice)
     presses.start()
-    study.go()
+    study.run()
     presses.join()
     assert study.stopped_by == signal.SIGINT
     assert [process.poll() for process in study.running.values()] == [-signal.SIGKILL]
@@ -373,7 +373,7 @@ def test_a_run_in_whose_folder_another_process_trains_waits_for_it(warm_model, t
 
         other = threading.Thread(target=let_go)
         other.start()
-        study.go()
+        study.run()
         other.join()
     assert [run.name for run in study.finished] == ["v1/seed0", "v0/seed0"]
 

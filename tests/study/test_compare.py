@@ -263,8 +263,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
         ("--experiment exgrpo-eval", "experiment 'exgrpo-eval' has no runs"),
         (
             "--group paper --metric eval/avg --baseline onpolicy",
-            "'onpolicy' is not among the variants that have eval/avg: official, on_policy, ours, paper, weak; "
-            "did you mean 'on_policy'?",
+            "'onpolicy' is not among the variants that have eval/avg: official, on_policy, ours, paper, weak",
         ),
         (
             "--group messy --metric eval/avg --filter \"tags.seed = '2'\"",
@@ -323,8 +322,7 @@ def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
     with pytest.raises(StoreError, match=r"v, seed 0 \(v-seed0, \w{32}\): eval/avg is \S+ at step 10: no number"):
         store.curves(runs, [METRIC])
     if math.isnan(value):  # which no filter of MLflow's finds
-        with pytest.raises(StoreError, match="none of 1 run of 'broken nan' has a number as its last 'eval/avg'"):
-            store.select(f"broken {value}", None, [METRIC], None, False)
+        assert len(store.select(f"broken {value}", None, [METRIC], None, False).runs) == 1
 
 
 def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(server):
