@@ -142,7 +142,8 @@ class WarmedUpModel(ABC):
 
         what = f"warming up the {self.task} model"
         deque(optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=what), maxlen=0)
-        return model.eval()
+        model.eval()
+        return model
 
     def _fresh_network(self) -> "Qwen2ForCausalLM":
         config = transformers.Qwen2Config(
