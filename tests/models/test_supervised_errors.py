@@ -30,8 +30,8 @@ RIGHT = {"prompt": "7+5=", "response": "7+5=2;#2"}
 BAD_LINES = [
     ({"prompt": "7+5="}, "no field 'response', there are prompt; set SupervisedFile.response"),
     ({"response": "#2"}, "no field 'prompt', there are response; set SupervisedFile.prompt"),
-    ({**RIGHT, "response": " "}, "field 'response' is empty; remove the row"),
-    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text"),
+    ({**RIGHT, "response": " "}, "field 'response' is ' '; a response is text, not empty"),
+    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text, not empty"),
     ({**RIGHT, "prompt": ""}, "field 'prompt' is empty; remove the row"),
     ("{", "not JSON"),
     ({**RIGHT, "response": "1" * 24}, "the response has 25 tokens with its end token; allowed are "

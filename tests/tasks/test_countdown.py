@@ -153,7 +153,7 @@ def test_all_questions_there_are_can_be_drawn_and_one_more_is_refused():
     with pytest.raises(
         ValueError,
         match=rf"^Countdown\.count = {there_are + 1} asks for {there_are + 1} distinct validation questions with 2 "
-        rf"numbers up to 9, and only {there_are} were found",
+        rf"numbers up to 9, and only {there_are} came up",
     ):
         Countdown(there_are + 1, (2,), split="validation").load()
 

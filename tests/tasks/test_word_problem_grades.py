@@ -57,7 +57,7 @@ def test_the_answer_is_the_whole_number_after_the_last_answer_is(verdict, reason
         response = f"{reasoning}The answer is{end}"
         grade_ = grade(ASKED, response)
         assert (grade_.verdict, grade_.reward) == (verdict, float(verdict == "correct")), end
-        assert grade_.sound == (bool(reasoning) and verdict == "correct" and "No," not in end and "4 *" not in end), end
+        assert grade_.sound == (bool(reasoning) and verdict == "correct"), end
         assert grade_ == Verifier("word_problem").grade(ASKED, response)
         assert grade_.extracted is None or len(grade_.extracted) <= 200
 
