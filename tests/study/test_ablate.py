@@ -67,9 +67,9 @@ def newest(run: Path) -> int:
 def mlflow_runs(store: str) -> tuple[list, list]:
     """The parents, and the runs below them."""
     client = MlflowClient(store)
-    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    parents = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
-    return parents, [run for run in found if run not in parents]
+    both = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    parents = [run for run in both if "mlflow.parentRunId" not in run.data.tags]
+    return parents, [run for run in both if run not in parents]
 
 
 # -- a study that is interrupted, started again, killed, started again ------------------------------------------------
@@ -190,7 +190,7 @@ def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(st
     shown = capsys.readouterr()
     assert "4 runs, 4 finished, 0 failed, 0 to run" in shown.err
     assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*") if path.parent != study.out} == before
-    assert [len(found) for found in mlflow_runs(study.store)] == [1, 4]
+    assert [len(of_kind) for of_kind in mlflow_runs(study.store)] == [1, 4]
     scores = [rows(study.out / name)[-1]["eval/greedy_accuracy"] for name in RUNS]
     for variant, (first, second) in (("on_policy", scores[:2]), ("paper", scores[2:])):
         cells = ["2", "of", "2", f"{first:.3f}", f"{second:.3f}", f"{(first + second) / 2:.3f}"]
@@ -280,7 +280,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     # A run that began while there was no parent to be had is taken in when there is.
     MlflowClient(store).delete_tag(children[0].info.run_id, "mlflow.parentRunId")
     assert ablate(store, *command) == 0
-    assert [len(found) for found in mlflow_runs(store)] == [1, 2]
+    assert [len(of_kind) for of_kind in mlflow_runs(store)] == [1, 2]
 
 
 def _raises(error: type[BaseException]):
@@ -304,19 +304,19 @@ def test_a_study_that_ends_while_its_model_is_made_closes_its_parent(
         ended = ablate(store, "--gin", "base.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
     except SystemExit as error:
         ended = error.code
-    [found], runs = mlflow_runs(store)
-    assert (ended, found.info.status, runs) == (status, parent, [])
+    [parent_run], runs = mlflow_runs(store)
+    assert (ended, parent_run.info.status, runs) == (status, parent, [])
 
 
 def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
     """Of runs of one step whose process is another script than train.py; it gets the same words."""
     file = out.parent / "script.py"
     file.write_text(script)
-    found = [
+    variants_ = [
         Variant(f"v{i}", ("base.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
         for i in range(variants)
     ]
-    return Runner("g", plan(found, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
+    return Runner("g", plan(variants_, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
 
 
 DEAF = """
@@ -327,19 +327,6 @@ signal.signal(signal.SIGINT, lambda *_: (folder / "asked").touch())
 while True:
     time.sleep(1)
 """
-
-
-def test_progress_is_said_when_something_has_changed_and_not_again(warm_model, tmp_path, caplog):
-    study = runner(warm_model, tmp_path / "out", "", variants=2)
-    caplog.set_level("INFO")
-    for _ in range(3):
-        study._log_news()
-    [line] = caplog.messages
-    assert line.startswith("g: 0 of 2 done, 0 running (), 0 failed, 2 waiting")
-    study.finished.append(study.waiting.pop())
-    for _ in range(3):
-        study._log_news()
-    assert [message.partition(",")[0] for message in caplog.messages] == ["g: 0 of 2 done", "g: 1 of 2 done"]
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):

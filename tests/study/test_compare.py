@@ -135,7 +135,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     assert len(asked) <= 40 * 3 + 3
     assert sorted(path.name for path in files["p.md"].parent.iterdir()) == sorted(files)
 
-    found = rows(files["v.csv"])
+    values = rows(files["v.csv"])
     least, shortest = STEPS * min(RATES.values()), STEPS * min(PACES.values())
     expected = {}
     for variant in RISES:
@@ -148,12 +148,12 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 expected[variant, seed, key] = value
             expected[variant, seed, "tokens"] = STEPS * RATES[variant]
             expected[variant, seed, "seconds"] = STEPS * PACES[variant]
-    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in found if r["kind"] == "run"}
+    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in values if r["kind"] == "run"}
     assert runs == pytest.approx(expected)
 
     keys = [key for key, _ in MEASURES]
     of = lambda variant, key: [expected[variant, seed, key] for seed in range(8)]
-    by_variant = {(r["variant"], r["measure"]): r for r in found if r["kind"] == "variant"}
+    by_variant = {(r["variant"], r["measure"]): r for r in values if r["kind"] == "variant"}
     for variant in RISES:
         for key in keys:
             row, values = by_variant[variant, key], of(variant, key)
@@ -162,7 +162,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 [np.mean(values), low, high]
             )
             assert (row["seeds"], row["collapsed"]) == ("8", "1" if variant == "weak" else "0")
-    differences = {(r["variant"], r["measure"]): r for r in found if r["kind"] == "difference"}
+    differences = {(r["variant"], r["measure"]): r for r in values if r["kind"] == "difference"}
     assert len(differences) == 4 * len(keys)
     for key in keys:
         tests = {v: scipy.stats.ttest_rel(of(v, key), of("on_policy", key)) for v in RISES if v != "on_policy"}
@@ -287,10 +287,10 @@ def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(s
     words = ["--group", "messy", "--baseline", "d", "--metric", "cost/generated_tokens", "--metric", METRIC]
     assert script("compare", "--uri", server.uri, *words, "--csv", tmp_path / "v.csv") == 0
     assert f"d has no {METRIC}: the others are not compared with it" in capsys.readouterr().out
-    found = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
-    assert (METRIC, "run", "b") in found
-    assert ("cost/generated_tokens", "difference", "b") in found
-    assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in found)
+    kinds = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
+    assert (METRIC, "run", "b") in kinds
+    assert ("cost/generated_tokens", "difference", "b") in kinds
+    assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in kinds)
 
 
 def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said(tmp_path, monkeypatch, capsys):
@@ -351,7 +351,7 @@ def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path):
     dom, console = opened(out, tmp_path)
     assert console == []
     drawn = {kind: drawn_charts(dom, kind) for kind in ("learning", "finals", "differences")}
-    assert {kind: len(found) for kind, found in drawn.items()} == {"learning": 3, "finals": 1, "differences": 1}
+    assert {kind: len(charts) for kind, charts in drawn.items()} == {"learning": 3, "finals": 1, "differences": 1}
     for chart in drawn["learning"]:
         assert len(of_class(chart, "band")) == len(of_class(chart, "curve")) == 5
         assert len(of_class(chart, "thin")) == 40
