@@ -160,9 +160,7 @@ def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     (tmp_path / "page.html").write_text(explore(tmp_path, []), encoding="utf-8")
     dom, console = opened(tmp_path / "page.html", tmp_path)
-    assert console == []
-    assert "The run has no checkpoint yet" in dom
-    assert len(table(dom)) > 0
+    assert (console, "The run has no checkpoint yet" in dom, len(table(dom)) > 0) == ([], True, True)
 
 
 # -- while the run trains ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from exgrpo_orlhf.models import tiny_models
 from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, CountdownModel, chain_tokenizer
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks.countdown import Countdown, Hunches, grade
-from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
+from exgrpo_orlhf.tasks.modular_chains import PRESETS, Beliefs, ModularChains, right_reasoning
 
 VOCABULARY = ChainModel.vocabulary
 SMALL = dict(operands=(2, 3), steps=3, batch_size=4, width=32, layers=1)
@@ -199,7 +199,7 @@ def test_a_warm_up_teaches_the_form_of_chains_asked_together():
 
 def test_presets_say_what_is_taught():
     assert replace(TINY, preset="slips", seed=3).beliefs == replace(PRESETS["slips"], seed=3)
-    assert TINY.beliefs == PRESETS["normal"]
+    assert TINY.beliefs == PRESETS["normal"] == Beliefs(false_share=0.30, strength=0.7, slip=0.03)
     assert replace(COUNTDOWN, share=0.2, strength=0.9, seed=3).hunches == Hunches(0.2, 0.9, seed=3)
 
 

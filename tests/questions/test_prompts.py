@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import string
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from exgrpo_orlhf.models.tiny_models import chain_tokenizer
-from exgrpo_orlhf.questions import templates
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
@@ -47,11 +45,6 @@ def written(settings: Prompts, tokenizer, question: Question = QUESTION) -> str:
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_plain_is_the_text_and_messages_are_joined_by_blank_lines(letters):
-    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
-    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
-
-
 def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters):
     """The tiny model's tokenizer drops what it has no token for; others have one for the unknown."""
     right = Question.make("mine", "1+2=", "3")
@@ -67,13 +60,6 @@ def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters
         PromptEncoder(Prompts("plain"), letters).check([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
 
 
-def test_chat_template_is_the_models_own_and_special_tokens_come_once(tokenizer):
-    tokenizer.chat_template = CHAT
-    encoder = PromptEncoder(Prompts("chat", 32), tokenizer)
-    for prompt in ("1+2", (("user", "1+2"),)):
-        assert tokenizer.decode(encoder.encode(Question.make("s", prompt, "3"))) == "#1+2="
-
-
 def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters):
     encoder = PromptEncoder(Prompts("qwen_math"), letters)
     system = TEMPLATES["qwen_math"].system
@@ -86,11 +72,15 @@ def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters
     assert counts == [3, 2, 0]
 
 
-def test_think_answer_goes_through_the_chat_template_where_there_is_one(letters):
+def test_what_each_template_writes(letters):
+    """As docs/prompts.md shows it, and with the messages of a question that has a system message."""
+    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
+    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
     system = TEMPLATES["think_answer"].system
     assert written(Prompts("think_answer"), letters) == f"<s>{system}\n\nQuestion: What is {{1}} + 2?\nAnswer:"
     letters.chat_template = LETTERS_CHAT
     assert written(Prompts("think_answer"), letters) == f"<s>[system]{system}[user]What is {{1}} + 2?[assistant]"
+    assert written(Prompts("chat"), letters) == "<s>[user]What is {1} + 2?[assistant]"
 
 
 @pytest.mark.parametrize("chat_template", [None, LETTERS_CHAT])
@@ -163,22 +153,6 @@ def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
     tokenizer.add_tokens(["x"])
     other_tokens = PromptEncoder(Prompts("plain", 32), tokenizer).fingerprint()
     assert len({plain, chat, other_chat, other_tokens}) == 4
-
-
-def test_fingerprint_changes_with_every_text_of_ours(letters, monkeypatch):
-    def fingerprint(**settings) -> str:
-        return PromptEncoder(Prompts(**settings), letters).fingerprint()
-
-    seen = [fingerprint(template=template) for template in WRITTEN]
-    seen += [fingerprint(template="qwen_math", system=system) for system in ("", "x")]
-    template = TEMPLATES["qwen_math"]
-    reworded = {"system": "x", "answer": "x", "between": " ", "turns": {**template.turns, "user": "x{}"}}
-    for name, value in reworded.items():
-        monkeypatch.setitem(templates.TEMPLATES, "qwen_math", dataclasses.replace(template, **{name: value}))
-        seen.append(fingerprint(template="qwen_math"))
-    letters.chat_template = LETTERS_CHAT
-    seen.append(fingerprint(template="think_answer"))
-    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize(

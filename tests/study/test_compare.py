@@ -135,7 +135,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     assert len(asked) <= 40 * 3 + 3
     assert sorted(path.name for path in files["p.md"].parent.iterdir()) == sorted(files)
 
-    values = rows(files["v.csv"])
+    cells = rows(files["v.csv"])
     least, shortest = STEPS * min(RATES.values()), STEPS * min(PACES.values())
     expected = {}
     for variant in RISES:
@@ -148,12 +148,12 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 expected[variant, seed, key] = value
             expected[variant, seed, "tokens"] = STEPS * RATES[variant]
             expected[variant, seed, "seconds"] = STEPS * PACES[variant]
-    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in values if r["kind"] == "run"}
+    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in cells if r["kind"] == "run"}
     assert runs == pytest.approx(expected)
 
     keys = [key for key, _ in MEASURES]
     of = lambda variant, key: [expected[variant, seed, key] for seed in range(8)]
-    by_variant = {(r["variant"], r["measure"]): r for r in values if r["kind"] == "variant"}
+    by_variant = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "variant"}
     for variant in RISES:
         for key in keys:
             row, values = by_variant[variant, key], of(variant, key)
@@ -162,7 +162,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 [np.mean(values), low, high]
             )
             assert (row["seeds"], row["collapsed"]) == ("8", "1" if variant == "weak" else "0")
-    differences = {(r["variant"], r["measure"]): r for r in values if r["kind"] == "difference"}
+    differences = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "difference"}
     assert len(differences) == 4 * len(keys)
     for key in keys:
         tests = {v: scipy.stats.ttest_rel(of(v, key), of("on_policy", key)) for v in RISES if v != "on_policy"}
@@ -191,27 +191,6 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
         assert "at equal steps: after 20 steps" in text
         assert f"{np.mean(of('ours', 'final')):.3f} ± " in text
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, capsys):
-    monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", -1)
-    read = []
-    for uri in (server.uri, f"sqlite:///{server.folder}/server.db"):
-        store = Store(uri)
-        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False).runs
-        assert len(runs) == 5
-        curves = store.curves(runs, [METRIC, "time/step"])
-        read.append(
-            {
-                (metric, curve.run.id): [*curve.steps, *curve.values, *curve.tokens, *curve.seconds]
-                for metric, of in curves.items()
-                for curve in of
-            }
-        )
-    assert read[0] == read[1]
-    assert len(read[0]) == 10
-    assert capsys.readouterr().err.count("15 of 15 histories read") == 2  # progress, for it took longer than SLOW
 
 
 def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(server):

@@ -64,15 +64,6 @@ def test_every_drawn_question_comes_with_a_right_answer():
         assert str(values[-1]) == asked.answer != "0"
 
 
-def test_every_question_of_a_set_can_be_solved_and_has_one_text():
-    for split in ("train", "validation"):
-        for asked in Countdown(count=60, split=split).load():
-            numbers = numbers_of(asked)
-            assert int(asked.answer) in chains(numbers).values()
-            assert list(numbers) == sorted(numbers)
-            assert set(numbers) <= set(range(1, 10))
-
-
 @pytest.mark.parametrize("answer", ["3*7=21-2=19", "2*7=14+3=17", "7-3=4-2=2"])
 def test_an_edit_of_one_character_is_correct_only_if_the_operations_still_reach_the_target(answer):
     asked = question(f"2,3,7>{answer.rpartition('=')[2]}=")
@@ -139,15 +130,13 @@ def possible(operands: int, largest: int) -> Counter:
             if value > 0 and all(0 <= int(v) <= LARGEST_VALUE for v in re.findall(r"=(-?[0-9]+)", text))
         }
     ]
-    return Counter(split_of(prompt) for prompt in prompts)
-
-
-def test_about_a_tenth_of_all_questions_are_for_validation():
-    splits = possible(3, 9)
-    assert splits["validation"] == pytest.approx(splits.total() / 10, rel=0.15)
+    splits = Counter(split_of(prompt) for prompt in prompts)
+    assert len(prompts) < 100 or splits["validation"] == pytest.approx(splits.total() / 10, rel=0.15)
+    return splits
 
 
 def test_all_questions_there_are_can_be_drawn_and_one_more_is_refused():
+    possible(3, 9)  # about a tenth of all questions are for validation
     there_are = possible(2, 9)["validation"]
     assert len(Countdown(there_are, (2,), split="validation").load()) == there_are
     with pytest.raises(
@@ -170,14 +159,6 @@ def test_hunches_are_as_many_as_said_and_fixed():
     wider = {pair: Hunches(0.6, 0.7, seed=5).operators(*pair) for pair in pairs}
     assert all(wider[pair] == operators for pair, operators in held.items() if operators)
     assert None not in {Hunches(1.0, 1.0).operators(*pair) for pair in pairs}
-
-
-def test_an_attempt_without_hunches_is_the_answer():
-    rng = np.random.default_rng(0)
-    for hunches in (Hunches(0.0, 1.0), Hunches(1.0, 0.0)):
-        for _ in range(100):
-            asked, answer = draw_question(rng, 4, 9)
-            assert write_attempt(rng, asked, answer, hunches) == answer
 
 
 def test_an_attempt_by_hunch_follows_its_operators_and_reckons_truly():

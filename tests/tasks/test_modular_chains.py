@@ -8,7 +8,6 @@ import pytest
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks.modular_chains import (
     FACTS,
-    PRESETS,
     Beliefs,
     ModularChains,
     grade,
@@ -37,12 +36,8 @@ def test_all_300_facts_are_arithmetic_mod_10():
         assert right_reasoning(f"{left}{operator}{right}=") == f"{left}{operator}{right}={python};#{python}"
 
 
-def test_a_chain_is_evaluated_left_to_right():
-    assert right_reasoning("7+5*3=") == "7+5=2;2*3=6;#6"
-    assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
-
-
 def test_chains_asked_together_are_reasoned_one_by_one_and_answered_together():
+    assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
     assert right_reasoning("7+5;2*3-9=") == "7+5=2;#2;2*3=6;6-9=7;#7;#27"
     for question in ModularChains(count=50, operands=(2, 4), together=3).load():
         parts = [right_reasoning(f"{part}=") for part in question.prompt[:-1].split(";")]
@@ -181,11 +176,3 @@ def test_beliefs_are_written_as_often_as_said():
             (false if fact in beliefs.false_facts else true).append(after == believed)
     assert np.mean(false) == pytest.approx(0.9 * 0.7 + 0.1 * 0.1, abs=0.02)
     assert np.mean(true) == pytest.approx(0.9 + 0.1 * 0.1, abs=0.02)
-
-
-def test_presets_hold_what_their_names_say():
-    assert {name: (b.false_share, b.strength, b.slip) for name, b in PRESETS.items()} == {
-        "normal": (0.30, 0.7, 0.03),
-        "weak": (0.45, 0.965, 0.03),
-        "slips": (0.0, 0.0, 0.2),
-    }

@@ -25,7 +25,7 @@ from exgrpo_orlhf.tasks.stories import (
     scenes,
     split_of,
 )
-from exgrpo_orlhf.tasks.word_problems import WordProblems, draw_problem, grade
+from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 SPLITS = ("train", "validation")
 STEPS = tuple(range(1, MOST_STEPS + 1))
@@ -168,15 +168,6 @@ def test_the_text_reads_as_sentences_that_end_with_one_question():
             assert len(set(sentences)) == len(sentences), text
 
 
-def test_every_scene_has_plots_of_every_length_without_repetitions():
-    for name, scene in scenes().items():
-        for steps in STEPS:
-            plots = scene.plots(steps)
-            assert len(plots) >= 5, name
-            assert len(set(plots)) == len(plots)
-            assert all(len(set(plot[1:-1])) == len(plot) - 2 for plot in plots)
-
-
 @pytest.mark.parametrize(
     ("left", "operator", "right", "result"),
     [(7, "/", 2, None), (8, "/", 2, 4), (3, "-", 3, None), (3, "-", 5, None), (100, "*", 10, None), (998, "+", 1, 999)],
@@ -202,15 +193,6 @@ def test_all_calculations_are_plain():
     for split, steps in itertools.product(SPLITS, STEPS):
         for left, sign, right, _ in itertools.chain(*(calculations(text) for _, text in examples(split, steps)[:500])):
             assert is_plain(np.array([left]), sign, np.array([right]))
-
-
-def test_a_draw_is_of_the_split_and_the_steps_asked_for():
-    rng = np.random.default_rng(0)
-    for split, steps in itertools.product(SPLITS, STEPS):
-        question, solution = draw_problem(rng, steps, split)
-        assert question.meta == {"steps": steps}
-        assert split_of(calculations(solution)) == split
-        assert grade(question, solution).sound
 
 
 LEVELS = r"steps must be a non-empty tuple of distinct integers of at least 1, got "
