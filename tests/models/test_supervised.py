@@ -210,6 +210,12 @@ def test_a_finished_model_is_not_made_again(made, raw_model, monkeypatch):
     assert [path.name for path in made.parent.iterdir() if not path.name.startswith(".")] == [made.name]
 
 
+def test_bfloat16_computation_trains_float32_weights(raw_model, tmp_path):
+    folder = supervised(raw_model, tmp_path, machine=replace(CPU, dtype="bfloat16")).prepare()
+    assert {tensor.dtype for tensor in weights(folder).values()} == {torch.float32}
+    assert curve(folder)[-1]["supervised/loss"] < curve(folder)[0]["supervised/loss"]
+
+
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 

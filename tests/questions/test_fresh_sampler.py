@@ -114,6 +114,10 @@ def test_a_question_rests_too_where_the_next_step_is_drawn_before_this_one_is_ob
     assert set(last) == set(IDS)
 
 
+def test_draws_come_from_the_seed_alone():
+    assert draw(source(seed=3), 5) == draw(source(seed=3), 5) != draw(source(seed=4), 5)
+
+
 def steps(fresh, first: int, last: int) -> list[list[str]]:
     batches = []
     for step in range(first, last):

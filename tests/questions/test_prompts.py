@@ -104,10 +104,10 @@ def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(te
     assert own.count("Be brief.") == 1
     assert default is None or default not in own
     for question in (QUESTION, OWN_SYSTEM):
-        question = written(Prompts(template, system="Add it up."), letters, question)
-        assert question.count("Add it up.") == 1
-        assert "Be brief." not in question
-        assert default is None or default not in question
+        text = written(Prompts(template, system="Add it up."), letters, question)
+        assert text.count("Add it up.") == 1
+        assert "Be brief." not in text
+        assert default is None or default not in text
         none = written(Prompts(template, system=""), letters, question)
         assert "Be brief." not in none
         assert "system" not in none

@@ -303,6 +303,16 @@ def test_real_sets_are_prepared_whole_from_copies_in_the_hubs_form(tmp_path, cop
             assert {question.answer for question in loaded} == set("ABCDEFGHIJ")
 
 
+def test_arc_questions_come_out_as_the_papers_authors_wrote_theirs(shared_data):
+    theirs = QuestionFile(str(shared_data / "arc_challenge_test.parquet")).load()
+    for question in theirs[::50]:
+        text = question.prompt[-1][1]
+        asked, _, choices = text.rstrip("\n").rpartition("\n\n")
+        labels, options = zip(*(line.split(") ", 1) for line in choices.split("\n")), strict=True)
+        row = {"question": asked, "choices": {"label": labels, "text": options}, "answerKey": question.answer}
+        assert pairs("arc_c", row) == [(text.rstrip("\n"), question.answer)]
+
+
 def test_every_boxed_answer_of_math_500_is_found(shared_data):
     rows = lines(shared_data / "math500_test.jsonl")
     assert [last_boxed(row["solution"]) for row in rows] == [row["answer"] for row in rows]

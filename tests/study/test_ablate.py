@@ -215,6 +215,16 @@ def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(stud
     assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*")} == before
 
 
+def test_a_dry_run_before_a_first_run_names_the_command_that_estimates_the_time(warm_model, tmp_path, capsys):
+    arguments = [*SMOKE, *words(warm_model, tmp_path / "none"), "--seeds", "0", "--dry-run", "--threads", "1"]
+    assert ablate("http://127.0.0.1:9", *arguments) == 0
+    shown = capsys.readouterr()
+    (line,) = (line for line in shown.err.split("\n") if "the time is not known" in line)
+    trial = shlex.split(line.partition("this estimates a run's: ")[2])
+    (first, *_) = (shlex.split(command) for command in shown.out.split("\n") if "train.py" in command)
+    assert trial == [*first, "--smoke"]
+
+
 @pytest.mark.slow
 def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
     with claim(study.out, resume=True):
@@ -320,6 +330,16 @@ signal.signal(signal.SIGINT, lambda *_: (folder / "asked").touch())
 while True:
     time.sleep(1)
 """
+
+
+def test_progress_is_logged_when_something_has_changed_and_not_again(warm_model, tmp_path, caplog):
+    study = runner(warm_model, tmp_path / "out", "", variants=2)
+    caplog.set_level("INFO")
+    for _ in range(2):
+        study._log_news()
+        study._log_news()
+        study.finished += [study.waiting.pop()]
+    assert [message.partition(",")[0] for message in caplog.messages] == ["g: 0 of 2 done", "g: 1 of 2 done"]
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):
