@@ -198,13 +198,14 @@ def _response_loss(
 class ChainModel(WarmedUpModel):
     """Taught flawed reasoning (`modular_chains.write_reasoning`); the other fields are those of `WarmedUpModel`.
 
-    preset: beliefs by name, a key of `modular_chains.PRESETS`
+    preset: beliefs by name, a key of `modular_chains.PRESETS`; strength: instead of the preset's (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions
     together: chains in each of these questions
     seed: also decides which facts are false
     """
 
     preset: str = "normal"
+    strength: Probability | None = None
     operands: Operands = (3, 4, 5, 6, 7)
     together: Number = 1
 
@@ -220,7 +221,8 @@ class ChainModel(WarmedUpModel):
     @property
     def beliefs(self) -> Beliefs:
         """What the model is taught."""
-        return dataclasses.replace(PRESETS[self.preset], seed=self.seed)
+        beliefs = dataclasses.replace(PRESETS[self.preset], seed=self.seed)
+        return beliefs if self.strength is None else dataclasses.replace(beliefs, strength=self.strength)
 
     def _shaping(self) -> dict[str, Any]:
         settings = super()._shaping() | dataclasses.asdict(self.beliefs)

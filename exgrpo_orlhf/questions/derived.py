@@ -93,7 +93,6 @@ class LengthFilter:
     def __post_init__(self) -> None:
         require_reference("LengthFilter.questions", self.questions, "load", "@QuestionFile()")
         require_reference("LengthFilter.model", self.model, "prepare", "@PretrainedModel()")
-        require_reference("LengthFilter.prompts", self.prompts, Prompts, "@Prompts()")
 
     def load(self) -> list[Question]:
         """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""

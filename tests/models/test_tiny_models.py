@@ -199,6 +199,8 @@ def test_a_warm_up_teaches_the_form_of_chains_asked_together():
 
 def test_presets_say_what_is_taught():
     assert replace(TINY, preset="slips", seed=3).beliefs == replace(PRESETS["slips"], seed=3)
+    assert replace(TINY, strength=0.5).beliefs == replace(PRESETS["normal"], strength=0.5)
+    assert replace(TINY, strength=0.7).directory == TINY.directory
     assert TINY.beliefs == PRESETS["normal"] == Beliefs(false_share=0.30, strength=0.7, slip=0.03)
     assert replace(COUNTDOWN, share=0.2, strength=0.9, seed=3).hunches == Hunches(0.2, 0.9, seed=3)
 
@@ -262,6 +264,7 @@ SHARED = [
         *((model, *case) for model in (ChainModel, CountdownModel) for case in SHARED),
         (ChainModel, dict(preset="strong"), r"preset must be one of normal, weak, slips, got 'strong'"),
         (CountdownModel, dict(strength="a"), r"strength must be a number from 0 to 1, got 'a'"),
+        (ChainModel, dict(strength=1.5), r"strength must be a number from 0 to 1, or None; got 1\.5"),
         (ChainModel, dict(operands=(33,)), r"operands .* at most 32, got \(33,\)"),
         (ChainModel, dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)"),
         (ChainModel, dict(together=0), r"together must be an integer of at least 1, got 0"),

@@ -220,7 +220,7 @@ def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_
         source.load()
     with pytest.raises(config.ConfigError, match=r"LengthFilter\.model"):
         config.load(["base.gin"], [b for b in bindings if not b.startswith("LengthFilter.model")])
-    with pytest.raises(config.ConfigError, match=r"LengthFilter\.prompts must be a reference such as @Prompts"):
+    with pytest.raises(config.ConfigError, match=r"LengthFilter\.prompts takes Prompts, got None"):
         config.load(["base.gin"], [*bindings, "LengthFilter.prompts = None"])
 
 
