@@ -55,11 +55,11 @@ def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest
     assert seconds_left(waiting, known, jobs) == left
 
 
-def test_the_time_left_includes_evaluations_and_the_start_of_runs_that_wait():
+def test_the_time_left_includes_evaluations():
     waiting = [planned(variant, eval_every=20) for variant in "ab"]  # at steps 0, 20 and 30
     known = {"a/seed0": RunProgress(step=30, pace=2.0, evaluation=5.0), "a/seed1": RunProgress(step=25, pace=2.0)}
     assert seconds_left(waiting[:1], known, 1) == 5 * 2.0 + 5.0
-    assert seconds_left(waiting, known, 1, {"b/seed1": 7.0}) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0 + 7.0
+    assert seconds_left(waiting, known, 1) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0
 
 
 def planned(variant: str, eval_every: int | None) -> SimpleNamespace:

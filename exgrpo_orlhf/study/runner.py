@@ -46,8 +46,6 @@ class Runner:
         self.progress = dict(progress)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
-        self._began: dict[StudyRun, tuple[float, float]] = {}  # when it was started; its seconds until then
-        self._beside: list[float] = []  # seconds beside steps and evaluations, of each run that was trained here
         self._news: tuple[object, ...] = ()
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
@@ -112,7 +110,6 @@ class Runner:
                     env={**os.environ, **environment},
                     process_group=0,
                 )
-            self._began[run] = time.monotonic(), self.progress.get(run.name, RunProgress()).seconds
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
 
     def _collect(self) -> None:
@@ -123,9 +120,6 @@ class Runner:
             del self.running[run]
             self.progress[run.name] = RunProgress.of(run)
             if status == 0:
-                began, before = self._began[run]
-                took = time.monotonic() - began - (self.progress[run.name].seconds - before)
-                self._beside.append(max(0.0, took))
                 self.finished.append(run)
                 log.info("%s is finished", run.name)
             elif self.stopped_by is not None:
@@ -147,9 +141,7 @@ class Runner:
         if news == self._news:
             return
         self._news = news
-        beside = sum(self._beside) / len(self._beside) if self._beside else 0.0
-        start = {run.name: beside for run in self.waiting}
-        left = seconds_left([*self.running, *self.waiting], self.progress, self._jobs, start)
+        left = seconds_left([*self.running, *self.waiting], self.progress, self._jobs)
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
             *(self._group, len(self.finished), self._total, len(self.running)),

@@ -83,13 +83,11 @@ class StudyRun:
 @dataclass(frozen=True)
 class RunProgress:
     """From metrics.jsonl. step: the last one, −1 for none; pace: seconds of a step, the median, because a machine that
-    slept makes one step last for hours; evaluation: seconds of one; seconds: of all of them; score: of the last
-    evaluation"""
+    slept makes one step last for hours; evaluation: seconds of one; score: of the last one"""
 
     step: int = -1
     pace: float = 0.0
     evaluation: float = 0.0
-    seconds: float = 0.0
     score: float | None = None
     score_name: str = ""
 
@@ -101,7 +99,7 @@ class RunProgress:
         pace, evaluation = (median(seconds) if seconds else 0.0 for seconds in (steps, evaluations))
         scores = ((row, min(filter(_SCORE.fullmatch, row), default="")) for row in reversed(rows))
         score, name = next(((row[name], name) for row, name in scores if name), (None, ""))
-        return cls(rows[-1]["step"] if rows else -1, pace, evaluation, sum(steps) + sum(evaluations), score, name)
+        return cls(rows[-1]["step"] if rows else -1, pace, evaluation, score, name)
 
 
 def plan(
@@ -144,13 +142,11 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
-def seconds_left(
-    runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], jobs: int, start: Mapping[str, float] | None = None
-) -> float | None:
-    """Seconds for the runs, `jobs` at a time, at the mean pace of their variant so far, else of all variants.
+def seconds_left(runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], jobs: int) -> float | None:
+    """Seconds of steps and evaluations for the runs, `jobs` at a time, at the mean pace of their variant so far, else
+    of all variants.
 
-    progress: by name of the run, also of finished ones; start: of runs that are not started yet, the seconds beside
-        steps and evaluations. Returns None if no step has been measured.
+    progress: by name of the run, also of finished ones. Returns None if no step has been measured.
     """
     steps, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
     evaluations = defaultdict[str, list[float]](list)
@@ -167,11 +163,7 @@ def seconds_left(
         step, every = progress.get(run.name, RunProgress()).step, run.experiment.settings.eval_every
         done, evaluation = max(0, step), evaluations[key] or [0.0]
         more = evaluations_left(done, run.steps, every) + (step < 0 and every is not None)  # one before the first step
-        work.append(
-            max(0, run.steps - done) * seconds[key] / steps[key]
-            + more * sum(evaluation) / len(evaluation)
-            + (start or {}).get(run.name, 0.0)
-        )
+        work.append(max(0, run.steps - done) * seconds[key] / steps[key] + more * sum(evaluation) / len(evaluation))
     return max(sum(work) / jobs, *work, 0.0)
 
 

@@ -8,7 +8,6 @@ endpoint of its servers is made for their web page and silently cuts at 25,000 v
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ from .curve import Array, Curve, Params, TrackedRun
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
-SLOW = 2.0  # seconds between two lines of progress
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"
 
 
@@ -97,7 +95,7 @@ class Store:
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
-            read = _with_progress(threads.map(lambda each: self._history(*each), wanted), "histories read", len(wanted))
+            read = threads.map(lambda each: self._history(*each), wanted)
             histories = {(run.id, name): history for (run, name), history in zip(wanted, read, strict=True)}
         return {metric: [_curve(run, metric, histories) for run in runs if metric in run.metrics] for metric in metrics}
 
@@ -133,7 +131,7 @@ class Store:
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
 
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
-        return _with_progress(all_runs(self._client, where, clauses, PAGE), "runs listed")
+        return all_runs(self._client, where, clauses, PAGE)
 
     def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
         """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
@@ -187,16 +185,6 @@ def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tup
         if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
             seconds = np.concatenate([[0.0], np.cumsum(each)])[np.searchsorted(at, steps, side="right")]
     return Curve(run, steps, values, tokens, seconds)
-
-
-def _with_progress(items: Iterator[Any], doing: str, total: int | None = None) -> Iterator[Any]:
-    """Yield the items, and report their number on standard error every SLOW seconds."""
-    reported = time.monotonic()
-    for number, item in enumerate(items, 1):
-        if time.monotonic() - reported > SLOW:
-            print(f"{number:,}{'' if total is None else f' of {total:,}'} {doing}", file=sys.stderr, flush=True)
-            reported = time.monotonic()
-        yield item
 
 
 def _metric_names(metric: str, present: Counter[str]) -> str:

@@ -250,8 +250,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", math.inf)  # no line of progress on a busy machine
+def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, capsys, arguments, message):
     out = tmp_path / "page.html"
     out.write_text("the one of yesterday")
     assert script("compare", "--uri", server.uri, "--out", out, *shlex.split(arguments)) == 2
