@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.rows import ForwardRow, micro_batches
 from .optimiser_steps import optimiser_steps
-
-if TYPE_CHECKING:
-    from .supervised_start import SupervisedModel
 
 
 def rate_share(step: int, *, steps: int, warmup: int, schedule: str) -> float:
@@ -43,7 +40,8 @@ class SupervisedTraining:
     done: optimiser steps so far
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Sequence[ForwardRow], settings: SupervisedModel) -> None:
+    def __init__(self, model: PreTrainedModel, rows: Sequence[ForwardRow], settings: Any) -> None:
+        """settings: the `SupervisedModel`, whose module imports this one"""
         self.model, self.rows, self.done, self._settings = model, rows, 0, settings
         self.steps = settings.epochs * self._steps_of_an_epoch()
         machine = settings.machine
