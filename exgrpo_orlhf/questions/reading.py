@@ -190,7 +190,7 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
         raise ValueError(f'{where} is {value!r:.80}; a prompt is text or a list of {{"role": …, "content": …}}')
     messages = []
     for message in value:
-        parts = {role: text for role, text in message.items() if text is not None} if isinstance(message, dict) else {}
+        parts = {key: part for key, part in message.items() if part is not None} if isinstance(message, dict) else {}
         if set(parts) != {"role", "content"} or not all(type(part) is str for part in parts.values()):
             raise ValueError(f'{where} has the message {message!r:.80}; a message is {{"role": text, "content": text}}')
         messages.append((parts["role"], parts["content"]))
