@@ -69,12 +69,13 @@ def main() -> int:
 def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
     import torch
 
+    from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
-    from exgrpo_orlhf.study.runner import Runner, described, hours
-    from exgrpo_orlhf.study.runs import Measured, seconds_left, table
+    from exgrpo_orlhf.study.runner import Runner, described
+    from exgrpo_orlhf.study.runs import RunProgress, seconds_left, table
     from exgrpo_orlhf.tracking.client import own_tags
 
-    measured = {run.name: Measured.of(run) for run in runs}
+    progress = {run.name: RunProgress.of(run) for run in runs}
     finished = [run for run in runs if run.finished()]
     parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}")
     if not arguments.dry_run:
@@ -89,24 +90,24 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     parent.mark_killed(waiting)
     jobs = arguments.jobs or _jobs(runs)
     counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
-    left = seconds_left(waiting, measured, jobs)
-    pace = "" if left is None else f", {hours(left)} at the pace so far"
+    left = seconds_left(waiting, progress, jobs)
+    pace = "" if left is None else f", {duration(left)} at the pace so far"
     print(f"{group}: {len(runs)} runs, {counts}{pace}", file=sys.stderr)
     script, tags = PROJECT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
-    runner = Runner(group, waiting, measured, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
+    runner = Runner(group, waiting, progress, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
     if arguments.dry_run:
         if left is None and waiting:
             trial = shlex.join([*runner.command(waiting[0]), "--smoke"])
             print(
                 f"no step has been measured, so the time is not known; this estimates a run's: {trial}", file=sys.stderr
             )
-        print(table(runs, {run.name for run in finished}, measured))
+        print(table(runs, {run.name for run in finished}, progress))
         print(*(shlex.join(runner.command(run)) for run in waiting), sep="\n")
         return 0
 
     torch.set_num_threads(arguments.threads or 1)
     _prepare(waiting, lambda status: parent.close(runs, status))
-    runner.go()
+    runner.run()
     failed |= runner.failed
     finished += runner.finished
     parent.close(runs, "KILLED" if runner.stopped_by else "FAILED" if failed else "FINISHED")
@@ -115,8 +116,8 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
         print(run.log_tail(), file=sys.stderr)
     if failed:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
-    print(table(runs, {run.name for run in finished}, runner.measured))
-    metric = next((m.score_name for m in runner.measured.values() if m.score_name), "eval/greedy_accuracy")
+    print(table(runs, {run.name for run in finished}, runner.progress))
+    metric = next((m.score_name for m in runner.progress.values() if m.score_name), "eval/greedy_accuracy")
     compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
     print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))

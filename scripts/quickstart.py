@@ -55,7 +55,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     print("1. A tiny model learns the procedure, and false beliefs with it (once, then cached)", flush=True)
-    files, start, said = (RARE, "quickstart-rare", SHOWN_RARE) if arguments.rare else (RUNS, "quickstart", SHOWN)
+    files, start, verdict = (RARE, "quickstart-rare", SHOWN_RARE) if arguments.rare else (RUNS, "quickstart", SHOWN)
     experiment = config.load(files["on-policy"])
     experiment.model.prepare()
 
@@ -83,7 +83,7 @@ def main() -> int:
     except Exception as error:  # whatever MLflow, its database or the network came up with; the runs are done
         where = f"MLflow at {without_password(uri)}: {first_line(error)}"
     print(f"compare them     {where.replace('mlflow ui', f'{Path(sys.executable).parent}/mlflow ui', 1)}")
-    print(f"{said}. {(time.perf_counter() - began) / 60:.1f} minutes in all")
+    print(f"{verdict}. {(time.perf_counter() - began) / 60:.1f} minutes in all")
     return 0
 
 

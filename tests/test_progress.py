@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from exgrpo_orlhf.progress import Progress, evaluations_left
-from exgrpo_orlhf.study.runs import Measured, seconds_left
+from exgrpo_orlhf.study.runs import RunProgress, seconds_left
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 METRICS = {"reward/mean": 0.5, "replay/actual_share": 0.5, "replay/trajectories": 3, "replay/retired": 1}
@@ -51,15 +51,15 @@ def test_a_run_says_the_time_of_the_steps_and_evaluations_that_are_left(caplog, 
 )
 def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest_run(jobs, measured, left):
     waiting = [planned(variant, eval_every=None) for variant in "ab"]
-    known = {name: Measured(step, seconds / max(1, step)) for name, (step, seconds) in measured.items()}
+    known = {name: RunProgress(step, seconds / max(1, step)) for name, (step, seconds) in measured.items()}
     assert seconds_left(waiting, known, jobs) == left
 
 
-def test_the_time_left_includes_evaluations_and_the_start_of_runs_that_wait():
+def test_the_time_left_includes_evaluations():
     waiting = [planned(variant, eval_every=20) for variant in "ab"]  # at steps 0, 20 and 30
-    known = {"a/seed0": Measured(step=30, pace=2.0, evaluation=5.0), "a/seed1": Measured(step=25, pace=2.0)}
+    known = {"a/seed0": RunProgress(step=30, pace=2.0, evaluation=5.0), "a/seed1": RunProgress(step=25, pace=2.0)}
     assert seconds_left(waiting[:1], known, 1) == 5 * 2.0 + 5.0
-    assert seconds_left(waiting, known, 1, {"b/seed1": 7.0}) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0 + 7.0
+    assert seconds_left(waiting, known, 1) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0
 
 
 def planned(variant: str, eval_every: int | None) -> SimpleNamespace:
@@ -73,4 +73,4 @@ def test_a_step_during_which_the_machine_slept_does_not_count_as_the_pace(tmp_pa
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for step, seconds in enumerate([2.0, 2.0, 36000.0, 3.0]):
         log.append(step, {"time/step": seconds})
-    assert Measured.of(SimpleNamespace(folder=tmp_path)).pace == 2.5
+    assert RunProgress.of(SimpleNamespace(folder=tmp_path)).pace == 2.5

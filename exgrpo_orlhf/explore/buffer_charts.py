@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..evaluation.plots import BINS, PALETTE, WIDTH, drawing
+from ..evaluation.plots import BINS, PALETTE, WIDTH, Drawing, drawing
+from ..records import mean
 from .history import History, forgotten_by_step, shares_by_step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 POINTS = 300  # along the steps of a chart; more steps are averaged
 PANEL = (370, 260)  # width and height
@@ -33,45 +39,47 @@ def buckets(history: History) -> str:
         return chart.svg("questions by level over steps", "buckets")
 
 
+@contextmanager
+def _panel(title: str, steps: Sequence[int]) -> Iterator[tuple[Drawing, Axes, list[np.ndarray]]]:
+    """A small chart over steps: the drawing, its axes, and the positions of the steps in parts."""
+    with drawing(*PANEL) as chart:
+        axes = chart.axes(48, 14, 28, 42, title=title, xlabel="step", xlim=(min(steps) - 0.5, max(steps) + 0.5))
+        yield chart, axes, _parts(steps)
+
+
 def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> str:
     """Medians over steps, each with the band from the 10 % to the 90 % quantile."""
-    parts = _parts(steps)
-    with drawing(*PANEL) as chart:
-        axes = chart.axes(48, 14, 28, 42, title=title, xlabel="step")
-        axes.set_xlim(min(steps) - 0.5, max(steps) + 0.5)
+    with _panel(title, steps) as (chart, axes, parts):
         for colour, values in series:
             of_part = [(steps[part[-1]], [value for i in part for value in values[i]]) for part in parts]
-            kept = [(step, *np.quantile(found, (0.1, 0.5, 0.9))) for step, found in of_part if found]
-            if not kept:
-                continue
-            at, low, middle, high = zip(*kept, strict=True)
-            band = axes.fill_between(at, low, high, color=PALETTE[colour], alpha=0.16, linewidth=0)
-            chart.mark(band, f"band {colour}")
-            words = f"median after step {at[-1]:,}: {middle[-1]:.3g} {label}"
-            chart.mark(axes.plot(at, middle, color=PALETTE[colour], linewidth=1.7)[0], f"curve {colour}", words)
+            points = [(step, *np.quantile(numbers, (0.1, 0.5, 0.9))) for step, numbers in of_part if numbers]
+            if points:
+                at, low, middle, high = zip(*points, strict=True)
+                band = axes.fill_between(at, low, high, color=PALETTE[colour], alpha=0.16, linewidth=0)
+                chart.mark(band, f"band {colour}")
+                words = f"median after step {at[-1]:,}: {middle[-1]:.3g} {label}"
+                chart.mark(axes.plot(at, middle, color=PALETTE[colour], linewidth=1.7)[0], f"curve {colour}", words)
         return chart.svg(title, "over-steps")
 
 
 def lines(title: str, steps: Sequence[int], series: Mapping[str, Sequence[float]], share: bool) -> str:
     """One value a step and colour, NaN where there is none. share: of one, shown in percent"""
-    parts = _parts(steps)
-    with drawing(*PANEL) as chart:
-        axes = chart.axes(48, 14, 28, 42, title=title, xlabel="step")
-        axes.set_xlim(min(steps) - 0.5, max(steps) + 0.5)
+    with _panel(title, steps) as (chart, axes, parts):
         for colour, values in series.items():
-            means = [(steps[part[-1]], _mean([values[i] for i in part])) for part in parts]
-            kept = [(step, 100 * value if share else value) for step, value in means if not math.isnan(value)]
-            if kept:
-                axes.plot(*zip(*kept, strict=True), color=PALETTE[colour], linewidth=1.7)
+            numbers = [[values[i] for i in part if not math.isnan(values[i])] for part in parts]
+            points = [(steps[part[-1]], mean(each)) for part, each in zip(parts, numbers, strict=True) if each]
+            if points:
+                at, means = zip(*points, strict=True)
+                axes.plot(at, np.array(means) * (100 if share else 1), color=PALETTE[colour], linewidth=1.7)
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
         return chart.svg(title, "lines")
 
 
 def distribution(title: str, unit: str, series: Mapping[str, Sequence[float]], top: float | None = None) -> str:
     """Histograms as outlines: the share of each colour's values in a bin, in percent. top: end of the axis"""
-    every = [value for values in series.values() for value in values]
-    end = top or max(float(np.quantile(every, 0.99)) if every else 1.0, 1e-6)
-    edges = np.linspace(min(0.0, *every, 0.0) if every else 0.0, end, BINS + 1)
+    numbers = [value for values in series.values() for value in values]
+    end = top or max(float(np.quantile(numbers, 0.99)) if numbers else 1.0, 1e-6)
+    edges = np.linspace(min(0.0, *numbers, 0.0), end, BINS + 1)
     with drawing(*PANEL) as chart:
         axes = chart.axes(48, 14, 28, 42, title=title, xlabel=unit, xlim=(edges[0], edges[-1]))
         for colour, values in series.items():
@@ -141,8 +149,3 @@ def _ranges(history: History) -> list[tuple[int, int]]:
 def _parts(steps: Sequence[int]) -> list[np.ndarray]:
     """Positions of the steps, in at most POINTS parts."""
     return np.array_split(np.arange(len(steps)), min(POINTS, len(steps)))
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else float("nan")

@@ -66,31 +66,24 @@ def _lucky(history: History) -> str:
         "its latest group had no success."
     )
     lucky = buffer_charts.lucky(history)
-    if lucky is None:
-        nothing = html.paragraph("Nothing checks the reasoning of this run's answers.")
-        return html.paragraph(about) + nothing + html.panels([buffer_charts.forgotten(history)], "three")
+    panels = [*filter(None, [lucky]), buffer_charts.forgotten(history)]
     names = [(buffer_charts.FRESH, "fresh"), (buffer_charts.REPLAYED, "replayed"), ("m5", "forgotten")]
-    return html.paragraph(about) + html.legend(names) + html.panels([lucky, buffer_charts.forgotten(history)], "three")
+    key = html.legend(names) if lucky else html.paragraph("Nothing checks the reasoning of this run's answers.")
+    return html.paragraph(about) + key + html.panels(panels, "three")
 
 
 def packed(history: History) -> str:
     """The page's data, as JSON in gzip in base64."""
     events = {name: values for name, values in history.events.items() if name != "checked"}
     replays = {name: history.replays[name] for name in ("age", "of", "place", "entropy", "log_weight", "sound")}
+    columns = ("ids", "prompts", "accuracy", "retired", "stored", "distinct", "logged", "texts")
     data: dict[str, Any] = {
         "steps": [history.steps[0], history.step],
         "kinds": KINDS,
         "bufferStep": history.buffer_step,
-        "ids": history.ids,
-        "prompts": history.prompts,
         "events": events,
         "replays": replays,
-        "accuracy": history.accuracy,
-        "retired": history.retired,
-        "stored": history.stored,
-        "distinct": history.distinct,
-        "logged": history.logged,
-        "texts": history.texts,
+        **{name: getattr(history, name) for name in columns},
     }
     text = json.dumps(data, separators=(",", ":")).encode()
     return base64.b64encode(gzip.compress(text, 6, mtime=0)).decode("ascii")

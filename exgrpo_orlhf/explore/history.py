@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..records import Question, Trajectory, mean
+from ..questions.text import with_roles
+from ..records import Question, Trajectory
 from ..replay import ReplayBuffer
-from ..tracking.decisions import ID, PROMPT, DecisionLog
+from ..tracking.decisions import ID, DecisionLog
 
 KINDS = ("fresh", "replayed", "injected", "left_out", "retired", "returned", "evicted")
 COUNTS = ("correct", "graded", "lucky", "checked", "stored")
@@ -96,18 +98,12 @@ def read(
     for question_id in () if buffer is None else (*buffer.records, *buffer.retired):
         number(question_id)
     history.ids = list(numbers)
-    prompts = {question.id[:ID]: prompt_text(question)[:SHORT] for question in questions if question.id[:ID] in numbers}
-    logged = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
-    history.prompts = [prompts.get(question_id) or logged.get(question_id, "") for question_id in history.ids]
+    prompts = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
+    prompts |= {question.id[:ID]: with_roles(question.prompt)[:SHORT] for question in questions}
+    history.prompts = [prompts.get(question_id, "") for question_id in history.ids]
     _bound(history)
     _read_buffer(history, buffer, buffer_step, number, decode)
     return history
-
-
-def prompt_text(question: Question) -> str:
-    """The prompt as one text, a message a paragraph."""
-    prompt = question.prompt
-    return prompt[:PROMPT] if isinstance(prompt, str) else "\n".join(": ".join(message) for message in prompt)[:PROMPT]
 
 
 def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) -> None:
@@ -141,8 +137,7 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
 def _bound(history: History) -> None:
     """Keep the newest logged rollouts, as many as fit into LOGGED characters."""
     rows = [(row["step"], q, row) for q, of_question in history.logged.items() for row in of_question]
-    room = LOGGED
-    history.logged = {}
+    room, history.logged = LOGGED, {}
     for _, q, row in sorted(rows, key=lambda one: -one[0]):
         room -= len(row["prompt"]) + sum(20 * len(one["text"]) for one in row["responses"])
         if room < 0:
@@ -158,8 +153,7 @@ def _read_buffer(
     decode: Callable[[npt.NDArray[np.int32]], str],
 ) -> None:
     n = len(history.ids)
-    history.accuracy, history.retired, history.stored = [-1.0] * n, [-1] * n, [0] * n
-    history.distinct = [-1.0] * n
+    history.accuracy, history.retired, history.stored, history.distinct = [-1.0] * n, [-1] * n, [0] * n, [-1.0] * n
     history.buffer = {"age": [], "tokens": [], "surprisal": []}
     if buffer is None:
         return
@@ -168,15 +162,14 @@ def _read_buffer(
         history.retired[number(question_id)] = at
     of_question: dict[int, list[Trajectory]] = {}
     for question_id, record in buffer.records.items():
-        q = number(question_id)
-        history.accuracy[q], history.stored[q] = round(float(record.accuracy), 4), len(record.stored)
-        if record.stored:
-            of_question[q] = [one.trajectory for one in record.stored]
-            history.distinct[q] = round(diversity([one.token_ids for one in of_question[q]]), 3)
-            for one in of_question[q]:
-                history.buffer["age"].append(history.buffer_step - one.step)
-                history.buffer["tokens"].append(len(one))
-                history.buffer["surprisal"].append(round(_surprisal(one), 4))
+        q, trajectories = number(question_id), [one.trajectory for one in record.stored]
+        history.accuracy[q], history.stored[q] = round(float(record.accuracy), 4), len(trajectories)
+        if trajectories:
+            of_question[q] = trajectories
+            history.distinct[q] = round(diversity([one.token_ids for one in trajectories]), 3)
+        history.buffer["age"] += [history.buffer_step - one.step for one in trajectories]
+        history.buffer["tokens"] += map(len, trajectories)
+        history.buffer["surprisal"] += map(_surprisal, trajectories)
     replays = Counter(q for q, replay in zip(history.events["q"], history.events["replay"], strict=True) if replay >= 0)
     room = TEXTS
     for q in sorted(of_question, key=lambda q: (q not in history.logged, -replays[q])):
@@ -185,12 +178,12 @@ def _read_buffer(
             room -= len(text)
             if room < 0:
                 return
-            about = {"step": one.step, "tokens": len(one), "surprisal": round(_surprisal(one), 4), "sound": one.sound}
+            about = {"step": one.step, "tokens": len(one), "surprisal": _surprisal(one), "sound": one.sound}
             history.texts.setdefault(q, []).append({**about, "text": text})
 
 
 def _surprisal(trajectory: Trajectory) -> float:
-    return -float(trajectory.behaviour_logprobs.mean(dtype=np.float64))
+    return round(-float(trajectory.behaviour_logprobs.mean(dtype=np.float64)), 4)
 
 
 def diversity(responses: Sequence[npt.NDArray[np.int32]]) -> float:
@@ -210,19 +203,13 @@ def diversity(responses: Sequence[npt.NDArray[np.int32]]) -> float:
 def forgotten_by_step(history: History) -> list[int]:
     """For each step, the questions whose latest group had no success although an earlier one had."""
     solved: dict[int, bool] = {}  # question → whether its latest group had a success; only once solved
-    counts, now, at = [], 0, 0
+    forgotten = dict.fromkeys(history.steps, 0)  # step → by how many questions the count changes
     columns = ("q", "step", "kind", "correct", "graded")
-    rows = list(zip(*(history.events[name] for name in columns), strict=True))
-    for step in history.steps:
-        while at < len(rows) and rows[at][1] == step:
-            q, _, kind, correct, graded = rows[at]
-            at += 1
-            if kind > KINDS.index("left_out") or not graded or (q not in solved and not correct):
-                continue
-            now += int(not correct) - int(not solved.get(q, True))
+    for q, step, kind, correct, graded in zip(*(history.events[name] for name in columns), strict=True):
+        if kind <= KINDS.index("left_out") and graded and (q in solved or correct):
+            forgotten[step] += int(not correct) - int(not solved.get(q, True))
             solved[q] = bool(correct)
-        counts.append(now)
-    return counts
+    return list(itertools.accumulate(forgotten.values()))
 
 
 def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], steps: Sequence[int]) -> list[float]:
@@ -235,10 +222,9 @@ def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], s
     return [float(a / b) if b else float("nan") for a, b in zip(top, bottom, strict=True)]
 
 
-def summary(history: History) -> dict[str, float]:
+def summary(history: History) -> dict[str, int]:
     """Numbers for the head of the page."""
     kinds = Counter(history.events["kind"])
-    several = [value for value in history.distinct if value >= 0]
     return {
         "steps": len(history.steps),
         "questions": len(history.ids),
@@ -248,7 +234,4 @@ def summary(history: History) -> dict[str, float]:
         "returned": kinds[KINDS.index("returned")],
         "evicted": kinds[KINDS.index("evicted")],
         "forgotten": forgotten_by_step(history)[-1],
-        "lucky": sum(history.events["lucky"]),
-        "checked": sum(history.events["checked"]),
-        "diversity": mean(several),
     }

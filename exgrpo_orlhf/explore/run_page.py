@@ -62,11 +62,11 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
     notes: plain texts for the head of the page
     Raises NoHistory, ValueError for a corrupt log, SnapshotError for a damaged buffer.
     """
-    found = checkpoints.find(run)
-    if not found:
+    saved = checkpoints.find(run)
+    if not saved:
         missing = "The run has no checkpoint yet: what is stored is not shown."
         return page(read(run, None, None, questions, lambda ids: ""), run.resolve().name, [*notes, missing])
-    step, folder = max(found.items())
+    step, folder = max(saved.items())
     buffer = ReplayBuffer(RetirementPolicy())
     snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
     return page(read(run, buffer, step, questions, _decoder(folder)), run.resolve().name, notes)

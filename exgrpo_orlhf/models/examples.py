@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,10 +15,6 @@ from ..questions.reading import present, read_prompt
 from ..records import Question
 
 Example = tuple[Question, str]  # the response without end token
-
-
-class ExampleSource(Protocol):
-    def examples(self) -> list[Example]: ...
 
 
 @dataclass(frozen=True)
@@ -41,22 +36,16 @@ class SupervisedFile:
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path)
-        place, found = place_of(path), []
+        place, examples = place_of(path), []
         columns = (self.prompt, self.response)
-        for row, record in enumerate(read_rows(path, lambda present: None, columns, "SupervisedFile.path")):
+        for row, record in enumerate(read_rows(path, lambda names: None, columns, "SupervisedFile.path")):
             where = place.of(row)
             prompt = read_prompt(record, where, "SupervisedFile.prompt", self.prompt)
-            question = Question.make(path.stem, prompt, "", {"place": where})
-            found.append((question, self._response(record, where)))
-        return found
-
-    def _response(self, record: Any, where: str) -> str:
-        response = present(record, self.response, where, "SupervisedFile.response")
-        if type(response) is not str:  # not a JSON number, which is a subclass of str (questions/files.py)
-            raise ValueError(f"{where}: field {self.response!r} is {response!r:.80}; a response is text")
-        if not response.strip():
-            raise ValueError(f"{where}: field {self.response!r} is empty; remove the row")
-        return response
+            response = present(record, self.response, where, "SupervisedFile.response")
+            if type(response) is not str or not response.strip():  # a JSON number is a subclass of str
+                raise ValueError(f"{where}: field {self.response!r} is {response!r:.80}; a response is text, not empty")
+            examples.append((Question.make(path.stem, prompt, "", {"place": where}), response))
+        return examples
 
 
 def encode(examples: Sequence[Example], prompts: PromptEncoder, max_response_tokens: int) -> list[ForwardRow]:

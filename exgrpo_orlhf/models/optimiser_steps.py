@@ -12,11 +12,11 @@ from typing import Any
 from ..lazy import torch
 from ..progress import duration
 
-SAY_EVERY = 5.0  # seconds
+PRINT_EVERY = 5.0  # seconds
 
 
 @dataclass(frozen=True)
-class Done:
+class OptimiserStep:
     """A finished optimiser step. number: from 1; loss: before it; rate: the learning rate it used; norm: of the
     gradient, before clipping"""
 
@@ -35,7 +35,7 @@ def optimiser_steps(
     last: int,
     max_grad_norm: float,
     what: str,
-) -> Iterator[Done]:
+) -> Iterator[OptimiserStep]:
     """Take the optimiser steps first … last, and yield each when it is done.
 
     Args:
@@ -46,7 +46,7 @@ def optimiser_steps(
     Raises ArithmeticError for a loss or a gradient that is not finite. The weights are then as they were before.
     """
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    began = said = time.monotonic()
+    began = printed = time.monotonic()
     for number in range(first, last + 1):
         optimiser.zero_grad()
         loss = gradient(number)
@@ -59,8 +59,8 @@ def optimiser_steps(
         optimiser.step()
         schedule.step()
         now = time.monotonic()
-        if now - said > SAY_EVERY:
+        if now - printed > PRINT_EVERY:
             left = (now - began) / (number - first + 1) * (last - number)
             print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(left)} left", file=sys.stderr)
-            said = now
-        yield Done(number, loss, rate, norm)
+            printed = now
+        yield OptimiserStep(number, loss, rate, norm)

@@ -79,8 +79,9 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
     except manifest.ManifestError as error:
         raise weights.WeightsError(str(error)) from error
     except Exception as error:  # OSError without a network, ValueError, KeyError, …
-        said = weights.first_line(error)
-        raise weights.WeightsError(f"transformers cannot read its configuration or its tokenizer: {said}") from error
+        raise weights.WeightsError(
+            f"transformers cannot read its configuration or its tokenizer: {weights.first_line(error)}"
+        ) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files an empty one is made
         raise weights.WeightsError(
             "there is no tokenizer in this folder; save that of the model that it was trained from there "
@@ -103,12 +104,12 @@ def find_gguf(name: str) -> Path | None:
         distribution = importlib.metadata.distribution(name)
     except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
         return None
-    found = [Path(str(distribution.locate_file(file))) for file in distribution.files or () if file.suffix == ".gguf"]
-    if len(found) > 1:
+    ggufs = [Path(str(distribution.locate_file(file))) for file in distribution.files or () if file.suffix == ".gguf"]
+    if len(ggufs) > 1:
         raise GGUFError(
-            f"the package {name} has several GGUF files; give the path of one: {', '.join(map(str, found))}"
+            f"the package {name} has several GGUF files; give the path of one: {', '.join(map(str, ggufs))}"
         )
-    return found[0] if found else None
+    return ggufs[0] if ggufs else None
 
 
 def convert(path: Path, directory: Path) -> Path:
@@ -135,7 +136,7 @@ def convert(path: Path, directory: Path) -> Path:
         fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
     except Exception as error:  # a damaged file leads the reader to errors of any kind
         raise GGUFError(f"{path} is damaged or no GGUF file ({type(error).__name__}: {error})") from error
-    model, tokenizer = _load(path, fields)
+    tokenizer, model = _load(path, fields)
     ends = _special_tokens(path, tokenizer, fields)
     model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
     model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
@@ -145,20 +146,18 @@ def convert(path: Path, directory: Path) -> Path:
     return folder
 
 
-def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    place["trust_remote_code"] = False
+def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "trust_remote_code": False}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
         kind: Any = transformers.AutoModelForCausalLM
         model, loading = kind.from_pretrained(**place, dtype="float32", output_loading_info=True)
     except Exception as error:  # a file can lead the library to any error: KeyError, ValueError, RuntimeError, …
-        architecture = fields.get("general.architecture")
-        said = str(error).strip().split("\n")[0]
-        raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {said}") from error
+        architecture, why = fields.get("general.architecture"), weights.first_line(error)
+        raise GGUFError(f"transformers cannot read {path} (architecture {architecture!r}): {why}") from error
     if missing := loading["missing_keys"]:
         raise GGUFError(f"{path} lacks {len(missing)} of the model's weights, such as {sorted(missing)[0]}")
-    return model, tokenizer
+    return tokenizer, model
 
 
 def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]) -> list[int]:
@@ -175,8 +174,8 @@ def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict
     try:
         closing = PromptEncoder(Prompts("chat"), tokenizer).turn_ends() if tokenizer.chat_template else ()
     except Exception as error:  # a template is a program, which can fail in any way
-        said = str(error).strip().split("\n")[0]
-        raise GGUFError(f"{path}: its chat template (tokenizer.chat_template) fails: {said}") from error
+        why = weights.first_line(error)
+        raise GGUFError(f"{path}: its chat template (tokenizer.chat_template) fails: {why}") from error
     if closing and [*closing] != ends:
         tokenizer.eos_token = tokens[closing[0]]
     ends = sorted({*ends, *closing})

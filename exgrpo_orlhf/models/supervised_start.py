@@ -11,7 +11,6 @@ import gc
 import hashlib
 import json
 import logging
-import math
 import shutil
 import signal
 import sys
@@ -54,7 +53,7 @@ FORMAT = 1  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
-def take_curve(model: Path, run: Path, resumed: bool) -> None:
+def copy_curve(model: Path, run: Path, resumed: bool) -> None:
     """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
     if (model / CURVE).is_file():
         curve = (model / CURVE).read_bytes()
@@ -112,10 +111,10 @@ class SupervisedModel:
         """The folder of the finished model and its curve, which is made first unless the cache has it.
 
         An interrupted training leaves its newest state in a folder beside, and the next call goes on there; on a CPU
-        with the same number of threads the result is the same to the bit. Two processes at once make it once: the
+        with the same number of threads the result is bit-identical. Two processes at once make it once: the
         second one waits. Ctrl-C, SIGTERM and SIGHUP finish the step, save and then end the program.
 
-        Raises FileNotFoundError, ValueError and ArithmeticError, each with what to mend.
+        Raises FileNotFoundError, ValueError and ArithmeticError, each with the fix.
         """
         base = self.model.prepare()
         examples = self.examples.examples()
@@ -151,9 +150,9 @@ class SupervisedModel:
         identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
-    def taught(self) -> list[Question]:
+    def training_questions(self) -> list[Question]:
         """The questions of the examples, also of those of a supervised model that this one starts from."""
-        before = self.model.taught() if isinstance(self.model, SupervisedModel) else []
+        before = self.model.training_questions() if isinstance(self.model, SupervisedModel) else []
         return [*before, *(question for question, _ in self.examples.examples())]
 
     def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
@@ -167,19 +166,7 @@ class SupervisedModel:
         try:
             model = load(base, device)
             check_model(model, base, self.prompts.max_tokens + self.sampling.max_response_tokens)
-            training = SupervisedTraining(
-                model,
-                rows,
-                self.machine,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                steps=self.epochs * math.ceil(len(rows) / self.batch_size),
-                learning_rate=self.learning_rate,
-                schedule=self.schedule,
-                warmup=self.warmup,
-                weight_decay=self.weight_decay,
-                max_grad_norm=self.max_grad_norm,
-            )
+            training = SupervisedTraining(model, rows, self)
             self._train(training, work)
             with cache.making(folder) as unfinished:
                 model.save_pretrained(unfinished)
@@ -195,12 +182,12 @@ class SupervisedModel:
         training.load(work)
         curve.cut_back(training.done)
         curve.warn_if_missing(range(1, training.done + 1))
-        _say(
+        _print(
             f"{len(training.rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}"
             + (f", going on after step {training.done}" if training.done else "")
         )
         with StopRequest("this step is finished and saved, then the program ends") as stop:
-            for step, metrics in training.go():
+            for step, metrics in training.run():
                 curve.append(step, metrics)
                 if stop.signal or (step % self.save_every == 0 and step < training.steps):
                     curve.sync()
@@ -208,14 +195,14 @@ class SupervisedModel:
                 if stop.signal:
                     break
         if stop.signal:
-            _say(
+            _print(
                 f"stopped after step {training.done} of {training.steps}; the same command goes on from there ({work})"
             )
             signal.raise_signal(stop.signal)
             raise KeyboardInterrupt  # where that signal is handled and does not end the program
 
 
-def _say(what: str) -> None:
+def _print(what: str) -> None:
     print(f"supervised start: {what}", file=sys.stderr, flush=True)
 
 
@@ -226,7 +213,7 @@ def _alone(lock: Path) -> Iterator[None]:
         with files.locked(lock, wait=False):
             pass
     except BlockingIOError:
-        _say("another process is making this model; waiting for it")
+        _print("another process is making this model; waiting for it")
     with files.locked(lock):
         yield
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from .. import cache
 from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.rows import ForwardRow, micro_batches
-from ..settings import LocalEngine
 from .optimiser_steps import optimiser_steps
 
 
@@ -40,35 +40,29 @@ class SupervisedTraining:
     done: optimiser steps so far
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rows: Sequence[ForwardRow],
-        machine: LocalEngine,
-        *,
-        batch_size: int,
-        seed: int,
-        steps: int,
-        learning_rate: float,
-        schedule: str,
-        warmup: float,
-        weight_decay: float,
-        max_grad_norm: float,
-    ) -> None:
-        """steps: in all; warmup: share of them; the other settings are those of `SupervisedModel`"""
-        self.model, self.rows, self.steps, self.done = model, rows, steps, 0
+    def __init__(self, model: PreTrainedModel, rows: Sequence[ForwardRow], settings: Any) -> None:
+        """settings: the `SupervisedModel`, whose module imports this one"""
+        self.model, self.rows, self.done, self._settings = model, rows, 0, settings
+        self.steps = settings.epochs * self._steps_of_an_epoch()
+        machine = settings.machine
         self.forward = PolicyForward(model, 1.0, dtype_of(machine.dtype, model.device))
-        self._budget, self._recomputing = machine.micro_batch_tokens, Recomputing(model, machine.gradient_checkpointing)
-        self._batch_size, self._seed, self._max_grad_norm = batch_size, seed, max_grad_norm
-        self._optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
-        shape = partial(rate_share, steps=steps, warmup=math.ceil(warmup * steps), schedule=schedule)
+        self._recomputing = Recomputing(model, machine.gradient_checkpointing)
+        self._optimiser = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        warmup = math.ceil(settings.warmup * self.steps)
+        shape = partial(rate_share, steps=self.steps, warmup=warmup, schedule=settings.schedule)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda done: shape(done + 1))
+
+    def _steps_of_an_epoch(self) -> int:
+        return math.ceil(len(self.rows) / self._settings.batch_size)
 
     def batch(self, step: int) -> list[int]:
         """The rows of an optimiser step, counted from 1. Each epoch has its own order, of this seed alone."""
-        epoch, place = divmod(step - 1, math.ceil(len(self.rows) / self._batch_size))
-        order = np.random.default_rng([self._seed, epoch]).permutation(len(self.rows))
-        return [int(i) for i in order[place * self._batch_size : (place + 1) * self._batch_size]]
+        epoch, place = divmod(step - 1, self._steps_of_an_epoch())
+        size = self._settings.batch_size
+        order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.rows))
+        return [int(i) for i in order[place * size : (place + 1) * size]]
 
     def gradient(self, step: int) -> float:
         """Add the gradient of a step's loss, L = −Σ log π(token) / number of the step's response tokens; return L.
@@ -77,7 +71,7 @@ class SupervisedTraining:
         """
         rows = [self.rows[i] for i in self.batch(step)]
         tokens, total = sum(len(row.response) for row in rows), 0.0
-        for part in micro_batches(rows, self._budget):
+        for part in micro_batches(rows, self._settings.machine.micro_batch_tokens):
             with self._recomputing():
                 logprobs, _ = self.forward([rows[i] for i in part])
             loss = -logprobs.sum() / tokens
@@ -85,9 +79,10 @@ class SupervisedTraining:
             total += float(loss.detach())
         return total
 
-    def go(self) -> Iterator[tuple[int, dict[str, float]]]:
+    def run(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The steps that are left, each with its metrics. Raises ArithmeticError."""
-        learnt = sum(self._tokens(step)[0] for step in range(1, self.done + 1))
+        of_steps = [[self.rows[i] for i in self.batch(step)] for step in range(1, self.done + 1)]
+        learnt = sum(len(row.response) for rows in of_steps for row in rows)
         began = time.perf_counter()
         for step in optimiser_steps(
             self.gradient,
@@ -95,29 +90,21 @@ class SupervisedTraining:
             self._schedule,
             first=self.done + 1,
             last=self.steps,
-            max_grad_norm=self._max_grad_norm,
+            max_grad_norm=self._settings.max_grad_norm,
             what="supervised start",
         ):
             self.done = step.number
-            responses, whole = self._tokens(step.number)
-            learnt += responses
-            now = time.perf_counter()
-            yield (
-                step.number,
-                {
-                    "supervised/loss": step.loss,
-                    "supervised/learning_rate": step.rate,
-                    "supervised/grad_norm": step.norm,
-                    "supervised/tokens": learnt,
-                    "supervised/tokens_per_second": whole / (now - began),
-                },
-            )
+            rows = [self.rows[i] for i in self.batch(step.number)]
+            learnt += sum(len(row.response) for row in rows)
+            metrics = {
+                "loss": step.loss,
+                "learning_rate": step.rate,
+                "grad_norm": step.norm,
+                "tokens": learnt,
+                "tokens_per_second": sum(map(len, rows)) / (time.perf_counter() - began),
+            }
+            yield step.number, {f"supervised/{name}": value for name, value in metrics.items()}
             began = time.perf_counter()
-
-    def _tokens(self, step: int) -> tuple[int, int]:
-        """Of an optimiser step: response tokens, and those of prompt and response together."""
-        rows = [self.rows[i] for i in self.batch(step)]
-        return sum(len(row.response) for row in rows), sum(map(len, rows))
 
     def save(self, folder: Path) -> None:
         """The state after the last step, in a folder with a manifest, which takes the place of the last one."""

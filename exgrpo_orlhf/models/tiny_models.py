@@ -14,19 +14,19 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from .. import cache, paths
 from ..lazy import torch, transformers
-from ..settings import require
+from ..settings import Bound, check, require
 from ..tasks import countdown, modular_chains
 from ..tasks.countdown import Hunches
-from ..tasks.made_questions import OPERATORS, check_operands, check_seed, check_shares
+from ..tasks.made_questions import OPERATORS, Number, Operands, Probability, Seed
 from ..tasks.modular_chains import PRESETS, Beliefs
 from .optimiser_steps import optimiser_steps
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PAD, END = "<pad>", "<end>"
 MAX_POSITIONS = 256  # tokens of prompt and response together
 _IGNORED = -100  # label of a token that is not learnt
+_WIDTH = Bound("must be a positive multiple of 32", lambda value: type(value) is int and value > 0 == value % 32)
+_RATE = Bound("must be between 0 and 1", lambda value: type(value) is float and 0 < value < 1)
 
 
 def character_tokenizer(vocabulary: tuple[str, ...]) -> "Qwen2Tokenizer":
@@ -68,12 +70,12 @@ class WarmedUpModel(ABC):
 
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
 
-    steps: int = 1600
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    seed: int = 0
-    width: int = 96
-    layers: int = 3
+    steps: Number = 1600
+    batch_size: Number = 32
+    learning_rate: Annotated[float, _RATE] = 2e-3
+    seed: Seed = 0
+    width: Annotated[int, _WIDTH] = 96
+    layers: Number = 3
     cache: str | Path | None = None
 
     task: ClassVar[str]  # of the directory's name and the progress line
@@ -81,16 +83,9 @@ class WarmedUpModel(ABC):
     format: ClassVar[int] = 1  # raise it when the same settings would give another model
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        check_seed(owner, self.seed)
-        for name, step in (("steps", 1), ("batch_size", 1), ("layers", 1), ("width", 32)):
-            value = getattr(self, name)
-            sound = type(value) is int and value >= step and value % step == 0
-            require(sound, f"{owner}.{name} must be a positive multiple of {step}, got {value!r}")
-        sound = type(self.learning_rate) is float and 0 < self.learning_rate < 1
-        require(sound, f"{owner}.learning_rate must be between 0 and 1, got {self.learning_rate!r}")
-        known = self.cache is None or isinstance(self.cache, str | Path)
-        require(known, f"{owner}.cache must be a path or None, got {self.cache!r}")
+        check(type(self), vars(self))
+        sound = self.cache is None or isinstance(self.cache, str | Path)
+        require(sound, f"{type(self).__name__}.cache must be a path or None, got {self.cache!r}")
 
     def _shaping(self) -> dict[str, Any]:
         """Every setting that shapes the model."""
@@ -146,8 +141,7 @@ class WarmedUpModel(ABC):
             return loss.item()
 
         what = f"warming up the {self.task} model"
-        for _ in optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=what):
-            pass
+        deque(optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=what), maxlen=0)
         model.eval()
         return model
 
@@ -204,19 +198,16 @@ def _response_loss(
 class ChainModel(WarmedUpModel):
     """Taught flawed reasoning (`modular_chains.write_reasoning`); the other fields are those of `WarmedUpModel`.
 
-    preset: beliefs by name, a key of `modular_chains.PRESETS`
-    false_share, strength, slip: each takes the place of the preset's value (see `Beliefs`)
+    preset: beliefs by name, a key of `modular_chains.PRESETS`; strength: instead of the preset's (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions
     together: chains in each of these questions
     seed: also decides which facts are false
     """
 
     preset: str = "normal"
-    false_share: float | None = None
-    strength: float | None = None
-    slip: float | None = None
-    operands: tuple[int, ...] = (3, 4, 5, 6, 7)
-    together: int = 1
+    strength: Probability | None = None
+    operands: Operands = (3, 4, 5, 6, 7)
+    together: Number = 1
 
     task: ClassVar[str] = "chain"
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
@@ -224,21 +215,14 @@ class ChainModel(WarmedUpModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
-        check_operands("ChainModel", self.operands)
-        modular_chains.check_together("ChainModel", self.together)
         most = MAX_POSITIONS // (8 * self.together)  # an operand takes 8 tokens of prompt and response
         require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
-        check_shares("ChainModel", **self._overrides)
-
-    @property
-    def _overrides(self) -> dict[str, float]:
-        given = {"false_share": self.false_share, "strength": self.strength, "slip": self.slip}
-        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def beliefs(self) -> Beliefs:
         """What the model is taught."""
-        return dataclasses.replace(PRESETS[self.preset], **self._overrides, seed=self.seed)
+        beliefs = dataclasses.replace(PRESETS[self.preset], seed=self.seed)
+        return beliefs if self.strength is None else dataclasses.replace(beliefs, strength=self.strength)
 
     def _shaping(self) -> dict[str, Any]:
         settings = super()._shaping() | dataclasses.asdict(self.beliefs)
@@ -247,9 +231,11 @@ class ChainModel(WarmedUpModel):
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         operands, beliefs = self.operands[rng.integers(len(self.operands))], self.beliefs
-        ask = partial(modular_chains.draw_question, rng, operands, "train", self.together)
-        questions = (ask() for _ in range(self.batch_size))
-        return [(str(q.prompt), modular_chains.write_reasoning(rng, q, beliefs)) for q in questions]
+        texts = []
+        for _ in range(self.batch_size):
+            question = modular_chains.draw_question(rng, operands, "train", self.together)
+            texts.append((str(question.prompt), modular_chains.write_reasoning(rng, question, beliefs)))
+        return texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,19 +246,18 @@ class CountdownModel(WarmedUpModel):
     operands, largest: of the warm-up's questions (see `Countdown`)
     """
 
-    share: float = 0.35
-    strength: float = 0.7
-    operands: tuple[int, ...] = (3, 4)
-    largest: int = 9
-    steps: int = 3600
+    share: Probability = 0.35
+    strength: Probability = 0.7
+    operands: Operands = (3, 4)
+    largest: countdown.Largest = 9
+    steps: Number = 3600
 
     task: ClassVar[str] = "countdown"
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=,>")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        countdown.check_numbers("CountdownModel", self.operands, self.largest)
-        check_shares("CountdownModel", share=self.share, strength=self.strength)
+        countdown.check_operands("CountdownModel", self.operands)
 
     @property
     def hunches(self) -> Hunches:

@@ -69,8 +69,8 @@ def choice(question: str, options: str, answer: str) -> Conversion:
             named += [right] if len(right) == 1 and right in labels else []
             named += [] if number is None else [labels[number]]
         if len(set(named)) != 1:
-            what = "none" if not named else f"{' and '.join(sorted(set(named)))}: more than one"
-            raise ValueError(f"the answer {row[answer]!r} names {what} of the {len(texts)} options {texts!r:.120}")
+            which = "none" if not named else f"{' and '.join(sorted(set(named)))}: more than one"
+            raise ValueError(f"the answer {row[answer]!r} names {which} of the {len(texts)} options {texts!r:.120}")
         return _with_choices(row[question], labels, texts), named[0]
 
     return convert
@@ -96,8 +96,8 @@ def own_system(row: Row) -> list[Any]:
 @_reads("prompt", "reward_model")
 def verl_messages(row: Row) -> tuple[str, str]:
     """verl's layout: the last user message (see `own_system` for the system message)."""
-    asked = [message["content"] for message in row["prompt"] if message["role"] == "user"]
-    return asked[-1] if asked else "", _text(row["reward_model"]["ground_truth"])
+    contents = [message["content"] for message in row["prompt"] if message["role"] == "user"]
+    return contents[-1] if contents else "", _text(row["reward_model"]["ground_truth"])
 
 
 @_reads("prompt", "solution")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..records import Question
-from ..settings import require
+from ..settings import require, require_reference
+from .prompts import PromptEncoder, Prompts
 from .text import normalised, normalised_answer
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class QuestionMix:
         if self.weights is None:
             require(self.size is None, f"QuestionMix.size = {self.size} needs QuestionMix.weights")
             return
-        given = len(self.weights)
-        require(given == n, f"QuestionMix.weights has {given} numbers for {n} QuestionMix.sources")
+        numbers = len(self.weights)
+        require(numbers == n, f"QuestionMix.weights has {numbers} numbers for {n} QuestionMix.sources")
         positive = all(0 < weight < float("inf") for weight in self.weights)
         require(positive, f"QuestionMix.weights must be positive numbers, got {self.weights!r}")
         enough = self.size is None or self.size >= n
@@ -87,19 +88,15 @@ class LengthFilter:
 
     questions: Any
     model: Any
-    prompts: Any
+    prompts: Prompts
 
     def __post_init__(self) -> None:
-        given = {"questions": "@QuestionFile()", "model": "@PretrainedModel()", "prompts": "@Prompts()"}
-        for name, example in given.items():
-            bound = getattr(self, name) is not None
-            require(bound, f"LengthFilter.{name} must be a reference such as {example}, got None")
+        require_reference("LengthFilter.questions", self.questions, "load", "@QuestionFile()")
+        require_reference("LengthFilter.model", self.model, "prepare", "@PretrainedModel()")
 
     def load(self) -> list[Question]:
         """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""
         from transformers import AutoTokenizer  # seconds; only where prompts are counted
-
-        from .prompts import PromptEncoder
 
         tokenizer = AutoTokenizer.from_pretrained(str(self.model.prepare()), trust_remote_code=False)
         encoder = PromptEncoder(self.prompts, tokenizer)
@@ -122,12 +119,12 @@ class LengthFilter:
 
 def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:
     """Each set without the questions that an earlier one has."""
-    known: dict[str, Question] = {}
+    earlier: dict[str, Question] = {}
     distinct = []
     for i, questions in enumerate(sets):
         by_text = [(normalised(question.prompt), question) for question in questions]
-        new = [(text, question) for text, question in by_text if text not in known]
-        answers = [(question.answer, known[text].answer) for text, question in by_text if text in known]
+        new = [(text, question) for text, question in by_text if text not in earlier]
+        answers = [(question.answer, earlier[text].answer) for text, question in by_text if text in earlier]
         other = [pair for pair in answers if normalised_answer(pair[0]) != normalised_answer(pair[1])]
         if answers:
             logger.info("QuestionMix: source %d repeats %d questions of earlier sources: left out", i, len(answers))
@@ -140,7 +137,7 @@ def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]
             raise ValueError(
                 f"QuestionMix: source {i} holds no question that the sources before it do not hold; take it out"
             )
-        known |= dict(new)
+        earlier |= dict(new)
         distinct.append([question for _, question in new])
     return distinct
 

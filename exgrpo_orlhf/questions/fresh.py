@@ -69,16 +69,17 @@ class FreshQuestions:
         order = self._rng.permutation(len(self._questions)).tolist()
         left = [position for position in order if self._questions[position].id not in retired]
         if not left:
-            log.warning(
-                "epoch %d: all %d questions are retired from fresh sampling; they return to it, or the run would end "
-                "here (RetirementPolicy.leaves_fresh)",
-                self.epoch + 1,
-                len(order),
-            )
-            left = order
-        queued = [position for position in left if position not in waiting]
+            self._warn_that_all_are_retired(f"epoch {self.epoch + 1}")
+        queued = [position for position in left or order if position not in waiting]
         self.epoch += bool(queued)  # where all are excluded there is nothing to go through
         self._queue.extend(queued)
+
+    def _warn_that_all_are_retired(self, when: str) -> None:
+        log.warning(
+            "%s: all %d questions are retired from fresh sampling; they return to it, or the run would end here "
+            "(RetirementPolicy.leaves_fresh)",
+            *(when, len(self)),
+        )
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Nothing: the order of an epoch does not depend on what was sampled."""

@@ -1,4 +1,4 @@
-"""Fresh questions drawn by what is known of them, in place of the epoch's order.
+"""Fresh questions drawn by their latest accuracy, instead of in the epoch's order.
 
 What Prompt Replay (arXiv 2603.21177), VCRL (arXiv 2509.19803), GRESO (arXiv 2506.02177) and SPO (arXiv 2509.13232) have
 in common: a question whose answers were all right or all wrong gives no gradient, so questions with an accuracy between
@@ -8,19 +8,17 @@ are asked more often, the others now and then, and none twice in a short time.
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from ..records import Question, RolloutGroup
-from ..settings import Positive, check, require
+from ..settings import Positive, at_least, check, require
 from .fresh import FreshQuestions
 
 _REST = 1e6  # above the logarithm of any weight with its noise
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,10 @@ class FreshSampler:
 
     by: Literal["epoch", "accuracy"] = "epoch"
     floor: Positive = 0.05
-    cooldown: int = 0
+    cooldown: Annotated[int, at_least(0)] = 0
 
     def __post_init__(self) -> None:
         check(FreshSampler, vars(self))
-        require(self.cooldown >= 0, f"FreshSampler.cooldown must be at least 0, got {self.cooldown!r}")
         require(
             self.by == "accuracy" or self.cooldown == 0,
             f"FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy', got {self.cooldown!r} with {self.by!r}",
@@ -78,12 +75,7 @@ class WeightedQuestions(FreshQuestions):
             places, until = (np.fromiter(x, np.int64) for x in (self._resting.keys(), self._resting.values()))
             keys[places] -= _REST * np.maximum(until - step + 1, 0)
         if retired and len(retired) >= len(self) and all(question in retired for question in self._place):
-            log.warning(
-                "step %d: all %d questions are retired from fresh sampling; they return to it, or the run would end "
-                "here (RetirementPolicy.leaves_fresh)",
-                step,
-                len(self),
-            )
+            self._warn_that_all_are_retired(f"step {step}")
             retired = ()
         out = [self._place[question] for group in (exclude, retired) for question in group if question in self._place]
         keys[out] = -np.inf
@@ -109,13 +101,9 @@ class WeightedQuestions(FreshQuestions):
             self._resting |= {place: max(step + self._cooldown, self._resting.get(place, 0)) for place in places}
 
     def metrics(self) -> dict[str, float]:
-        known = ~np.isnan(self._accuracy)
-        between = known & (self._accuracy > 0) & (self._accuracy < 1)
-        return {
-            **super().metrics(),
-            "train/fresh_known": float(known.mean()),
-            "train/fresh_between": float(between.mean()),
-        }
+        between = (self._accuracy > 0) & (self._accuracy < 1)  # NaN is neither
+        shares = {"known": ~np.isnan(self._accuracy), "between": between}
+        return super().metrics() | {f"train/fresh_{name}": float(share.mean()) for name, share in shares.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -45,15 +45,15 @@ class QuestionHub(QuestionRecords):
 
 
 def load_table(set_id: str, subset: str | None, split: str, revision: str | None, binding: str) -> Any:
-    """A `datasets.Dataset`. binding: what the user sets to mend an error, such as QuestionHub. Raises HubError."""
+    """A `datasets.Dataset`. binding: what the user sets to fix an error, such as QuestionHub. Raises HubError."""
     import datasets  # takes half a second, and only sets of the hub need it
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         table = datasets.load_dataset(set_id, subset, split=split, revision=revision)
     except ValueError as error:  # an unknown subset or split: the message lists those there are
-        said = " ".join(str(error).split())
-        raise HubError(f"{set_id}: {said}; set {binding}.subset and {binding}.split") from error
+        why = " ".join(str(error).split())
+        raise HubError(f"{set_id}: {why}; set {binding}.subset and {binding}.split") from error
     except (OSError, datasets.exceptions.DatasetsError, HfHubHTTPError) as error:
         raise HubError(explain(error, set_id, f"{binding}.id")) from error
     logger.info("%s, split %r: %d rows, %s", set_id, split, len(table), table.version or "no version")
@@ -63,7 +63,7 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
 def commit(set_id: str, wanted: str | None, binding: str) -> str:
     """The full commit of a revision, or of the newest one. One short request to the hub, so that errors come at once.
 
-    binding: what the user sets to mend an error. Raises HubError.
+    binding: what the user sets to fix an error. Raises HubError.
     """
     import httpx
     from huggingface_hub import HfApi, errors
@@ -83,17 +83,17 @@ def table_rows(table: Any, needed: tuple[str, ...]) -> Iterator[Mapping[str, Any
 
 def explain(error: Exception, set_id: str, binding: str) -> str:
     """Why a set of the hub cannot be loaded, and what to do about it."""
-    said = " ".join(str(error).split())[:300]
-    lower = f"{type(error).__name__} {said}".lower()
+    why = " ".join(str(error).split())[:300]
+    lower = f"{type(error).__name__} {why}".lower()
     if lower.startswith("gated") or "is a gated" in lower:  # an unknown set's error mentions gated ones too
         return (
             f"{set_id} is gated: accept its terms at https://huggingface.co/datasets/{set_id}, then log in on this "
-            f"machine with `hf auth login` ({said})"
+            f"machine with `hf auth login` ({why})"
         )
     if any(sign in lower for sign in ("connect", "reach", "offline", "timed out", "timeout", "name resolution")):
         return (
             f"{set_id}: the hub cannot be reached from here, and the set is in no local cache; run this where there "
             f"is a network, or copy the set (`hf download --repo-type dataset {set_id} --local-dir FOLDER`) and give "
-            f"the folder instead ({said})"
+            f"the folder instead ({why})"
         )
-    return f"{set_id}: no such set on the hub, no folder of that name, or no access to it; check {binding} ({said})"
+    return f"{set_id}: no such set on the hub, no folder of that name, or no access to it; check {binding} ({why})"

@@ -68,7 +68,7 @@ class TrainingTexts:
         rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows.setdefault(normalised(prompt), []).append(row)
-        # A repeated text counts once; otherwise a repeated question would be taken for a common phrase.
+        # A repeated text counts once; otherwise a repeated question would be roles for a common phrase.
         self._rows, self._same = rows, list(rows.values())
         runs = [np.unique(_runs(prompts[same[0]])) for same in self._same]
         owners = np.repeat(np.arange(len(runs)), [len(of_one) for of_one in runs])  # positions in _same
@@ -85,7 +85,7 @@ class TrainingTexts:
             first, last = (np.searchsorted(self._runs, runs, side) for side in ("left", "right"))
             shared = (first < last) & (last - first <= COMMON)
             owners = [self._owners[a:b] for a, b in zip(first[shared], last[shared], strict=True)]
-            train_rows.update(known for some in owners for owner in some for known in self._same[owner])
+            train_rows.update(row for group in owners for owner in group for row in self._same[owner])
             short += not len(runs)
             same = self._rows.get(normalised(prompt))
             start = plain_text(prompt)[:160]
@@ -105,9 +105,9 @@ def _runs(prompt: Prompt) -> npt.NDArray[np.int64]:
 
 def same_questions(train: Sequence[Question], test: Sequence[Question]) -> list[tuple[Question, Question]]:
     """(training question, test question) for each test question that is in the training set, by normalised text."""
-    known = {normalised(question.prompt): question for question in train}
-    pairs = [(known.get(normalised(question.prompt)), question) for question in test]
-    return [(mine, theirs) for mine, theirs in pairs if mine is not None]
+    by_text = {normalised(question.prompt): question for question in train}
+    pairs = [(by_text.get(normalised(question.prompt)), question) for question in test]
+    return [(mine, other) for mine, other in pairs if mine is not None]
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -122,15 +122,14 @@ class PromptColumn:
 
     def read(self) -> list[Prompt]:
         """Every row's prompt, repetitions too. FileNotFoundError, ValueError with place and field."""
-        place = place_of(self.path)
-        mend = f"{self.path}:FIELD on the command line"
+        place, option = place_of(self.path), f"{self.path}:FIELD on the command line"
 
-        def check(present: list[str]) -> None:
-            if self.field not in present:
-                raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(present)}; give {mend}")
+        def check(names: list[str]) -> None:
+            if self.field not in names:
+                raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(names)}; give {option}")
 
         rows = enumerate(read_rows(self.path, check, (self.field,)))
-        prompts = [read_prompt(row, place.of(i), mend, self.field) for i, row in rows]
+        prompts = [read_prompt(row, place.of(i), option, self.field) for i, row in rows]
         if not prompts:
             raise ValueError(f"{self.path} holds no questions; was it written to the end?")
         return prompts
@@ -200,21 +199,21 @@ def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
     began = time.monotonic()
     prompts = train.read()
     index = TrainingTexts(prompts)
-    done = tuple((column.path, index.overlap(column.read())) for column in tests)
-    touched = frozenset(row for _, overlap in done for row in overlap.train_rows)
-    return Report(train.path, len(prompts), done, touched, index.common, time.monotonic() - began)
+    overlaps = tuple((column.path, index.overlap(column.read())) for column in tests)
+    rows = frozenset(row for _, overlap in overlaps for row in overlap.train_rows)
+    return Report(train.path, len(prompts), overlaps, rows, index.common, time.monotonic() - began)
 
 
 def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:
     """Raises ValueError if the clean subset or the report would overwrite a compared set or each other."""
     if clean and clean.suffix != train.suffix:
         raise ValueError(f"{clean}: the clean subset keeps the form of {train}; its name ends in {train.suffix}")
-    taken = {path.resolve(): "a test set that is compared" for path in tests}
-    taken[train.resolve()] = "the training file itself"
+    roles = {path.resolve(): "a test set that is compared" for path in tests}
+    roles[train.resolve()] = "the training file itself"
     for written in filter(None, (report, clean)):
-        if what := taken.get(written.resolve()):
-            raise ValueError(f"{written} is {what}; give another name")
-        taken[written.resolve()] = "the report too"
+        if role := roles.get(written.resolve()):
+            raise ValueError(f"{written} is {role}; give another name")
+        roles[written.resolve()] = "the report too"
 
 
 def write_without(train: Path, rows: Collection[int], clean: Path) -> None:

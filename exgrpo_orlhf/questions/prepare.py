@@ -7,7 +7,7 @@ set whose file matches its manifest entry is left as it is, without a request to
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,18 @@ def prepare(
     copies: a folder that holds the sets as <owner>/<name>, in place of the hub
     any_rows: accept a number of rows other than the catalogue's
     drop_system: leave out the system messages of the set's own rows
-    Returns a line for the user, and whether the file was made. Raises ValueError that says why, and how to mend it.
+    Returns a line for the user, and whether the file was made. Raises ValueError that says why, and the fix.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    known = read_manifest(out).get(public.name)
+    previous = read_manifest(out).get(public.name)
     path = out / f"{public.name}.parquet"
     layout = WITH_SYSTEM if public.convert is verl_messages and not drop_system else LAYOUT
-    if known and _is_as_said(known, path, public, layout):
-        return f"{known['rows']:,} rows, as in {MANIFEST}: nothing to do", False
+    if previous and _is_current(previous, path, public, layout):
+        return f"{previous['rows']:,} rows, as in {MANIFEST}: nothing to do", False
 
-    wanted = public.revision or (known or {}).get("revision")
+    wanted = public.revision or (previous or {}).get("revision")
     if copies:
         folder = copies / public.id
         if not folder.is_dir():
@@ -57,12 +57,12 @@ def prepare(
     else:
         where, revision = public.id, commit(public.id, wanted, _CATALOGUE)
     table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
-    present = table.column_names
-    if missing := [column for column in public.columns if column not in present]:
+    names = table.column_names
+    if missing := [column for column in public.columns if column not in names]:
         raise ValueError(
-            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(present)}: it has "
-            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; mend the "
-            "entry, or pin an earlier revision there"
+            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(names)}: it has "
+            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; fix the entry, or pin an earlier "
+            "revision there"
         )
     low, high = public.rows
     if not low <= len(table) <= high and not any_rows:
@@ -103,8 +103,8 @@ def convert(
 
     Raises ValueError if a row does not have the form that the conversion expects, or if too many are left out.
     """
-    found: list[tuple[int, str, str, list[Any]]] = []
-    answers: dict[str, set[str]] = {}
+    pairs: list[tuple[int, str, str, list[Any]]] = []
+    answers: dict[str, set[str]] = defaultdict(set)
     dropped: Counter[str] = Counter()
     for index, row in enumerate(table):
         try:
@@ -115,21 +115,19 @@ def convert(
                 f"{public.id}, row {index}: not of the form expected of {', '.join(public.columns)} "
                 f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
-        if not question.strip() or not answer.strip():
+        if question.strip() and answer.strip():
+            pairs.append((index, question, answer, system))
+            answers[question].add(answer)
+        else:
             dropped["without question or answer"] += 1
-            continue
-        found.append((index, question, answer, system))
-        answers.setdefault(question, set()).add(answer)
-    kept = [item for item in found if len(answers[item[1]]) == 1]
-    if len(kept) < len(found):
-        dropped["contradicting each other"] = len(found) - len(kept)
+    kept = [pair for pair in pairs if len(answers[pair[1]]) == 1]
+    dropped += Counter({"contradicting each other": len(pairs) - len(kept)})  # 0 adds no key
     lost = dropped.total()
-    count = len(kept) + lost
-    if lost > max(_DROPPED_AT_MOST * count, 1) or not kept:
+    if lost > max(_DROPPED_AT_MOST * (len(kept) + lost), 1) or not kept:
         left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
         raise ValueError(
-            f"{public.id}: of {count:,} rows {left_out or 'none is there'}; do {', '.join(public.columns)} still "
-            f"hold what they did? See {_CATALOGUE}"
+            f"{public.id}: of {len(kept) + lost:,} rows {left_out or 'none is there'}; do {', '.join(public.columns)} "
+            f"still hold what they did? See {_CATALOGUE}"
         )
     rows = [
         {
@@ -155,8 +153,8 @@ def read_manifest(out: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: not JSON ({error}); remove it, and the sets are prepared again") from error
 
 
-def _is_as_said(known: Mapping[str, Any], path: Path, public: PublicSet, layout: int) -> bool:
-    expected = (public.id, public.subset, public.split, layout)
-    same = (known["source"], known["subset"], known["split"], known["layout"]) == expected
-    same_revision = public.revision is None or known["revision"] in (None, public.revision)
-    return same and same_revision and path.is_file() and sha256(path) == known["sha256"]
+def _is_current(entry: Mapping[str, Any], path: Path, public: PublicSet, layout: int) -> bool:
+    expected = {"source": public.id, "subset": public.subset, "split": public.split, "layout": layout}
+    same_revision = public.revision is None or entry["revision"] in (None, public.revision)
+    same = same_revision and all(entry[name] == value for name, value in expected.items())
+    return same and path.is_file() and sha256(path) == entry["sha256"]

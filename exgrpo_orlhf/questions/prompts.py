@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,60 +17,13 @@ from jinja2 import TemplateError
 
 from ..records import Message, Question
 from ..settings import require
-from .chat_template import refuse_endless
+from .templates import TEMPLATES, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 _PROBE = Question.make("", "1", "1")  # a digit, which even the tokenizers of the tiny models have
-
-
-@dataclass(frozen=True)
-class Template:
-    """How a prompt is written.
-
-    turns: role → the format of its message, with {} for the content; None: only the tokenizer's chat template writes
-    between: separates the turns, and the last turn from `answer`
-    answer: the text that the response continues
-    system: the system message for a question that has none; None: no system message
-    chat: use the tokenizer's chat template if it has one
-    tokens: special tokens in the text, which the tokenizer must have
-    """
-
-    turns: Mapping[str, str] | None
-    between: str = "\n"
-    answer: str = ""
-    system: str | None = None
-    chat: bool = False
-    tokens: tuple[str, ...] = ()
-
-
-_ROLES = ("system", "user", "assistant")
-_TEXT = {"system": "{}\n", "user": "Question: {}", "assistant": "Answer: {}\n"}
-
-TEMPLATES: dict[str, Template] = {
-    "plain": Template({role: "{}" for role in _ROLES}, between="\n\n"),
-    "chat": Template(None, chat=True),
-    "qwen_math": Template(
-        {role: f"<|im_start|>{role}\n{{}}<|im_end|>" for role in _ROLES},
-        answer="<|im_start|>assistant\n",
-        system="Solve the problem one step at a time and say why each step holds. Close with the final answer, written "
-        "once, in \\boxed{}.",
-        tokens=("<|im_start|>", "<|im_end|>"),
-    ),
-    "simplerl": Template(
-        _TEXT, answer="The answer is worked out step by step, and its result stands in \\boxed{}.\nAnswer:"
-    ),
-    "think_answer": Template(
-        _TEXT,
-        answer="Answer:",
-        system="Think before you answer. Put all of your reasoning between <think> and </think>: take the problem "
-        "apart, try another way where one leads nowhere, and check what you found. After </think> write a short "
-        "solution and give the final answer in \\boxed{}.",
-        chat=True,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -99,14 +52,14 @@ class Prompts:
     chat_template_from: str | None = None
 
     def __post_init__(self) -> None:
-        text, known = self.template, ", ".join(map(repr, TEMPLATES))
+        text, names = self.template, ", ".join(map(repr, TEMPLATES))
         if text not in TEMPLATES and "{question}" not in text and os.path.isfile(text):
             text = Path(text).read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n")
         counts = [text.count(part) for part in ("{question}", "{system}", "\ufffd")]
         require(
             text in TEMPLATES or counts in ([1, 0, 0], [1, 1, 0]),
             "Prompts.template must be a text, or a file with a text in UTF-8, that has {question} once and {system} at "
-            f"most once, or one of {known}, got {self.template!r}",
+            f"most once, or one of {names}, got {self.template!r}",
         )
         object.__setattr__(self, "template", text)  # so that a file is read once
         require(
@@ -127,7 +80,7 @@ class PromptEncoder:
         """The tokenizer gets the chat template of `Prompts.chat_template_from`, if that is bound.
 
         Raises ValueError if the tokenizer lacks the chat template or the special tokens that the template needs, or
-        reads another text than the template writes, and as `refuse_endless`.
+        reads another text than the template writes.
         """
         if settings.chat_template_from is not None:
             _take_chat_template(settings.chat_template_from, tokenizer)
@@ -144,8 +97,6 @@ class PromptEncoder:
                 f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} does not "
                 f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
             )
-        if self._chat:
-            refuse_endless(tokenizer)
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
         self._ends: list[int] = []
@@ -159,9 +110,9 @@ class PromptEncoder:
         self._opened = "".join(re.findall(r"<think>\s*\Z", text))
         if not own and settings.chat_template_from is None:
             return
-        seen = str(tokenizer.decode(ids))
-        if "".join(text.split()) not in "".join(seen.split()):  # decoding may set other spaces
-            raise ValueError(f"a prompt is {text!r}, but the tokenizer of {tokenizer.name_or_path} reads {seen!r}")
+        decoded = str(tokenizer.decode(ids))
+        if "".join(text.split()) not in "".join(decoded.split()):  # decoding may set other spaces
+            raise ValueError(f"a prompt is {text!r}, but the tokenizer of {tokenizer.name_or_path} reads {decoded!r}")
         if list(tokenizer(f"{text}The", add_special_tokens=self._adds)["input_ids"][: len(ids)]) != ids:
             log.warning(
                 "the prompt ends in %r, whose tokens change with an answer behind it; end it earlier", text[-20:]
@@ -175,27 +126,26 @@ class PromptEncoder:
         if question.id not in self._encoded:
             ids = self.token_ids(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
-                start = question.prompt if isinstance(question.prompt, str) else question.prompt[-1][1]
                 raise ValueError(
-                    f"question {question.id} of {question.source} ({start[:60]!r} …) has {len(ids)} prompt tokens; "
+                    f"{_name(question)} has {len(ids)} prompt tokens; "
                     f"allowed are 1 to Prompts.max_tokens = {self.settings.max_tokens}. Raise it, or leave the "
                     "question out of the set"
                 )
             self._encoded[question.id] = ids
         return self._encoded[question.id]
 
-    def introduce(self, questions: Sequence[Question], asked: Sequence[Question]) -> dict[str, Any]:
+    def introduce(self, questions: Sequence[Question], validation: Sequence[Question]) -> dict[str, Any]:
         """`check` the questions of a run, those of training and those of validation, and log a prompt.
 
         Returns what a checkpoint records, so that benchmarks are asked as in training: `template`, if it is a text of
         the user's own, and `row_systems`, the system messages (None: no message) of training questions, two at most.
         """
-        self.check([*questions, *asked])
-        shown = repr(self.tokenizer.decode(self.encode(questions[0])))
-        shown = shown if len(shown) <= 1000 else f"{shown[:500]} … {shown[-500:]}"
-        log.info("a prompt of training, template %.40r: %s", self.settings.template, shown)
-        turns = [self.turns(each) for each in (questions[0], *asked[:1])]
-        around = [self.render(Question.make("", (*some[:-1], (some[-1][0], "…")), "1")) for some in turns]
+        self.check([*questions, *validation])
+        prompt = repr(self.tokenizer.decode(self.encode(questions[0])))
+        prompt = prompt if len(prompt) <= 1000 else f"{prompt[:500]} … {prompt[-500:]}"
+        log.info("a prompt of training, template %.40r: %s", self.settings.template, prompt)
+        first = [self.turns(each) for each in (questions[0], *validation[:1])]
+        around = [self.render(Question.make("", (*turns[:-1], (turns[-1][0], "…")), "1")) for turns in first]
         if around[0] != around[-1]:
             log.warning("prompts of validation differ from those of training around the question: %.999r", around[-1])
         systems = {each.prompt[0][1] if each.prompt[0][0] == "system" else None: None for each in questions}
@@ -209,24 +159,24 @@ class PromptEncoder:
         for: the model would read another prompt.
         """
         readable: dict[str, bool] = {}
-        for done, question in enumerate(questions):
+        for i, question in enumerate(questions):
             try:
                 self.encode(question)
             except ValueError as error:
-                limit, lengths = self.settings.max_tokens, [len(self.token_ids(each)) for each in questions[done:]]
+                limit, lengths = self.settings.max_tokens, [len(self.token_ids(each)) for each in questions[i:]]
                 if lengths[0] <= limit:
                     raise
                 raise ValueError(
                     f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
                     f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
                 ) from error
-            text = question.prompt if isinstance(question.prompt, str) else "".join(each for _, each in question.prompt)
+            text = "".join(content for _, content in self._messages(question))
             for character in set(text).difference(readable):
                 readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)
             if lost := [character for character in dict.fromkeys(text) if not readable[character]]:
                 raise ValueError(
-                    f"question {question.id} of {question.source} ({text[:60]!r} …): the model's tokenizer has no "
-                    f"token for {' '.join(lost[:10])}; take another model, or leave the question out of the set"
+                    f"{_name(question)}: the model's tokenizer has no token for {' '.join(lost[:10])}; take another "
+                    "model, or leave the question out of the set"
                 )
 
     def _has(self, character: str) -> bool:
@@ -239,12 +189,12 @@ class PromptEncoder:
         A base model's generation config may lack it, and then a response would go on with a turn of the user.
         """
         if self._chat:
-            said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+            turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
             try:
-                _, found, after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition("answer")
+                _, answer, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).rpartition("answer")
             except TemplateError:  # the template cannot write a turn of the assistant
                 return ()
-            after = after.strip() if found else ""
+            after = after.strip() if answer else ""
         elif "<|im_end|>" in self._template.tokens:
             after = "<|im_end|>"
         else:  # in a text of the user's own, the token behind the question, if another one opens the answer's turn
@@ -317,18 +267,27 @@ class PromptEncoder:
         parts = [template.turns[role].format(content) for role, content in turns]
         return template.between.join([*parts, template.answer] if template.answer else parts)
 
+    @staticmethod
+    def _messages(question: Question) -> list[Message]:
+        return [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+
     def token_ids(self, question: Question) -> list[int]:
         """The prompt's token ids, however many."""
         return list(self.tokenizer(self.render(question), add_special_tokens=self._adds)["input_ids"])
 
     def turns(self, question: Question) -> list[Message]:
         """The question's messages, with the system message that the settings ask for."""
-        turns = [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+        turns = self._messages(question)
         own = turns[0][0] == "system"
         if self.settings.system is not None:
             system, turns = self.settings.system, turns[own:]
             return [("system", system), *turns] if system else turns
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+
+
+def _name(question: Question) -> str:
+    start = question.prompt if isinstance(question.prompt, str) else question.prompt[-1][1]
+    return f"question {question.id} of {question.source} ({start[:60]!r} …)"
 
 
 def _take_chat_template(source: str, tokenizer: PreTrainedTokenizerBase) -> None:

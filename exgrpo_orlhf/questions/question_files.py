@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,9 +42,7 @@ class QuestionFile(QuestionRecords):
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path) if Path(self.path).exists() else WORKPLACE / self.path
-        rows = read_rows(
-            path, lambda present: self.check_columns(present, str(path)), self.columns, "QuestionFile.path"
-        )
+        rows = read_rows(path, lambda names: self.check_columns(names, str(path)), self.columns, "QuestionFile.path")
         return self.distinct_questions(rows, place_of(path), path.stem)
 
 
@@ -115,40 +114,30 @@ def _jsonl_rows(path: Path) -> Rows:
 def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
     """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
     csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        row = -1
-        try:
-            header = next(reader, [])
-            if not header:
-                raise ValueError(f"{path}: the file has no header: its first line is empty, or it has none")
-            if len(set(header)) < len(header):
-                raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
-            check(header)
-            for row, values in enumerate(reader):
-                if len(values) != len(header):
-                    raise ValueError(
-                        f"{path}, row {row} (ends in line {reader.line_num}): {len(values)} values for the "
-                        f'{len(header)} columns {", ".join(header)}; a value with a comma stands in "quotes"'
-                    )
-                yield dict(zip(header, values, strict=True))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {_undecodable(path)}: not UTF-8; save the file as UTF-8") from error
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}, row {row + 1} (line {reader.line_num}): not CSV: {error}; was it written to the end?"
-            ) from error
-
-
-def _undecodable(path: Path) -> int:
-    """The first line that is not UTF-8."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 0
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
+    reader, row = csv.reader(io.StringIO(text, newline=""), strict=True), -1
+    try:
+        header = next(reader, [])
+        if not header:
+            raise ValueError(f"{path}: the file has no header: its first line is empty, or it has none")
+        if len(set(header)) < len(header):
+            raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
+        check(header)
+        for row, values in enumerate(reader):
+            if len(values) != len(header):
+                raise ValueError(
+                    f"{path}, row {row} (ends in line {reader.line_num}): {len(values)} values for the "
+                    f'{len(header)} columns {", ".join(header)}; a value with a comma stands in "quotes"'
+                )
+            yield dict(zip(header, values, strict=True))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, row {row + 1} (line {reader.line_num}): not CSV: {error}; was it written to the end?"
+        ) from error
 
 
 def _refuse_constant(name: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,15 +99,14 @@ class QuestionRecords:
         are no questions.
         """
         questions: list[Question] = []
-        alike: dict[str, list[Question]] = {}
+        alike: dict[str, list[Question]] = defaultdict(list)
         repeated = respelled = 0
         for row, record in enumerate(rows):
             question = self._question(record, row, place.of(row), own_name)
-            group = alike.setdefault(normalised(question.prompt), [])
-            known = _known(question, group, place)
-            if known:
+            group = alike[normalised(question.prompt)]
+            if first := _repeated(question, group, place):
                 repeated += 1
-                respelled += known.prompt != question.prompt
+                respelled += first.prompt != question.prompt
             else:
                 group.append(question)
                 questions.append(question)
@@ -115,8 +115,8 @@ class QuestionRecords:
         if not questions:
             raise ValueError(f"{place.name} holds no questions; was it written to the end?")
         if repeated:
-            told = f" ({respelled} of them typeset differently)" if respelled else ""
-            logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, told)
+            typeset = f" ({respelled} of them typeset differently)" if respelled else ""
+            logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, typeset)
         if self.held_out >= len(questions):
             raise ValueError(
                 f"{place.name} holds {len(questions)} questions; {self._owner}.held_out = {self.held_out} leaves none "
@@ -141,9 +141,8 @@ class QuestionRecords:
             source = field_value(record, self.source)
         if type(source) is not str or not source:
             raise ValueError(f"{where}: field {self.source!r} is {source!r:.80}; a source is the data set's name")
-        meta: dict[str, Any] = {"row": row}
-        for name in self.meta:
-            meta[name.rpartition(".")[2]] = present(record, name, where, f"{self._owner}.meta")
+        meta = {name.rpartition(".")[2]: present(record, name, where, f"{self._owner}.meta") for name in self.meta}
+        meta = {"row": row, **meta}
         if several:
             meta["answers"] = [*map(str, answers)]
         return Question.make(source, prompt, json.dumps(meta["answers"]) if several else str(answers[0]), meta)
@@ -191,10 +190,10 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
         raise ValueError(f'{where} is {value!r:.80}; a prompt is text or a list of {{"role": …, "content": …}}')
     messages = []
     for message in value:
-        given = {name: part for name, part in message.items() if part is not None} if isinstance(message, dict) else {}
-        if set(given) != {"role", "content"} or not all(type(part) is str for part in given.values()):
+        parts = {key: part for key, part in message.items() if part is not None} if isinstance(message, dict) else {}
+        if set(parts) != {"role", "content"} or not all(type(part) is str for part in parts.values()):
             raise ValueError(f'{where} has the message {message!r:.80}; a message is {{"role": text, "content": text}}')
-        messages.append((given["role"], given["content"]))
+        messages.append((parts["role"], parts["content"]))
     if not messages[-1][1].strip():
         raise ValueError(f"{where} ends in an empty message; remove the row")
     return tuple(messages)
@@ -208,14 +207,14 @@ def present(record: Mapping[str, Any], name: str, where: str, binding: str) -> A
         raise ValueError(f"{where}: no field {name!r}, there are {error.args[0]}; set {binding}") from None
 
 
-def _known(question: Question, group: list[Question], place: Place) -> Question | None:
+def _repeated(question: Question, group: list[Question], place: Place) -> Question | None:
     """The question of the group that this one repeats."""
-    for known in group:
-        if known.prompt == question.prompt and known.answer != question.answer:
-            rows = " and ".join(str(q.meta["row"] + place.first) for q in (known, question))
+    for other in group:
+        if other.prompt == question.prompt and other.answer != question.answer:
+            rows = " and ".join(str(q.meta["row"] + place.first) for q in (other, question))
             raise ValueError(
-                f"{place.name}: {place.unit}s {rows} ask the same question with the answers {known.answer!r} and "
+                f"{place.name}: {place.unit}s {rows} ask the same question with the answers {other.answer!r} and "
                 f"{question.answer!r}; remove the wrong one: {question.prompt!r:.300}"
             )
     answer = normalised_answer(question.answer)
-    return next((known for known in group if normalised_answer(known.answer) == answer), None)
+    return next((other for other in group if normalised_answer(other.answer) == answer), None)

@@ -54,6 +54,11 @@ def plain_text(prompt: Prompt) -> str:
     return "\n".join(content for role, content in prompt if role != "system")
 
 
+def with_roles(prompt: Prompt) -> str:
+    """The prompt as one text, a line for each message with its role."""
+    return prompt if isinstance(prompt, str) else "\n".join(": ".join(message) for message in prompt)
+
+
 def normalised(prompt: Prompt) -> str:
     """A text that is equal for prompts that ask the same in the same words, however they are typeset."""
     text = plain_text(prompt)

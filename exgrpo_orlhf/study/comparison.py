@@ -7,7 +7,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 
 from ..evaluation.plots import short
@@ -96,30 +95,29 @@ def compare(metric: str, curves: Sequence[Curve], baseline: str | None) -> Compa
 
     curves: at least one, at most one for each variant and seed. Raises ComparisonError for an unknown baseline.
     """
-    by_variant: dict[str, list[Curve]] = {}
-    for curve in curves:
-        by_variant.setdefault(curve.run.variant, []).append(curve)
+    by_variant: dict[str, list[Curve]] = defaultdict(list)
+    for curve in sorted(curves, key=lambda curve: curve.run.seed):
+        by_variant[curve.run.variant].append(curve)
     if baseline is not None and baseline not in by_variant:
-        there, nearest = ", ".join(sorted(by_variant)), get_close_matches(baseline, by_variant, 1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ComparisonError(f"the baseline {baseline!r} is not among the variants that have {metric}: {there}{hint}")
+        names = ", ".join(sorted(by_variant))
+        raise ComparisonError(f"the baseline {baseline!r} is not among the variants that have {metric}: {names}")
     ranges = {axis: common for axis in AXES if (common := common_range(curves, axis))}
     variants = []
     for name in sorted(by_variant, key=lambda name: (name != baseline, name)):
-        chosen = tuple(sorted(by_variant[name], key=lambda curve: curve.run.seed))
-        taken = [_measured(curve, ranges) for curve in chosen]
-        variants.append(ComparedVariant(name, chosen, {key: tuple(each[key] for each in taken) for key in taken[0]}))
+        rows = [_values(curve, ranges) for curve in by_variant[name]]
+        values = {key: tuple(row[key] for row in rows) for key in rows[0]}
+        variants.append(ComparedVariant(name, tuple(by_variant[name]), values))
     differences = _differences(variants) if baseline is not None else ()
     notes = [*_notes(metric, variants, ranges), *(_paired_notes(variants) if baseline is not None else ())]
     return Comparison(metric, tuple(variants), baseline, differences, ranges, tuple(notes))
 
 
-def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
-    nothing = (math.nan, math.nan)
+def _values(curve: Curve, ranges: Ranges) -> dict[str, float]:
+    none = (math.nan, math.nan)
     return {
         "final": curve.final,
-        **{f"equal_{axis}": curve.at(axis, ranges.get(axis, nothing)[1]) for axis in ("tokens", "steps")},
-        **{f"area_{axis}": curve.area(axis, *ranges.get(axis, nothing)) for axis in AXES},
+        **{f"equal_{axis}": curve.at(axis, ranges.get(axis, none)[1]) for axis in ("tokens", "steps")},
+        **{f"area_{axis}": curve.area(axis, *ranges.get(axis, none)) for axis in AXES},
         **{cost: float(curve.along(cost)[-1]) for cost in COSTS},
     }
 
@@ -127,58 +125,57 @@ def _measured(curve: Curve, ranges: Ranges) -> dict[str, float]:
 def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference, ...]:
     """Differences of all variants from the first, the baseline, by measure and then by variant."""
     base, *others = variants
-    found: list[VariantDifference] = []
+    differences: list[VariantDifference] = []
     for measure, _ in MEASURES:
-        theirs = dict(zip(base.seeds, base.values[measure], strict=True))
+        of_base = dict(zip(base.seeds, base.values[measure], strict=True))
         tests = []
         for variant in others:
-            ours = dict(zip(variant.seeds, variant.values[measure], strict=True))
-            seeds = tuple(seed for seed in ours if seed in theirs)
-            differences = [ours[seed] - theirs[seed] for seed in seeds]
-            if seeds and not any(map(math.isnan, differences)):
-                tests.append((variant.name, seeds, paired(differences)))
+            pairs = zip(variant.seeds, variant.values[measure], strict=True)
+            by_seed = {seed: value - of_base[seed] for seed, value in pairs if seed in of_base}
+            if by_seed and not any(map(math.isnan, by_seed.values())):
+                tests.append((variant.name, tuple(by_seed), paired([*by_seed.values()])))
         corrected = holm([test.p for _, _, test in tests])
-        found += [
+        differences += [
             VariantDifference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
             for (name, seeds, test), p_holm in zip(tests, corrected, strict=True)
         ]
-    return tuple(found)
+    return tuple(differences)
 
 
 def _notes(metric: str, variants: Sequence[ComparedVariant], ranges: Ranges) -> Iterable[str]:
     curves = [curve for variant in variants for curve in variant.curves]
-    if len({curve.run.engine for curve in curves}) > 1:
-        counts = Counter((curve.run.engine, curve.run.variant) for curve in curves)
-        by_engine = [
-            f"{engine}: {some([f'{name} ({count(n)})' for (of, name), n in counts.items() if of == engine])}"
-            for engine in sorted({engine for engine, _ in counts})
-        ]
-        yield f"runs of different engines are compared: {'; '.join(by_engine)}"
+    engines: dict[str, Counter[str]] = defaultdict(Counter)
+    for curve in curves:
+        engines[curve.run.engine][curve.run.variant] += 1
+    if len(engines) > 1:
+        texts = {engine: [f"{name} ({count(n)})" for name, n in engines[engine].items()] for engine in sorted(engines)}
+        by_engine = "; ".join(f"{engine}: {first_few(names)}" for engine, names in texts.items())
+        yield f"runs of different engines are compared: {by_engine}"
     if single := [variant.name for variant in variants if len(variant.curves) == 1]:
         yield f"one seed only, so no interval: {', '.join(single)}"
     for variant in variants:
         if len(variant.curves) > 1 and len(set(variant.values["final"])) == 1:
             yield f"{variant.name}: all seeds end at the same value: no spread, so no interval"
-    everywhere = sorted({seed for variant in variants for seed in variant.seeds})
+    seeds = sorted({seed for variant in variants for seed in variant.seeds})
     for variant in variants:
-        if missing := [seed for seed in everywhere if seed not in variant.seeds]:
+        if missing := [seed for seed in seeds if seed not in variant.seeds]:
             yield f"{variant.name}: no run of {_seeds(missing)}"
     last = Counter(int(curve.steps[-1]) for curve in curves)
     if len(last) > 1:
-        named = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
-        yield f"the last {metric} is not at the same step in all runs, but 'final' compares them: {named}"
+        ends = ", ".join(f"step {step:,} ({count(last[step])})" for step in sorted(last))
+        yield f"the last {metric} is not at the same step in all runs, but 'final' compares them: {ends}"
     for axis in ("tokens", "seconds"):
         if without := [str(curve.run) for curve in curves if not curve.has(axis)]:
-            yield f"no record of {axis} at the steps of {metric}, so no comparison by {axis}: {some(without)}"
-    if alone := [str(curve.run) for curve in curves if len(curve.steps) == 1]:
-        yield f"{metric} was measured once only, so there is no area and no collapse: {some(alone)}"
+            yield f"no record of {axis} at the steps of {metric}, so no comparison by {axis}: {first_few(without)}"
+    if points := [str(curve.run) for curve in curves if len(curve.steps) == 1]:
+        yield f"{metric} was measured once only, so there is no area and no collapse: {first_few(points)}"
     for axis in AXES:
         if axis not in ranges and all(curve.has(axis) for curve in curves):
             yield f"no range of {axis} is covered by all runs: nothing is compared along it"
     for variant in variants:
         if variant.collapsed:
-            share, those = f"{len(variant.collapsed)} of {len(variant.curves)}", _seeds(variant.collapsed)
-            yield f"{variant.name}: {share} seeds collapsed (end below the start or half of their own best): {those}"
+            share, names = f"{len(variant.collapsed)} of {len(variant.curves)}", _seeds(variant.collapsed)
+            yield f"{variant.name}: {share} seeds collapsed (end below the start or half of their own best): {names}"
 
 
 def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
@@ -209,11 +206,11 @@ def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]],
             if len(each) > 1:
                 mixed[variant.name].append(name)
     return differing, [
-        f"{variant}: its runs differ in more than the seed: {some(params)}" for variant, params in mixed.items()
+        f"{variant}: its runs differ in more than the seed: {first_few(params)}" for variant, params in mixed.items()
     ]
 
 
-def told_apart(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params]) -> list[TrackedRun]:
+def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params]) -> list[TrackedRun]:
     """Where runs of one variant have different configurations, its name gets the settings that differ.
 
     variant_of: of a run's params those that tell variants apart, the seed left aside
@@ -221,31 +218,31 @@ def told_apart(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params
     by_variant: dict[str, list[tuple[TrackedRun, Params]]] = defaultdict(list)
     for run in runs:
         by_variant[run.variant].append((run, variant_of(run.params)))
-    named = []
+    renamed = []
     for pairs in by_variant.values():
         names = sorted({name for _, values in pairs for name in values} - {SEED})
         differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
         for run, values in pairs:
             words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
-            label = some([short(each, LABEL) for each in words], 4)
+            label = first_few([short(each, LABEL) for each in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
-            named.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)
-    return named
+            renamed.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)
+    return renamed
 
 
 def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
     """One run for each variant and seed: the newest finished one, else the newest; and notes on the others."""
-    by_key: dict[tuple[str, int], list[TrackedRun]] = {}
+    by_key: dict[tuple[str, int], list[TrackedRun]] = defaultdict(list)
     for run in runs:
-        by_key.setdefault((run.variant, run.seed), []).append(run)
+        by_key[run.variant, run.seed].append(run)
     chosen, notes = [], []
     for (variant, seed), same in by_key.items():
-        best = max(same, key=lambda run: (run.status == "FINISHED", run.started, run.id))
+        *others, best = sorted(same, key=lambda run: (run.status == "FINISHED", run.started, run.id))
         chosen.append(best)
-        if len(same) > 1:
-            others = ", ".join(run.id for run in same if run is not best)
-            notes.append(f"{variant}, seed {seed}: {count(same)}; the newest is taken, {best.id}, and not {others}")
+        if others:
+            ids = ", ".join(run.id for run in same if run is not best)
+            notes.append(f"{variant}, seed {seed}: {count(same)}; the newest is taken, {best.id}, and not {ids}")
     return chosen, notes
 
 
@@ -259,6 +256,6 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def some(names: Sequence[str], most: int = 6) -> str:
+def first_few(names: Sequence[str], most: int = 6) -> str:
     """The first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

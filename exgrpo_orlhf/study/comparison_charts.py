@@ -33,53 +33,43 @@ def _look(series: int) -> dict[str, Any]:
 
 def _limits(values: Iterable[float]) -> tuple[float, float]:
     """An axis that holds the values and zero, with a margin on either side."""
-    every = [0.0, *values]
-    low, high = min(every), max(every)
+    numbers = [0.0, *values]
+    low, high = min(numbers), max(numbers)
     margin = MARGIN * ((high - low) or 1.0)
     return low - margin, high + margin
 
 
-def _ends(comparison: Comparison) -> tuple[float, float, bool]:
-    """(low, high) of all curves and their bands, and whether a band goes on beyond them.
+def ends(comparison: Comparison) -> tuple[float, float, bool]:
+    """(low, high) of the learning curves and their bands as drawn, and whether a band goes on beyond the plot.
 
     With two seeds an interval can be many times as wide as the range of the curves. The ends are at most as far beyond
     the curves as the curves' own range; the plot clips what is beyond them.
     """
     values = [float(v) for variant in comparison.variants for curve in variant.curves for v in curve.values]
     low, high = min(0.0, *values), max(values)
-    bands = [found for of in comparison.bands.values() for found in of if found]
+    bands = [band for of_axis in comparison.bands.values() for band in of_axis if band]
     least = min(low, *(float(band[2].min()) for band in bands))
     most = max(high, *(float(band[3].max()) for band in bands))
     reach = (high - low) or 1.0
-    ends = max(least, low - reach), min(most, high + reach)
-    return *ends, ends != (least, most)
+    drawn = max(least, low - reach), min(most, high + reach)
+    return *drawn, drawn != (least, most)
 
 
-def cut(comparison: Comparison) -> bool:
-    """Whether a band of the learning curves goes on beyond the plot."""
-    return _ends(comparison)[2]
-
-
-def curves(comparison: Comparison, axis: str, only: Sequence[str] | None = None) -> tuple[str, str] | None:
-    """(title, chart): learning curves of the variants; None where none can be drawn against this axis.
-
-    only: the variants to draw, the last of them in the title
-    """
+def curves(comparison: Comparison, axis: str) -> tuple[str, str] | None:
+    """(title, chart): learning curves of the variants; None where none can be drawn against this axis."""
     with drawing(*PANEL) as chart:
-        title = f"{comparison.metric} against {NAMES[axis]}" if only is None else only[-1]
-        drawn = _curves(chart, chart.axes(46, 14, 10, 42), comparison, axis, only, dots=True)
+        title = f"{comparison.metric} against {NAMES[axis]}"
+        drawn = _curves(chart, chart.axes(46, 14, 10, 42), comparison, axis, dots=True)
         return (title, chart.svg(title, "learning")) if drawn else None
 
 
-def _curves(
-    chart: Drawing, axes: Axes, comparison: Comparison, axis: str, only: Sequence[str] | None = None, dots: bool = False
-) -> bool:
+def _curves(chart: Drawing, axes: Axes, comparison: Comparison, axis: str, dots: bool = False) -> bool:
     """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
     dots: dots to point at. Returns whether there are curves to draw."""
     unit, size = UNITS[axis]
-    axes.set(xlabel=unit, ylim=_limits(_ends(comparison)[:2]))
-    every = enumerate(zip(comparison.variants, comparison.bands[axis], strict=True))
-    drawn = [(i, variant, found) for i, (variant, found) in every if found and (only is None or variant.name in only)]
+    axes.set(xlabel=unit, ylim=_limits(ends(comparison)[:2]))
+    pairs = enumerate(zip(comparison.variants, comparison.bands[axis], strict=True))
+    drawn = [(i, variant, band) for i, (variant, band) in pairs if band]
     for i, variant, (x, mean, low, high) in drawn:
         look, classes = _look(i), f"series {style(i)}"
         if len(variant.curves) > 1 and len(drawn) <= SERIES:
@@ -118,25 +108,27 @@ def _row(names: Sequence[str], least: float) -> float:
 
 def _finals(chart: Drawing, axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
     variants = comparison.variants
-    ends = [bound for v in variants if (found := v.mean("final")) and found.bounds for bound in found.bounds]
-    axes.set(xlim=_limits([*ends, *(value for v in variants for value in v.values["final"])]))
+    means = [variant.mean("final") for variant in variants]
+    bounds = [bound for mean in means if mean for bound in mean.bounds or ()]
+    axes.set(xlim=_limits([*bounds, *(value for variant in variants for value in variant.values["final"])]))
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(variants)), names, color=PALETTE["ink"], fontsize=10)
-    for i, variant in enumerate(variants):
-        colour, classes, found = _look(i)["color"], f"series {style(i)}", variant.mean("final")
-        if found and found.bounds:
-            low, high = found.bounds
+    for i, (variant, mean) in enumerate(zip(variants, means, strict=True)):
+        colour, classes = _look(i)["color"], f"series {style(i)}"
+        if mean and mean.bounds:
+            low, high = mean.bounds
             chart.mark(axes.barh(i, high - low, 0.6, low, color=colour, alpha=0.16)[0], f"spread {classes}")
-        if found:
-            (line,) = axes.plot((found.value, found.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
+        if mean:
+            (line,) = axes.plot((mean.value, mean.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
             chart.mark(line, f"mean {classes}")
         for curve in variant.curves:
             face = PALETTE["paper"] if curve.collapsed else colour
             (dot,) = axes.plot(curve.final, i, "o", color=colour, markerfacecolor=face, alpha=0.7)
-            words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)}"
-            part, words = (" part", f"{words}, collapsed") if curve.collapsed else ("", words)
-            chart.mark(dot, f"dot{part} {classes}", words)
+            part, end = (" part", ", collapsed") if curve.collapsed else ("", "")
+            chart.mark(
+                dot, f"dot{part} {classes}", f"{variant.name}, seed {curve.run.seed}: {number(curve.final)}{end}"
+            )
 
 
 def differences(comparison: Comparison) -> str | None:

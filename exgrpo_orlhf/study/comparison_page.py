@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ..evaluation import html
-from ..evaluation.plots import SERIES, short
+from ..evaluation.plots import short
 from . import comparison_charts as charts
 from .comparison import Comparison, settings
 from .comparison_tables import Table, number, remarks, tables
@@ -39,9 +39,8 @@ def _metric(comparison: Comparison) -> str:
         html.legend(names, "hover"),
         "<h3>Learning curves</h3>",
         html.paragraph("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
-        html.paragraph("A band that reaches the edge of a plot goes on beyond it.") if charts.cut(comparison) else "",
-        html.panels([html.figure(*found) for axis in AXES if (found := charts.curves(comparison, axis))], "three"),
-        _each(comparison),
+        html.paragraph("A band that reaches the edge of a plot goes on beyond it.") if charts.ends(comparison)[2] else "",
+        html.panels([html.figure(*pair) for axis in AXES if (pair := charts.curves(comparison, axis))], "three"),
         "<h3>By seed</h3>",
         html.paragraph("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),
         html.wide(charts.finals(comparison)),
@@ -49,19 +48,6 @@ def _metric(comparison: Comparison) -> str:
     if chart := charts.differences(comparison):
         parts += ["<h3>Differences</h3>", html.wide(chart), *map(_table, rest)]
     return "".join(parts)
-
-
-def _each(comparison: Comparison) -> str:
-    """With more variants than colours: a panel for each variant, with the baseline."""
-    if len(comparison.variants) <= SERIES:
-        return ""
-    axis = "tokens" if "tokens" in comparison.ranges else "steps"
-    names = [variant.name for variant in comparison.variants if variant.name != comparison.baseline]
-    first = [] if comparison.baseline is None else [comparison.baseline]
-    all_ = f"all, each beside {comparison.baseline}" if first else "all"
-    about = f"There are more variants than colours: above are means alone, here {all_}, against {charts.NAMES[axis]}."
-    panels = [found for name in names if (found := charts.curves(comparison, axis, [*first, name]))]
-    return html.paragraph(about) + html.panels([html.figure(*found) for found in panels], "three")
 
 
 def _table(table: Table) -> str:

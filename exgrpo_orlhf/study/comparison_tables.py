@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from ..evaluation.results_table import NONE, aligned, markdown_table
 from .comparison import COSTS, MEASURES, Comparison
@@ -20,8 +20,7 @@ VALUES = (
 CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "run")
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of plain text. The first `left` columns are flush left."""
 
     title: str
@@ -36,19 +35,17 @@ def number(value: float, like: float | None = None, sign: str = "") -> str:
     return f"{value:{sign},.{3 if size < 10 else 1 if size < 1000 else 0}f}"
 
 
-def plus_minus(found: Mean | None, unit: float = 1.0) -> str:
-    if found is None:
+def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
+    if mean is None:
         return NONE
-    value = found.value / unit
-    if found.bounds is None:
-        return number(value)
-    return f"{number(value)} ± {number((found.value - found.bounds[0]) / unit, value)}"
+    half = "" if mean.bounds is None else f" ± {number((mean.value - mean.bounds[0]) / unit, mean.value / unit)}"
+    return number(mean.value / unit) + half
 
 
-def difference(found: Mean) -> tuple[str, str]:
+def difference(mean: Mean) -> tuple[str, str]:
     """(value, interval), with their signs."""
-    bounds = [number(bound, found.value, "+") for bound in found.bounds or ()]
-    return number(found.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
+    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
+    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
 
 
 def p_value(p: float | None) -> str:
@@ -57,53 +54,56 @@ def p_value(p: float | None) -> str:
 
 def tables(comparison: Comparison) -> list[Table]:
     """A table of what each variant reached and, with a baseline, one of the differences by measure."""
-    rows = []
-    for variant in comparison.variants:
-        name = variant.name + (" (baseline)" if variant.name == comparison.baseline else "")
-        collapsed = ", ".join(map(str, variant.collapsed)) or NONE
-        measured = [plus_minus(variant.mean(key)) for key, _ in MEASURES]
-        costs = [plus_minus(variant.mean(key), UNITS[key][1]) for key in COSTS]
-        rows.append((name, str(len(variant.curves)), collapsed, *measured, *costs))
-    measures, costs = [heading for _, heading in MEASURES], [UNITS[key][0] for key in COSTS]
-    head = ("variant", "seeds", "collapsed", *measures, *costs)
-    found = [Table(f"{comparison.metric}: mean ± 95 % interval over seeds", head, tuple(rows), 1)]
-    if comparison.differences:
-        names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
-        title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
-        rows, headings = [], dict(MEASURES)
-        for each in comparison.differences:
-            heading = headings.pop(each.measure, "")  # a measure is named in its first row
-            ps = map(p_value, (each.p, each.p_holm, each.p_exact))
-            rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
-        found.append(Table(title, names, tuple(rows), 2))
-    return found
+    rows = [
+        (
+            variant.name + (" (baseline)" if variant.name == comparison.baseline else ""),
+            str(len(variant.curves)),
+            ", ".join(map(str, variant.collapsed)) or NONE,
+            *(plus_minus(variant.mean(key)) for key, _ in MEASURES),
+            *(plus_minus(variant.mean(key), UNITS[key][1]) for key in COSTS),
+        )
+        for variant in comparison.variants
+    ]
+    columns = [*(heading for _, heading in MEASURES), *(UNITS[key][0] for key in COSTS)]
+    head = ("variant", "seeds", "collapsed", *columns)
+    of_variants = Table(f"{comparison.metric}: mean ± 95 % interval over seeds", head, tuple(rows), 1)
+    if not comparison.differences:
+        return [of_variants]
+    names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
+    title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
+    rows, headings = [], dict(MEASURES)
+    for each in comparison.differences:
+        heading = headings.pop(each.measure, "")  # a measure is named in its first row
+        ps = map(p_value, (each.p, each.p_holm, each.p_exact))
+        rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
+    return [of_variants, Table(title, names, tuple(rows), 2)]
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Explanations of the columns, with the numbers of this comparison."""
-    said = ["collapsed: seeds that end below their start or below half of their own best"]
+    lines = ["collapsed: seeds that end below their start or below half of their own best"]
     if tokens := comparison.ranges.get("tokens"):
-        said.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
+        lines.append(f"at equal tokens: at {tokens[1] / 1e6:,.3f} million generated tokens, interpolated linearly")
     if steps := comparison.ranges.get("steps"):
-        said.append(f"at equal steps: after {steps[1]:,.0f} steps, interpolated linearly")
-    covered = [
-        f"{low / UNITS[axis][1]:,.4g} to {high / UNITS[axis][1]:,.4g} {UNITS[axis][0]}"
-        for axis, (low, high) in comparison.ranges.items()
-    ]
-    if covered:
-        said.append(f"areas are mean heights of the curve over what all runs cover: {', '.join(covered)}")
-    said.append(
+        lines.append(f"at equal steps: after {steps[1]:,.0f} steps, interpolated linearly")
+    if comparison.ranges:
+        ranges = ", ".join(
+            f"{low / UNITS[axis][1]:,.4g} to {high / UNITS[axis][1]:,.4g} {UNITS[axis][0]}"
+            for axis, (low, high) in comparison.ranges.items()
+        )
+        lines.append(f"areas are mean heights of the curve over what all runs cover: {ranges}")
+    lines.append(
         "time is that of training steps, without evaluation; it compares only runs of the same machine and load"
     )
     if comparison.differences:
-        said.append("p: paired t test over seeds, two-sided; Holm: corrected for the number of variants compared")
-        for count in sorted({len(each.seeds) for each in comparison.differences}):
-            if 1 < count <= EXACT_UP_TO:
-                least = f"2/{2**count} = {2 / 2**count:.3g}"
-                said.append(f"p (sign flips): exact, uncorrected; with {count} seeds it is never below {least}")
+        lines.append("p: paired t test over seeds, two-sided; Holm: corrected for the number of variants compared")
+        for seeds in sorted({len(each.seeds) for each in comparison.differences}):
+            if 1 < seeds <= EXACT_UP_TO:
+                least = f"2/{2**seeds} = {2 / 2**seeds:.3g}"
+                lines.append(f"p (sign flips): exact, uncorrected; with {seeds} seeds it is never below {least}")
         if any(each.mean.bounds is None and each.mean.count > 1 for each in comparison.differences):
-            said.append("no interval and no p where all seeds differ by the same amount: there is no spread")
-    return said
+            lines.append("no interval and no p where all seeds differ by the same amount: there is no spread")
+    return lines
 
 
 def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
@@ -135,25 +135,21 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
             for key, values in variant.values.items():
                 about = {"metric": comparison.metric, "measure": key, "variant": variant.name}
                 for curve, value in zip(variant.curves, values, strict=True):
-                    run = {
-                        "seed": curve.run.seed,
-                        "engine": curve.run.engine,
-                        "run": curve.run.id,
-                        "name": curve.run.name,
-                    }
-                    rows.append({"kind": "run", **about, **run, "value": value, "collapsed": int(curve.collapsed)})
-                if found := variant.mean(key):
-                    rows.append({"kind": "variant", **about, **_mean(found), "collapsed": len(variant.collapsed)})
+                    run = {name: getattr(curve.run, name) for name in ("seed", "engine", "name")}
+                    cells = {"run": curve.run.id, "value": value, "collapsed": int(curve.collapsed)}
+                    rows.append({"kind": "run", **about, **run, **cells})
+                if mean := variant.mean(key):
+                    rows.append({"kind": "variant", **about, **_mean(mean), "collapsed": len(variant.collapsed)})
         for each in comparison.differences:
-            tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
             about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
+            tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
             rows.append({"kind": "difference", **about, **_mean(each.mean), **tests})
     return csv_text(VALUES, rows)
 
 
-def _mean(found: Mean) -> dict[str, float | None]:
-    low, high = found.bounds or (None, None)
-    return {"seeds": found.count, "value": found.value, "low": low, "high": high}
+def _mean(mean: Mean) -> dict[str, float | None]:
+    low, high = mean.bounds or (None, None)
+    return {"seeds": mean.count, "value": mean.value, "low": low, "high": high}
 
 
 def curves_csv(comparisons: Sequence[Comparison]) -> str:
@@ -161,12 +157,10 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
         for curve in (curve for variant in comparison.variants for curve in variant.curves):
-            run = {"variant": curve.run.variant, "seed": curve.run.seed, "run": curve.run.id}
-            along = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
-            for step, *point in along:
-                value, tokens, seconds = map(float, point)
-                at = {"step": int(step), "tokens": tokens, "seconds": seconds, "value": value}
-                rows.append({"metric": comparison.metric, **run, **at})
+            run = {"metric": comparison.metric, "variant": curve.run.variant, "seed": curve.run.seed}
+            for step, *numbers in zip(curve.steps, curve.tokens, curve.seconds, curve.values, strict=True):
+                point = dict(zip(("tokens", "seconds", "value"), map(float, numbers), strict=True))
+                rows.append({**run, "run": curve.run.id, "step": int(step), **point})
     return csv_text(CURVES, rows)
 
 

@@ -53,7 +53,8 @@ class Curve:
     seconds: Array
 
     def along(self, axis: str) -> Array:
-        return {"steps": self.steps, "tokens": self.tokens, "seconds": self.seconds}[axis]
+        array: Array = getattr(self, axis)
+        return array
 
     def has(self, axis: str) -> bool:
         return not math.isnan(self.along(axis)[0])

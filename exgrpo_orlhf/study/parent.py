@@ -13,7 +13,7 @@ from ..files import write
 from ..settings import Tracking
 from ..tracking.client import LOG_TAG, address, all_runs, connect, experiment_id, first_line, tagged_run
 from ..tracking.metrics_log import STEP_METRIC
-from .runs import Measured, StudyRun, in_use
+from .runs import RunProgress, StudyRun, in_use
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -34,7 +34,7 @@ class Parent:
         self._uri = address(settings, default_uri)
         self._client: MlflowClient | None = None
         self._experiment = ""
-        self._said = False
+        self._is_reported = False
 
     def open(self, tags: Mapping[str, str]) -> None:
         """Find the parent or make it. Its identity is written first, so a kill in between makes no second one."""
@@ -47,10 +47,10 @@ class Parent:
             if not path.exists():
                 write(path, uuid.uuid4().hex)
             identity = path.read_text(encoding="ascii")
-            found = tagged_run(client, [self._experiment], _SUITE_TAG, identity) or client.create_run(
+            run = tagged_run(client, [self._experiment], _SUITE_TAG, identity) or client.create_run(
                 self._experiment, tags={"group": self._group, _SUITE_TAG: identity}, run_name=self._group
             )
-            self._client, self.id = client, str(found.info.run_id)
+            self._client, self.id = client, str(run.info.run_id)
             for name, value in tags.items():
                 client.set_tag(self.id, name, value)
             client.update_run(self.id, status="RUNNING")
@@ -59,11 +59,11 @@ class Parent:
         """The finished runs that MLflow lacks in part, after a kill or an outage; [] if it does not answer."""
         lacking: list[StudyRun] = []
         with self._outages_reported():
-            known = self._children()
+            children = self._children()
             for run in runs if self._client else ():
-                child = known.get(_log_identity(run))
-                there = child.data.metrics.get(STEP_METRIC, -1) if child and child.info.status == "FINISHED" else -1
-                if there < max(0, Measured.of(run).step):
+                child = children.get(_log_identity(run))
+                step = child.data.metrics.get(STEP_METRIC, -1) if child and child.info.status == "FINISHED" else -1
+                if step < max(0, RunProgress.of(run).step):
                     lacking.append(run)
         return lacking
 
@@ -72,9 +72,9 @@ class Parent:
         if self._client is None:
             return
         with self._outages_reported():
-            known = self._children()
+            children = self._children()
             for run in waiting:
-                child = known.get(_log_identity(run))
+                child = children.get(_log_identity(run))
                 if child and child.info.status == "RUNNING" and not in_use(run.folder):
                     self._client.set_terminated(child.info.run_id, "KILLED")
 
@@ -86,14 +86,11 @@ class Parent:
         if self._client is None or self.id is None:
             return
         with self._outages_reported():
-            known = self._children()
-            for run in runs:
-                child = known.get(_log_identity(run))
-                if child is None:
-                    continue
-                if child.data.tags.get(PARENT_TAG) != self.id:
+            children = self._children()
+            for run, child in ((run, children.get(_log_identity(run))) for run in runs):
+                if child and child.data.tags.get(PARENT_TAG) != self.id:
                     self._client.set_tag(child.info.run_id, PARENT_TAG, self.id)
-                if child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
+                if child and child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
                     self._client.update_run(child.info.run_id, name=run.name)
             self._client.set_terminated(self.id, status)
 
@@ -102,19 +99,19 @@ class Parent:
         try:
             yield
         except Exception as error:  # of MLflow, its database or the network, of any class
-            if not self._said:
+            if not self._is_reported:
                 log.warning(
                     "MLflow: %s. Training continues. Start the same command again later to send what is missing",
                     first_line(error),
                 )
-            self._said = True
+            self._is_reported = True
 
     def _children(self) -> dict[str, Run]:
         """The group's MLflow runs by the identity of their metrics log."""
         if self._client is None:
             return {}
-        found = all_runs(self._client, self._experiment, f"tags.group = '{self._group}'")
-        return {run.data.tags[LOG_TAG]: run for run in found if LOG_TAG in run.data.tags}
+        runs = all_runs(self._client, self._experiment, f"tags.group = '{self._group}'")
+        return {run.data.tags[LOG_TAG]: run for run in runs if LOG_TAG in run.data.tags}
 
 
 def _log_identity(run: StudyRun) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from ..progress import duration
 from ..stopping import StopRequest
-from .runs import Measured, StudyRun, in_use, seconds_left
+from .runs import RunProgress, StudyRun, in_use, seconds_left
 
 log = logging.getLogger(__name__)
 LOOK_AT_STEPS_EVERY = 5.0  # seconds
@@ -31,26 +32,24 @@ class Runner:
         self,
         group: str,
         waiting: Sequence[StudyRun],
-        measured: Mapping[str, Measured],
+        progress: Mapping[str, RunProgress],
         *,
         script: Path,
         jobs: int,
         threads: int | None,
         tags: Mapping[str, str],
     ) -> None:
-        """measured: by name, of runs that have begun or finished; script: scripts/train.py; tags: of every run"""
+        """progress: by name, of runs that have begun or finished; script: scripts/train.py; tags: of every run"""
         self.waiting, self.running = list(waiting), dict[StudyRun, subprocess.Popen[bytes]]()
         self.finished, self.failed = list[StudyRun](), dict[StudyRun, int]()
         self.stopped_by: signal.Signals | None = None
-        self.measured = dict(measured)
+        self.progress = dict(progress)
         self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
         self._total = len(self.waiting)
-        self._began: dict[StudyRun, tuple[float, float]] = {}  # when it was started; its seconds until then
-        self._beside: list[float] = []  # seconds beside steps and evaluations, of each run that was trained here
-        self._said: tuple[object, ...] = ()
+        self._news: tuple[object, ...] = ()
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Run all. After a first Ctrl-C, SIGTERM or SIGHUP the running ones finish their step and save. A second
         Ctrl-C or SIGTERM kills them: steps after their last checkpoint are repeated later."""
         looked = time.monotonic()
@@ -66,7 +65,7 @@ class Runner:
                     self._collect()
                     if time.monotonic() - looked >= LOOK_AT_STEPS_EVERY:
                         looked = time.monotonic()
-                        self._say_news()
+                        self._log_news()
                     time.sleep(LOOK_EVERY)
             except KeyboardInterrupt:
                 log.warning("the running ones are killed")
@@ -111,8 +110,6 @@ class Runner:
                     env={**os.environ, **environment},
                     process_group=0,
                 )
-            known = self.measured.get(run.name, Measured())
-            self._began[run] = time.monotonic(), known.seconds
             log.info("%s starts, log in %s", run.name, run.folder / "run.log")
 
     def _collect(self) -> None:
@@ -121,47 +118,40 @@ class Runner:
             if status is None:
                 continue
             del self.running[run]
-            self.measured[run.name] = Measured.of(run)
+            self.progress[run.name] = RunProgress.of(run)
             if status == 0:
-                began, before = self._began[run]
-                took = time.monotonic() - began - (self.measured[run.name].seconds - before)
-                self._beside.append(max(0.0, took))
                 self.finished.append(run)
                 log.info("%s is finished", run.name)
             elif self.stopped_by is not None:
                 self.waiting.append(run)
-                log.info("%s stopped after step %d", run.name, max(0, self.measured[run.name].step))
+                log.info("%s stopped after step %d", run.name, max(0, self.progress[run.name].step))
             else:
                 self.failed[run] = status
                 run.note_failure(status)
                 log.error("%s failed (%s); the others continue", run.name, described(status))
 
-    def _say_news(self) -> None:
+    def _log_news(self) -> None:
         """A line when a run has started or ended, and when another part of the steps is done."""
         for run in self.running:
-            self.measured[run.name] = Measured.of(run)
-        all_ = [*self.finished, *self.failed, *self.running, *self.waiting]
-        done = sum(max(0, self.measured.get(run.name, Measured()).step) for run in all_)
-        part = LINES * done // max(1, sum(run.steps for run in all_))
+            self.progress[run.name] = RunProgress.of(run)
+        runs = [*self.finished, *self.failed, *self.running, *self.waiting]
+        steps = {run: max(0, self.progress.get(run.name, RunProgress()).step) for run in runs}
+        part = LINES * sum(steps.values()) // max(1, sum(run.steps for run in runs))
         news = (part, frozenset(self.running), len(self.finished), len(self.failed))
-        if news == self._said:
+        if news == self._news:
             return
-        self._said = news
-        now = ", ".join(f"{run.name} {max(0, self.measured[run.name].step)}/{run.steps}" for run in self.running)
-        beside = sum(self._beside) / len(self._beside) if self._beside else 0.0
-        start = {run.name: beside for run in self.waiting}
-        left = seconds_left([*self.running, *self.waiting], self.measured, self._jobs, start)
-        until = datetime.now() + timedelta(seconds=left or 0)
+        self._news = news
+        left = seconds_left([*self.running, *self.waiting], self.progress, self._jobs)
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
-            *(self._group, len(self.finished), self._total, len(self.running), now, len(self.failed)),
-            *(len(self.waiting), "" if left is None else f"; {hours(left)} left, until {until:%a %H:%M}"),
+            *(self._group, len(self.finished), self._total, len(self.running)),
+            ", ".join(f"{run.name} {steps[run]}/{run.steps}" for run in self.running),
+            *(len(self.failed), len(self.waiting)),
+            ""
+            if left is None
+            else f"; {duration(left)} left, until {datetime.now() + timedelta(seconds=left):%a %H:%M}",
         )
 
 
 def described(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -11,7 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -51,11 +51,11 @@ class StudyRun:
 
     def finished(self) -> bool:
         """Whether the last step's checkpoint exists. CheckpointError if the newest one has another configuration."""
-        found = checkpoints.find(self.folder)
-        if not found:
+        saved = checkpoints.find(self.folder)
+        if not saved:
             return False
-        checkpoints.read_state(found[max(found)], self.identity)
-        return max(found) >= self.steps
+        checkpoints.read_state(saved[max(saved)], self.identity)
+        return max(saved) >= self.steps
 
     def failure(self) -> int | None:
         """The exit status with which this configuration failed; None if it did not fail."""
@@ -81,29 +81,25 @@ class StudyRun:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunProgress:
     """From metrics.jsonl. step: the last one, −1 for none; pace: seconds of a step, the median, because a machine that
-    slept makes one step last for hours; evaluation: seconds of one; seconds: of all of them; score: of the last
-    evaluation"""
+    slept makes one step last for hours; evaluation: seconds of one; score: of the last one"""
 
     step: int = -1
     pace: float = 0.0
     evaluation: float = 0.0
-    seconds: float = 0.0
     score: float | None = None
     score_name: str = ""
 
     @classmethod
-    def of(cls, run: StudyRun) -> Measured:
+    def of(cls, run: StudyRun) -> RunProgress:
         """Raises ValueError for a file that is not a metrics log."""
         rows = list(MetricsLog(run.folder / "metrics.jsonl").rows())
         steps, evaluations = ([row[name] for row in rows if name in row] for name in ("time/step", "time/evaluation"))
         pace, evaluation = (median(seconds) if seconds else 0.0 for seconds in (steps, evaluations))
-        known = cls(rows[-1]["step"] if rows else -1, pace, evaluation, sum(steps) + sum(evaluations))
-        for row in reversed(rows):
-            if name := min(filter(_SCORE.fullmatch, row), default=None):
-                return replace(known, score=row[name], score_name=name)
-        return known
+        scores = ((row, min(filter(_SCORE.fullmatch, row), default="")) for row in reversed(rows))
+        score, name = next(((row[name], name) for row, name in scores if name), (None, ""))
+        return cls(rows[-1]["step"] if rows else -1, pace, evaluation, score, name)
 
 
 def plan(
@@ -134,32 +130,27 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
     first: dict[str, str] = {}
     for name, experiment in experiments.items():
         other = first.setdefault(experiment.config_hash, name)
-        if other == name:
-            continue
-        theirs = experiments[other].params
-        changed = sorted(key for key, value in experiment.params.items() if theirs.get(key) != value)
-        but = f", apart from {', '.join(changed)}, which does not change the experiment" if changed else ""
-        raise ConfigError(
-            f"the variants {other} and {name} are the same configuration ({experiment.config_hash}){but}; leave one "
-            "out, or check whether a later file or --set undoes the difference"
-        )
-    uris = {(x.tracking.experiment, x.tracking.uri) for x in experiments.values()}
-    if len(uris) > 1:
+        if other != name:
+            params = experiments[other].params
+            changed = sorted(key for key, value in experiment.params.items() if params.get(key) != value)
+            but = f", apart from {', '.join(changed)}, which does not change the experiment" if changed else ""
+            raise ConfigError(
+                f"the variants {other} and {name} are the same configuration ({experiment.config_hash}){but}; leave "
+                "one out, or check whether a later file or --set undoes the difference"
+            )
+    if len({(x.tracking.experiment, x.tracking.uri) for x in experiments.values()}) > 1:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 
-def seconds_left(
-    runs: Sequence[StudyRun], measured: Mapping[str, Measured], jobs: int, start: Mapping[str, float] | None = None
-) -> float | None:
-    """Seconds for the runs, `jobs` at a time, at the mean pace of their variant so far, else of all variants.
+def seconds_left(runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], jobs: int) -> float | None:
+    """Seconds of steps and evaluations for the runs, `jobs` at a time, at the mean pace of their variant so far, else
+    of all variants.
 
-    measured: by name of the run, also of finished ones; start: of runs that are not started yet, the seconds beside
-        steps and evaluations. Returns None if no step has been measured.
+    progress: by name of the run, also of finished ones. Returns None if no step has been measured.
     """
-    steps: defaultdict[str, int] = defaultdict(int)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    evaluations: defaultdict[str, list[float]] = defaultdict(list)
-    for name, each in measured.items():
+    steps, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
+    evaluations = defaultdict[str, list[float]](list)
+    for name, each in progress.items():
         for key in (name.rpartition("/")[0], ""):
             steps[key] += max(0, each.step)
             seconds[key] += each.pace * max(0, each.step)
@@ -169,42 +160,35 @@ def seconds_left(
     work = []
     for run in runs:
         key = run.variant.name if steps[run.variant.name] else ""
-        step = measured.get(run.name, Measured()).step
-        done, every, evaluation = max(0, step), run.experiment.settings.eval_every, evaluations[key] or [0.0]
+        step, every = progress.get(run.name, RunProgress()).step, run.experiment.settings.eval_every
+        done, evaluation = max(0, step), evaluations[key] or [0.0]
         more = evaluations_left(done, run.steps, every) + (step < 0 and every is not None)  # one before the first step
-        work.append(
-            max(0, run.steps - done) * seconds[key] / steps[key]
-            + more * sum(evaluation) / len(evaluation)
-            + (start or {}).get(run.name, 0.0)
-        )
+        work.append(max(0, run.steps - done) * seconds[key] / steps[key] + more * sum(evaluation) / len(evaluation))
     return max(sum(work) / jobs, *work, 0.0)
 
 
-def table(runs: Sequence[StudyRun], finished: Collection[str], measured: Mapping[str, Measured]) -> str:
+def table(runs: Sequence[StudyRun], finished: Collection[str], progress: Mapping[str, RunProgress]) -> str:
     """A line for each variant: finished runs, for each seed the score of the last evaluation or the step, and the mean.
 
-    finished, measured: by name of the run
+    finished, progress: by name of the run
     """
-    by_variant: dict[str, list[StudyRun]] = {}
-    for run in runs:
-        by_variant.setdefault(run.variant.name, []).append(run)
-    seeds = dict.fromkeys(f"seed {run.seed}" for run in runs)
-    lines = [("variant", "finished", *seeds, "mean")]
-    for variant, of_seeds in by_variant.items():
-        done = [run.name for run in of_seeds if run.name in finished]
-        scores = [score for name in done if (score := measured[name].score) is not None]
+    lines = [("variant", "finished", *dict.fromkeys(f"seed {run.seed}" for run in runs), "mean")]
+    for variant in dict.fromkeys(run.variant.name for run in runs):
+        of_seeds = [run for run in runs if run.variant.name == variant]
+        names = [run.name for run in of_seeds if run.name in finished]
+        scores = [score for name in names if (score := progress[name].score) is not None]
         mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
-        cells = [_cell(run, finished, measured[run.name]) for run in of_seeds]
-        lines.append((variant, f"{len(done)} of {len(of_seeds)}", *cells, mean))
+        cells = [_cell(run, finished, progress[run.name]) for run in of_seeds]
+        lines.append((variant, f"{len(names)} of {len(of_seeds)}", *cells, mean))
     return "\n".join(aligned(lines, left=len(lines[0])))
 
 
-def _cell(run: StudyRun, finished: Collection[str], measured: Measured) -> str:
+def _cell(run: StudyRun, finished: Collection[str], progress: RunProgress) -> str:
     if run.name in finished:
-        return "done" if measured.score is None else f"{measured.score:.3f}"
+        return "done" if progress.score is None else f"{progress.score:.3f}"
     if run.failure() is not None:
         return "failed"
-    return f"{measured.step}/{run.steps}" if measured.step > 0 else "–"
+    return f"{progress.step}/{run.steps}" if progress.step > 0 else "–"
 
 
 def in_use(folder: Path) -> bool:

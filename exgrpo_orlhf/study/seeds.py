@@ -10,6 +10,9 @@ difference are equally likely. With n seeds there are 2^n sign patterns, so its 
 3 seeds, 2/256 = 0.008 for 8).
 
 Equal numbers have no spread, so there is no interval and no t test, as with a single seed.
+
+scipy's ttest_1samp and permutation_test compute the same (test_comparison.py) and are 70 and 300 times slower;
+permutation_test also takes equal means for different ones where they differ by rounding.
 """
 
 from __future__ import annotations
@@ -52,10 +55,8 @@ def mean(values: npt.ArrayLike) -> Mean:
     """The mean and its interval. values: (n,), n ≥ 1, finite"""
     x = np.asarray(values, np.float64)
     value, error = float(x.mean()), _standard_error(x)
-    if error is None:
-        return Mean(value, None, len(x))
-    half = float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * error
-    return Mean(value, (value - half, value + half), len(x))
+    half = error and float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * error
+    return Mean(value, None if half is None else (value - half, value + half), len(x))
 
 
 def paired(differences: npt.ArrayLike) -> Paired:
@@ -63,16 +64,16 @@ def paired(differences: npt.ArrayLike) -> Paired:
     d = np.asarray(differences, np.float64)
     error = _standard_error(d)
     p = None if error is None else float(2 * stdtr(len(d) - 1, -abs(d.mean()) / error))
-    return Paired(mean(d), p, sign_flip(d) if len(d) <= EXACT_UP_TO else None)
+    return Paired(mean(d), p, _sign_flip(d) if len(d) <= EXACT_UP_TO else None)
 
 
-def sign_flip(differences: npt.NDArray[np.float64]) -> float:
+def _sign_flip(differences: npt.NDArray[np.float64]) -> float:
     """The share of all 2^n sign patterns with a mean at least as far from 0 as the observed one, which is included."""
     sums = np.zeros(1)
     for d in differences:
         sums = np.concatenate([sums + d, sums - d])
-    reached = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())  # equal but for rounding
-    return float(np.mean(np.abs(sums) >= reached))
+    least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())  # equal but for rounding
+    return float(np.mean(np.abs(sums) >= least))
 
 
 def _standard_error(x: npt.NDArray[np.float64]) -> float | None:

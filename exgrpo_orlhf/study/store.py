@@ -8,7 +8,6 @@ endpoint of its servers is made for their web page and silently cuts at 25,000 v
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +21,11 @@ import numpy as np
 
 from ..redaction import without_password
 from ..tracking.client import all_runs, connect
-from .comparison import count, newest, some, told_apart
+from .comparison import count, first_few, named_by_settings, newest
 from .curve import Array, Curve, Params, TrackedRun
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
-SLOW = 2.0  # seconds between two lines of progress
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"
 
 
@@ -64,101 +62,92 @@ class Store:
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
         with self._one_line_errors():
-            found = self._find(experiment, group, metrics, more)
-        listed, unnamed = self._named_runs(found)
+            listed, unnamed = self._named_runs(self._runs(experiment, group, metrics, more))
         present = Counter(name for run in listed for name in run.metrics)
         for metric in metrics:
             if metric not in present and listed:
-                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; {_named(metric, present)}")
+                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; {_metric_names(metric, present)}")
         notes = []
-        if strange := [run for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
-            named = some([f"{run.info.run_name} ({run.info.run_id})" for run in strange])
-            notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {named}")
-        ended = [run for run in listed if unfinished or run.status == "FINISHED"]
-        if len(ended) < len(listed):
-            left = [f"{run}: {run.status}" for run in listed if run.status != "FINISHED"]
-            notes.append(f"{count(left)} not finished and left out (--unfinished takes such runs): {some(left)}")
-        elif running := Counter(run.status for run in ended if run.status != "FINISHED"):
-            counted = ", ".join(f"{number} {status}" for status, number in sorted(running.items()))
-            notes.append(f"unfinished runs are compared too: {counted}")
-        measured = [run for run in ended if any(metric in run.metrics for metric in metrics)]
-        chosen, doubles = newest(told_apart(measured, self._variant_of))
+        if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
+            names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
+            notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {names}")
+        incomplete = [run for run in listed if run.status != "FINISHED"]
+        if incomplete and unfinished:
+            statuses = Counter(run.status for run in incomplete)
+            counts = ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
+            notes.append(f"unfinished runs are compared too: {counts}")
+        elif incomplete:
+            names = first_few([f"{run}: {run.status}" for run in incomplete])
+            notes.append(f"{count(incomplete)} not finished and left out (--unfinished takes such runs): {names}")
+            listed = [run for run in listed if run.status == "FINISHED"]
+        measured = [run for run in listed if not run.metrics.isdisjoint(metrics)]
+        chosen, repetitions = newest(named_by_settings(measured, self._variant_of))
         for metric in metrics:
-            if without := [str(run) for run in ended if metric not in run.metrics]:
-                notes.append(f"without {metric}: {some(without)}")
+            if without := [str(run) for run in listed if metric not in run.metrics]:
+                notes.append(f"without {metric}: {first_few(without)}")
             if not any(metric in run.metrics for run in chosen):
-                raise StoreError(f"none of {count(listed)} can be compared by {metric!r}: {'; '.join(notes)}")
-        return Selection(tuple(chosen), (*notes, *doubles))
+                runs = count(len(listed) + (0 if unfinished else len(incomplete)))
+                raise StoreError(f"none of {runs} can be compared by {metric!r}: {'; '.join(notes)}")
+        return Selection(tuple(chosen), (*notes, *repetitions))
 
     def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
         """The curves of each metric, of the runs that have it."""
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
-            histories = _told(threads.map(lambda each: self._history(*each), wanted), "histories read", len(wanted))
-            found = {(run.id, name): history for (run, name), history in zip(wanted, histories, strict=True)}
-        return {metric: [_curve(run, metric, found) for run in runs if metric in run.metrics] for metric in metrics}
+            read = threads.map(lambda each: self._history(*each), wanted)
+            histories = {(run.id, name): history for (run, name), history in zip(wanted, read, strict=True)}
+        return {metric: [_curve(run, metric, histories) for run in runs if metric in run.metrics] for metric in metrics}
 
-    def _find(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
-        """The runs of MLflow that pass the filter, at least one; StoreError with what there is."""
-        where = self._experiment(experiment)
-        asked = [more] if more else []
-        if group is not None:
+    def _runs(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
+        """The runs of MLflow that pass the filter, at least one; without a group and with none of the metrics, all."""
+        where, clauses = self._experiment(experiment), [more] if more else []
+        if group is None:  # MLflow's filters have no "or", and this is the only way to say "has"
+            queries = [[*clauses, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
+        else:
             quote = '"' if "'" in group else "'"
-            queries = [[*asked, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
-        else:  # MLflow's filters have no "or", and this is the only way to say "has"
-            queries = [[*asked, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
-        found = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
-        if found:
-            return list(found.values())
-        filtered = f" that pass {more!r}" if more else ""
-        if group is not None:
-            children = self._pages(where, "tags.`group` LIKE '%' and tags.`variant` LIKE '%'")
-            groups = Counter(run.data.tags["group"] for run in children)
-            if group in groups and more:
-                raise StoreError(f"none of {count(groups[group])} of the group {group!r} passes {more!r}")
-            known = ", ".join(f"{name} ({count(groups[name])})" for name in sorted(groups)) or "none"
-            raise StoreError(f"experiment {experiment!r} has no runs in the group {group!r}; groups: {known}")
-        runs = list(self._pages(where, more or ""))
-        if not runs:
-            raise StoreError(f"experiment {experiment!r} has no runs{filtered}")
-        of = f"none of {count(runs)} of {experiment!r}{filtered}"
-        present = Counter(name for run in runs for name in run.data.metrics)
-        for metric in metrics:
-            if metric not in present:
-                raise StoreError(f"{of} has the metric {metric!r}; {_named(metric, present)}")
-        raise StoreError(f"{of} has a number as its last {metrics[0]!r}")
+            queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
+        runs = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
+        if runs:
+            return list(runs.values())
+        if group is None:
+            if others := list(self._pages(where, more or "")):
+                return others
+            raise StoreError(f"experiment {experiment!r} has no runs{f' that pass {more!r}' if more else ''}")
+        children = self._pages(where, "tags.`group` LIKE '%' and tags.`variant` LIKE '%'")
+        groups = Counter(run.data.tags["group"] for run in children)
+        if group in groups:
+            raise StoreError(f"none of {count(groups[group])} of the group {group!r} passes {more!r}")
+        names = ", ".join(f"{name} ({count(groups[name])})" for name in sorted(groups)) or "none"
+        raise StoreError(f"experiment {experiment!r} has no runs in the group {group!r}; groups: {names}")
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None and found.lifecycle_stage == "active":
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None and experiment.lifecycle_stage == "active":
+            return str(experiment.experiment_id)
         names = [each.name for each in self._client.search_experiments(max_results=1000)]
-        deleted = " (it is deleted)" if found else ""
-        nearest = get_close_matches(name, names, 5, cutoff=0.4) or names[:10]
-        known = f"the nearest are {', '.join(nearest)}" if nearest else "it has none"
-        raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; {known}")
+        nearest = ", ".join(get_close_matches(name, names, 5, cutoff=0.4) or names[:10]) or "none"
+        deleted = " (it is deleted)" if experiment else ""
+        raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
 
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
-        return _told(all_runs(self._client, where, clauses, PAGE), "runs listed")
+        return all_runs(self._client, where, clauses, PAGE)
 
     def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
         """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
         logged = self._client.get_metric_history(run.id, name)
         at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
-        steps, values = np.array(list(at), np.float64), np.array(list(at.values()), np.float64)
-        sound = np.abs(values) < sys.float_info.max  # MLflow stores an infinity as this number
-        if not sound.all():
-            bad = int(steps[~sound][0])
-            raise StoreError(
-                f"{run}: {name} is {at[bad]} at step {bad}: no number to compare; leave it out by --filter"
-            )
-        return steps, values
+        for step, value in at.items():
+            if not abs(value) < sys.float_info.max:  # MLflow stores an infinity as this number
+                raise StoreError(
+                    f"{run}: {name} is {value} at step {step}: no number to compare; leave it out by --filter"
+                )
+        return np.array(list(at), np.float64), np.array(list(at.values()), np.float64)
 
-    def _named_runs(self, found: Sequence[Any]) -> tuple[list[TrackedRun], list[Any]]:
+    def _named_runs(self, runs: Sequence[Any]) -> tuple[list[TrackedRun], list[Any]]:
         """(runs with variant and seed, runs without, such as evaluations of a released model)."""
-        runs, unnamed = [], []
-        for run in found:
+        named, unnamed = [], []
+        for run in runs:
             info, tags = run.info, run.data.tags
             variant, seed = tags.get("variant") or tags.get("gin"), tags.get("seed", "")
             if variant is None or not seed.lstrip("-").isdigit():
@@ -167,8 +156,8 @@ class Store:
             page = f"{self.uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
             url = page if self.uri.startswith("http") else None
             about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
-            runs.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
-        return runs, unnamed
+            named.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+        return named, unnamed
 
     @contextmanager
     def _one_line_errors(self) -> Iterator[None]:
@@ -198,20 +187,8 @@ def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tup
     return Curve(run, steps, values, tokens, seconds)
 
 
-def _told(items: Iterator[Any], doing: str, total: int | None = None) -> Iterator[Any]:
-    """Yield the items, and report their number on standard error every SLOW seconds."""
-    said = time.monotonic()
-    for number, item in enumerate(items, 1):
-        if time.monotonic() - said > SLOW:
-            print(f"{number:,}{'' if total is None else f' of {total:,}'} {doing}", file=sys.stderr, flush=True)
-            said = time.monotonic()
-        yield item
-
-
-def _named(metric: str, present: Counter[str]) -> str:
+def _metric_names(metric: str, present: Counter[str]) -> str:
     """The metrics that exist: similar names first, then those of evaluations."""
     near = get_close_matches(metric, present, 3)
     names = near + sorted((name for name in present if name not in near), key=lambda n: (not n.startswith("eval/"), n))
-    shown = ", ".join(f"{name} ({count(present[name])})" for name in names[:12])
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"metrics: {shown}{more}" if names else "they have none"
+    return f"metrics: {first_few([f'{name} ({count(present[name])})' for name in names], 12) or 'none'}"

@@ -98,27 +98,29 @@ def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]
         if not parameter or ",".join(parts) != values or not all(map(str.strip, parts or [""])):
             raise ValueError(f"--grid {text!r} is not a binding with values such as 'ReplayMixer.rho=0.25,0.5,0.75'")
         axes.append([(parameter, part.strip()) for part in parts])
-    found = []
+    points = []
     for variant, point in itertools.product(variants, itertools.product(*axes)):
-        name, bindings = variant.name, [f"{parameter} = {value}" for parameter, value in point]
-        for parameter, value in point:
-            value = re.sub(r"[^A-Za-z0-9_.+-]+", "_", value).strip("_")
-            name += f"-{parameter.rpartition('.')[2]}={value}"
-        found.append(Variant(name, variant.files, (*variant.bindings, *bindings)))
-    return _distinct(found)
+        names = [
+            (name.rpartition(".")[2], re.sub(r"[^A-Za-z0-9_.+-]+", "_", value).strip("_")) for name, value in point
+        ]
+        bindings = (*variant.bindings, *(f"{parameter} = {value}" for parameter, value in point))
+        points.append(
+            Variant(variant.name + "".join(f"-{name}={value}" for name, value in names), variant.files, bindings)
+        )
+    return _distinct(points)
 
 
 def seeds(text: str) -> tuple[int, ...]:
     """Seeds from '0-7', '0,3,5' or a mixture. Raises ValueError."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{text!r} are no seeds; write 0-7 or 0,3,5")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    if len({*found}) < len(found):
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len({*numbers}) < len(numbers):
         raise ValueError(f"{text!r} names a seed twice")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _distinct(variants: list[Variant]) -> list[Variant]:

@@ -18,27 +18,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from ..records import Grade, Message, Question
-from ..settings import require
+from ..settings import Bound, check, require
 from .made_questions import (
     OPERATIONS,
     OPERATORS,
     SHOWN,
     MadeQuestions,
+    Number,
+    Operands,
+    Probability,
+    Seed,
     Split,
-    check_operands,
-    check_seed,
-    check_shares,
     split_by_hash,
 )
 
 SOURCE = "countdown"
 LARGEST_VALUE = 99  # that a drawn answer passes through; a response may pass through any
 MOST_OPERANDS = 6
-MOST_LARGEST = 20
+Largest = Annotated[
+    int, Bound("must be an integer from 2 to 20", lambda value: type(value) is int and 2 <= value <= 20)
+]
 split_of = partial(split_by_hash, task=b"countdown split")  # prompt → the split it belongs to
 
 _PROMPT = re.compile(r"[1-9][0-9]*(?:,[1-9][0-9]*)+>[1-9][0-9]*=")
@@ -94,15 +98,15 @@ class Countdown(MadeQuestions):
     largest: the numbers are from 1 to this
     """
 
-    count: int = 1600
-    operands: tuple[int, ...] = (3, 4)
-    seed: int = 0
+    count: Number = 1600
+    operands: Operands = (3, 4)
+    seed: Seed = 0
     split: Split = "train"
-    largest: int = 9
+    largest: Largest = 9
 
     def __post_init__(self) -> None:
-        check_numbers("Countdown", self.operands, self.largest)
         super().__post_init__()
+        check_operands("Countdown", self.operands)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -125,13 +129,12 @@ class Hunches:
     seed: which pairs, and their operators
     """
 
-    share: float
-    strength: float
-    seed: int = 0
+    share: Probability
+    strength: Probability
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        check_shares("Hunches", share=self.share, strength=self.strength)
-        check_seed("Hunches", self.seed)
+        check(Hunches, vars(self))
 
     def operators(self, operands: int, target: int) -> str | None:
         """The operators believed right, one fewer than operands; None without a hunch."""
@@ -157,12 +160,9 @@ def write_attempt(rng: np.random.Generator, question: Question, answer: str, hun
     return answer
 
 
-def check_numbers(owner: str, operands: tuple[int, ...], largest: int) -> None:
-    """Raises ValueError unless questions can be drawn with these numbers of operands, and numbers up to `largest`."""
-    check_operands(owner, operands)
+def check_operands(owner: str, operands: tuple[int, ...]) -> None:
+    """Raises ValueError unless questions can be drawn with these numbers of operands."""
     require(max(operands) <= MOST_OPERANDS, f"{owner}.operands must be at most {MOST_OPERANDS}, got {operands!r}")
-    sound = type(largest) is int and 2 <= largest <= MOST_LARGEST
-    require(sound, f"{owner}.largest must be an integer from 2 to {MOST_LARGEST}, got {largest!r}")
 
 
 def _write(order: Sequence[int], operators: Sequence[str]) -> str | None:

@@ -6,19 +6,43 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from ..records import Question
-from ..settings import require
+from ..settings import Bound, check
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OPERATORS = "".join(OPERATIONS)
 SHOWN = 200  # characters of an extracted answer
 _DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
+
+
+def _integers(least: int) -> Bound:
+    return Bound(f"must be an integer of at least {least}", lambda value: type(value) is int and value >= least)
+
+
+def _levels(least: int) -> Bound:
+    def holds(levels: Any) -> bool:
+        sound = isinstance(levels, tuple) and all(type(level) is int and level >= least for level in levels)
+        return sound and 0 < len(levels) == len(set(levels))
+
+    return Bound(f"must be a non-empty tuple of distinct integers of at least {least}", holds)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+# What the fields of questions made here, and of the models that learn them, may be; `check` of settings reads it.
 Split = Literal["train", "validation"]
+Number = Annotated[int, _integers(1)]
+Seed = Annotated[int, _integers(0)]
+Operands = Annotated[tuple[int, ...], _levels(2)]
+Steps = Annotated[tuple[int, ...], _levels(1)]
+Probability = Annotated[float, Bound("must be a number from 0 to 1", _is_share)]
 
 
 def split_by_hash(prompt: str, task: bytes) -> Split:
@@ -42,12 +66,7 @@ class MadeQuestions(ABC):
     split: Split
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        check_seed(owner, self.seed)
-        known = self.split in ("train", "validation")
-        require(known, f"{owner}.split must be 'train' or 'validation', got {self.split!r}")
-        sound = type(self.count) is int and self.count >= 1
-        require(sound, f"{owner}.count must be an integer of at least 1, got {self.count!r}")
+        check(type(self), vars(self))
 
     def load(self) -> list[Question]:
         """The questions in a shuffled order: the same list in every process and on every machine.
@@ -83,7 +102,7 @@ class MadeQuestions(ABC):
             elif (in_vain := in_vain + 1) == _DRAWS:
                 raise ValueError(
                     f"{type(self).__name__}.count = {self.count} asks for {share} distinct {self.split} questions with "
-                    f"{self._named(level)}, and only {len(drawn)} were found in {_DRAWS} draws after the last"
+                    f"{self._named(level)}, and only {len(drawn)} came up in {_DRAWS} draws after the last"
                 )
         return list(drawn.values())
 
@@ -99,29 +118,3 @@ class MadeQuestions(ABC):
     @abstractmethod
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str] | None:
         """A random question of this level with a right response; None if it belongs to the other split."""
-
-
-def check_levels(owner: str, name: str, levels: tuple[int, ...], least: int) -> None:
-    """Raises ValueError unless these are distinct integers, each at least `least`."""
-    numbers = isinstance(levels, tuple) and all(type(n) is int and n >= least for n in levels)
-    require(
-        numbers and len(levels) > 0 and len(set(levels)) == len(levels),
-        f"{owner}.{name} must be a non-empty tuple of distinct integers of at least {least}, got {levels!r}",
-    )
-
-
-def check_operands(owner: str, operands: tuple[int, ...]) -> None:
-    """Raises ValueError unless these are distinct numbers of operands, each at least 2."""
-    check_levels(owner, "operands", operands, 2)
-
-
-def check_seed(owner: str, seed: int) -> None:
-    """Raises ValueError unless the seed is a non-negative integer."""
-    require(type(seed) is int and seed >= 0, f"{owner}.seed must be an integer of at least 0, got {seed!r}")
-
-
-def check_shares(owner: str, **shares: float) -> None:
-    """Raises ValueError unless all of these are numbers from 0 to 1."""
-    for name, value in shares.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(number and 0 <= value <= 1, f"{owner}.{name} must be a number from 0 to 1, got {value!r}")

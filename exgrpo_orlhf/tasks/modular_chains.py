@@ -23,17 +23,18 @@ from functools import cached_property, partial
 import numpy as np
 
 from ..records import Grade, Message, Question
-from ..settings import require
+from ..settings import check, require
 from .made_questions import (
     OPERATIONS,
     OPERATORS,
     SHOWN,
     VALIDATION_ONE_IN,
     MadeQuestions,
+    Number,
+    Operands,
+    Probability,
+    Seed,
     Split,
-    check_operands,
-    check_seed,
-    check_shares,
     split_by_hash,
 )
 
@@ -98,15 +99,13 @@ class ModularChains(MadeQuestions):
         a validation question
     """
 
-    count: int = 640
-    operands: tuple[int, ...] = (3, 4, 5, 6, 7)
-    seed: int = 0
+    count: Number = 640
+    operands: Operands = (3, 4, 5, 6, 7)
+    seed: Seed = 0
     split: Split = "train"
-    together: int = 1
+    together: Number = 1
 
     def __post_init__(self) -> None:
-        check_operands("ModularChains", self.operands)
-        check_together("ModularChains", self.together)
         super().__post_init__()
         for operands, share in self._shares():
             # Half of the expected size of the split, so that a new question is found quickly, whatever the hash.
@@ -131,12 +130,6 @@ class ModularChains(MadeQuestions):
         return question, right_reasoning(question.prompt)
 
 
-def check_together(owner: str, together: int) -> None:
-    """Raises ValueError unless this is a number of chains, at least 1."""
-    sound = type(together) is int and together >= 1
-    require(sound, f"{owner}.together must be an integer of at least 1, got {together!r}")
-
-
 @dataclass(frozen=True)
 class Beliefs:
     """What a flawed reasoner believes.
@@ -147,14 +140,13 @@ class Beliefs:
     seed: which facts are false, and their wrong values
     """
 
-    false_share: float
-    strength: float
-    slip: float
-    seed: int = 0
+    false_share: Probability
+    strength: Probability
+    slip: Probability
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        check_shares("Beliefs", false_share=self.false_share, strength=self.strength, slip=self.slip)
-        check_seed("Beliefs", self.seed)
+        check(Beliefs, vars(self))
 
     @cached_property
     def false_facts(self) -> dict[Fact, int]:

@@ -97,8 +97,8 @@ class Scene:
 
     def sentences(self, plot: Plot, split: Split) -> list[list[str]]:
         """The sentences to choose from, for each part of a plot."""
-        told = [self.beginnings[plot[0]], *(self.events[event] for event in plot[1:-1]), self.endings[plot[-1]]]
-        return [part[split] for part in told]
+        parts = [self.beginnings[plot[0]], *(self.events[event] for event in plot[1:-1]), self.endings[plot[-1]]]
+        return [part[split] for part in parts]
 
     def plots(self, steps: int) -> list[Plot]:
         """All plots with this many calculations. No event occurs twice."""
@@ -161,9 +161,9 @@ def _digits(numbers: Numbers) -> Numbers:
     return digits
 
 
-def split_of(done: Sequence[Step]) -> Split:
+def split_of(calculated: Sequence[Step]) -> Split:
     """The split that a story with these calculations belongs to, whatever its words. 4 * 12 and 12 * 4 are the same."""
-    numbers = [(op, *(sorted((left, right)) if op in "+*" else (left, right))) for left, op, right, _ in done]
+    numbers = [(op, *(sorted((left, right)) if op in "+*" else (left, right))) for left, op, right, _ in calculated]
     return split_by_hash(repr(numbers), b"word problems")
 
 
@@ -179,13 +179,13 @@ def tell(rng: np.random.Generator, steps: int, split: Split) -> tuple[str, list[
         plot = plots[rng.integers(len(plots))]
         for _ in range(_TRIES):
             if (drawn := _draw_numbers(rng, plot)) and split_of(drawn[1]) == split:
-                numbers, done = drawn
-                return _write(rng, scenes()[name], plot, numbers, split), done
+                numbers, calculated = drawn
+                return _write(rng, scenes()[name], plot, numbers, split), calculated
 
 
 def _draw_numbers(rng: np.random.Generator, plot: Plot) -> tuple[list[dict[str, int]], list[Step]] | None:
     """The numbers of each part, and the calculations; None where a part has no numbers for the quantity it gets."""
-    value, numbers, done = 0, [], list[Step]()
+    value, numbers, calculated = 0, [], list[Step]()
     for part, kinds in zip(plot, [BEGINNINGS, *[EVENTS] * (len(plot) - 2), ENDINGS], strict=True):
         possible = _possible_numbers(part, tuple(kinds[part].items()), value)
         if len(possible) == 0:
@@ -196,9 +196,9 @@ def _draw_numbers(rng: np.random.Generator, plot: Plot) -> tuple[list[dict[str, 
         for first, operator, second in calculations(part):
             result = calculate(own[first], operator, own[second])
             assert result is not None
-            done.append((own[first], operator, own[second], result))
+            calculated.append((own[first], operator, own[second], result))
             value = own["last"] = result
-    return numbers, done
+    return numbers, calculated
 
 
 @cache
@@ -232,5 +232,5 @@ def _write(rng: np.random.Generator, scene: Scene, plot: Plot, numbers: list[dic
     own, others = NAMES[split][who], NAMES[split][1 - who]
     words |= PRONOUNS[who] | {"name": str(rng.choice(own))}
     words |= zip(("friend", "helper", "rival"), rng.choice(others, 3, replace=False).tolist(), strict=True)
-    told = zip(scene.sentences(plot, split), numbers, strict=True)
-    return " ".join(known[rng.integers(len(known))].format(**words, **own_numbers) for known, own_numbers in told)
+    parts = zip(scene.sentences(plot, split), numbers, strict=True)
+    return " ".join(choices[rng.integers(len(choices))].format(**words, **of_part) for choices, of_part in parts)

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..records import Grade, Question
 from ..settings import require
-from .made_questions import SHOWN, MadeQuestions, Split, check_levels
+from .made_questions import SHOWN, MadeQuestions, Number, Seed, Split, Steps
 from .stories import MOST_STEPS, Step, tell
 
 SOURCE = "word_problems"
@@ -82,7 +82,7 @@ def grade(question: Question, response: str) -> Grade:
 
     Never raises on a response; raises ValueError if the question is not a word problem.
     """
-    given = _given(question)
+    numbers = _numbers(question)
     response = response.translate(_SIGNS)
     stated = [*_ANSWER.finditer(response)]
     number = _STATED.match(response, stated[-1].end()) if stated else None
@@ -91,7 +91,7 @@ def grade(question: Question, response: str) -> Grade:
     shown, gold = number[1][:SHOWN], Fraction(question.answer)
     if _GOES_ON.match(response, number.end()) or _value(number[1]) != gold:
         return Grade("wrong", 0.0, sound=False, extracted=shown)
-    return Grade("correct", 1.0, sound=_is_sound(given, response[: stated[-1].start()], gold), extracted=shown)
+    return Grade("correct", 1.0, sound=_is_sound(numbers, response[: stated[-1].start()], gold), extracted=shown)
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,14 @@ class WordProblems(MadeQuestions):
     steps: the numbers of calculations that occur, 1 to 4, each in an equal share of the questions
     """
 
-    count: int = 2000
-    steps: tuple[int, ...] = (1, 2)
-    seed: int = 0
+    count: Number = 2000
+    steps: Steps = (1, 2)
+    seed: Seed = 0
     split: Split = "train"
 
     def __post_init__(self) -> None:
-        check_levels("WordProblems", "steps", self.steps, 1)
-        require(max(self.steps) <= MOST_STEPS, f"WordProblems.steps must be at most {MOST_STEPS}, got {self.steps!r}")
         super().__post_init__()
+        require(max(self.steps) <= MOST_STEPS, f"WordProblems.steps must be at most {MOST_STEPS}, got {self.steps!r}")
         most = MOST_QUESTIONS * len(self.steps)
         require(
             self.count <= most,
@@ -130,13 +129,13 @@ class WordProblems(MadeQuestions):
         return draw_problem(rng, level, self.split)
 
 
-def _given(question: Question) -> set[Fraction]:
+def _numbers(question: Question) -> set[Fraction]:
     """The numbers of the question."""
     prompt = question.prompt
-    given = {Fraction(number) for number in re.findall("[0-9]+", prompt)} if isinstance(prompt, str) else set()
-    if len(given) == 0 or not re.fullmatch("[0-9]{1,3}", question.answer):
+    numbers = {Fraction(number) for number in re.findall("[0-9]+", prompt)} if isinstance(prompt, str) else set()
+    if not numbers or not re.fullmatch("[0-9]{1,3}", question.answer):
         raise ValueError(f"not a word problem with numbers and an answer from 1 to 999: {prompt!r:.200}")
-    return given
+    return numbers
 
 
 def _value(number: str) -> Fraction | None:
@@ -144,8 +143,8 @@ def _value(number: str) -> Fraction | None:
     return Fraction(number.replace(",", "")) if number not in "+-*/=" and len(number) <= _DIGITS else None
 
 
-def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
-    known, used = set(given), set[Fraction]()
+def _is_sound(numbers: set[Fraction], reasoning: str, answer: Fraction) -> bool:
+    operands, used = set(numbers), set[Fraction]()  # operands: the question's numbers and the results so far
     unused = set[Fraction]()  # results that no later calculation has used; the last result is always among them
     for equation in _equations(reasoning):
         match equation:
@@ -153,13 +152,14 @@ def _is_sound(given: set[Fraction], reasoning: str, answer: Fraction) -> bool:
                 left, right, result = _value(first), _value(second), _value(third)
             case _:
                 return False
-        if left not in known or right not in known or result is None or _calculate(left, operator, right) != result:
+        if left not in operands or right not in operands or result is None:
+            return False
+        if _calculate(left, operator, right) != result:
             return False
         used |= {left, right}
-        unused -= {left, right}
-        unused.add(result)
-        known.add(result)
-    return unused == {answer} and given <= used
+        unused = (unused - {left, right}) | {result}
+        operands.add(result)
+    return unused == {answer} and numbers <= used
 
 
 def _equations(text: str) -> Iterator[list[str]]:
@@ -179,11 +179,6 @@ def _equations(text: str) -> Iterator[list[str]]:
 
 def _calculate(left: Fraction, operator: str, right: Fraction) -> Fraction | None:
     """None for a division by 0."""
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-    return left / right if right else None
+    if operator == "/":
+        return left / right if right else None
+    return {"+": left + right, "-": left - right, "*": left * right}[operator]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..questions.text import with_roles
 from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
 from ..replay.buffer import Changes
 from ..replay.difficulty import Level
@@ -168,7 +169,7 @@ def texts(step: Step, decode: Decode) -> list[dict[str, Any]]:
 
 def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode: Decode) -> dict[str, Any]:
     question = group.question
-    prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(": ".join(m) for m in question.prompt)
+    prompt = with_roles(question.prompt)
     responses = []
     fresh = [(i, row.response) for i, row in rows if isinstance(row.response, Rollout)]
     correct = [one for one in fresh if one[1].grade is not None and one[1].grade.correct]

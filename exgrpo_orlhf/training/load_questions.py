@@ -15,8 +15,8 @@ def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
     as `Verifier.check`."""
     questions, asked = x.questions.load(), x.validation.load() if x.validation else []
     check_metric(x.settings.best_metric, x.evaluation, asked)
-    taught = x.model.taught() if isinstance(x.model, SupervisedModel) else []
-    _refuse_overlap([*questions, *taught], asked)
+    examples = x.model.training_questions() if isinstance(x.model, SupervisedModel) else []
+    _refuse_overlap([*questions, *examples], asked)
     x.verifier.check([*questions, *asked])
     return questions, asked
 

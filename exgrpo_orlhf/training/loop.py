@@ -28,7 +28,7 @@ from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
 from ..files import write
-from ..models.supervised_start import CURVE, take_curve
+from ..models.supervised_start import CURVE, copy_curve
 from ..progress import Clock, Progress
 from ..records import Question, RolloutGroup, Trajectory
 from ..replay import Plan, TrajectorySelector, snapshot
@@ -103,7 +103,7 @@ class TrainingRun:
         self.decisions.cut_back(self.step)
         self.metrics.cut_back(self.step)
         self.metrics.warn_if_missing(range(self.step + 1) if checkpoint else ())
-        take_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
+        copy_curve(Path(self.engine.model_path), run, resumed=checkpoint is not None)
         self.identity = self.metrics.identity
         write(run / "config.gin", x.config_text)
         self.tracker = MlflowTracker(

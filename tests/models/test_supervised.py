@@ -29,14 +29,13 @@ from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 CHAINS = ModularChains(count=20, operands=(2, 3))
 CPU = LocalEngine(device="cpu", micro_batch_tokens=256)
-LEARNING = {"learning_rate": 1e-3, "schedule": "cosine", "warmup": 0.25, "weight_decay": 0.0, "max_grad_norm": 1.0}
 
 
 def supervised(base: Path, cache: Path, **more) -> SupervisedModel:
     """5 steps an epoch, two epochs."""
-    given = {"model": PretrainedModel(str(base)), "examples": CHAINS, "prompts": Prompts(max_tokens=16)}
-    given |= {"sampling": Sampling(max_response_tokens=24), "machine": CPU, "cache": str(cache)}
-    return SupervisedModel(**{**given, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, **more})
+    settings = {"model": PretrainedModel(str(base)), "examples": CHAINS, "prompts": Prompts(max_tokens=16)}
+    settings |= {"sampling": Sampling(max_response_tokens=24), "machine": CPU, "cache": str(cache)}
+    return SupervisedModel(**{**settings, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, **more})
 
 
 def rows_of(model: Path) -> list[ForwardRow]:
@@ -47,9 +46,9 @@ def rows_of(model: Path) -> list[ForwardRow]:
     ]
 
 
-def training_on(model: Path, rows, machine=CPU, batch_size=8, steps=6) -> SupervisedTraining:
-    network = load(model, torch.device("cpu"))
-    return SupervisedTraining(network, rows, machine, batch_size=batch_size, seed=0, steps=steps, **LEARNING)
+def training_on(model: Path, rows, machine=CPU, batch_size=8) -> SupervisedTraining:
+    settings = supervised(model, model, machine=machine, batch_size=batch_size)
+    return SupervisedTraining(load(model, torch.device("cpu")), rows, settings)
 
 
 def gradients(training: SupervisedTraining) -> dict[str, torch.Tensor]:
@@ -84,8 +83,8 @@ def test_loss_and_gradient_are_those_of_transformers_with_the_prompt_masked(warm
     longest = max(map(len, batch))
     ids, labels = torch.zeros(len(batch), longest, dtype=torch.long), torch.full((len(batch), longest), -100)
     for i, row in enumerate(batch):
-        whole = torch.tensor([*row.prompt, *row.response.tolist()])
-        ids[i, : len(row)], labels[i, len(row.prompt) : len(row)] = whole, whole[len(row.prompt) :]
+        ids_of_row = torch.tensor([*row.prompt, *row.response.tolist()])
+        ids[i, : len(row)], labels[i, len(row.prompt) : len(row)] = ids_of_row, ids_of_row[len(row.prompt) :]
     plain = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float32)
     mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
     expected = plain(input_ids=ids, attention_mask=mask, labels=labels).loss
@@ -96,27 +95,23 @@ def test_loss_and_gradient_are_those_of_transformers_with_the_prompt_masked(warm
     assert max(float(grad.abs().max()) for grad in ours.values()) > 0.01
 
 
-def test_micro_batches_change_neither_loss_nor_gradient(warm_model):
-    """Responses of 6 to 10 tokens: a mean of the micro-batches' means would differ in the second digit."""
+@pytest.mark.parametrize(
+    "machine",
+    [
+        replace(CPU, micro_batch_tokens=1),  # a mean of the micro-batches' means would differ in the second digit
+        replace(CPU, micro_batch_tokens=10_000, gradient_checkpointing=True),
+    ],
+)
+def test_neither_micro_batches_nor_recomputed_activations_change_loss_or_gradient(warm_model, machine):
     rows = rows_of(warm_model)
-    whole, single = (training_on(warm_model, rows, replace(CPU, micro_batch_tokens=n)) for n in (10_000, 1))
-    assert single.gradient(1) == pytest.approx(whole.gradient(1), rel=1e-6)
-    for one, other in zip(gradients(single).values(), gradients(whole).values(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-
-
-def test_recomputed_activations_give_the_same_gradient(warm_model):
-    rows = rows_of(warm_model)
-    kept, recomputed = (
-        training_on(warm_model, rows, replace(CPU, gradient_checkpointing=wanted)) for wanted in (False, True)
-    )
-    assert recomputed.gradient(1) == kept.gradient(1)
-    for one, other in zip(gradients(recomputed).values(), gradients(kept).values(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)
+    one, other = (training_on(warm_model, rows, each) for each in (replace(CPU, micro_batch_tokens=10_000), machine))
+    assert one.gradient(1) == pytest.approx(other.gradient(1), rel=1e-6)
+    for ours, theirs in zip(gradients(one).values(), gradients(other).values(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
 def test_each_epoch_has_every_example_once_in_another_order(raw_model):
-    training = training_on(raw_model, rows_of(raw_model), batch_size=6, steps=8)  # 4 steps an epoch, of 6, 6, 6 and 2
+    training = training_on(raw_model, rows_of(raw_model), batch_size=6)  # 4 steps an epoch, of 6, 6, 6 and 2
     epochs = [[i for step in range(first, first + 4) for i in training.batch(step)] for first in (1, 5)]
     assert [len(training.batch(step)) for step in (1, 2, 3, 4)] == [6, 6, 6, 2]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
@@ -148,16 +143,11 @@ def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_pa
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert rows[-1]["supervised/loss"] < rows[0]["supervised/loss"] - 0.5
     assert rows[-1]["supervised/tokens"] == 8 * sum(len(row.response) for row in rows_of(raw_model))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(raw_model).get_vocab()
     assert rows[0]["supervised/learning_rate"] == 1e-3 / 4, "of 40 steps a tenth is warm-up"
     assert rows[3]["supervised/learning_rate"] == max(row["supervised/learning_rate"] for row in rows) == 1e-3
-
-
-def test_the_finished_folder_is_a_model_with_its_tokenizer(warm_model, tmp_path):
-    folder = supervised(warm_model, tmp_path).prepare()
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.dtype == torch.float32
-    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(warm_model).get_vocab()
-    assert not same(weights(folder), weights(warm_model))
 
 
 def test_responses_are_closed_as_the_policys_own_are(warm_model, tmp_path, monkeypatch):
@@ -213,17 +203,11 @@ def test_the_name_says_what_makes_a_model_not_where_it_lies(raw_model, warm_mode
 
 
 def test_a_finished_model_is_not_made_again(made, raw_model, monkeypatch):
+    """And what a process left that was killed at the very end is removed."""
     monkeypatch.setattr(SupervisedModel, "_make", lambda *_: pytest.fail("made again"))
+    made.with_name(f"{made.name}.unfinished").mkdir()
     assert supervised(raw_model, made.parent).prepare() == made
     assert [path.name for path in made.parent.iterdir() if not path.name.startswith(".")] == [made.name]
-
-
-def test_what_a_process_killed_at_the_very_end_left_is_removed(made, raw_model):
-    left = made.with_name(f"{made.name}.unfinished")
-    left.mkdir()
-    (left / "state.pt").touch()
-    assert supervised(raw_model, made.parent).prepare() == made
-    assert not left.exists()
 
 
 def test_bfloat16_computation_trains_float32_weights(raw_model, tmp_path):
@@ -240,10 +224,10 @@ def prepare_in(
 ) -> None:
     """What a process of its own does: make the model; it gets a signal after that step, or waits there for a file."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process of the background has ignored
-    go = SupervisedTraining.go
+    run = SupervisedTraining.run
 
     def interrupted(training):
-        for step, metrics in go(training):
+        for step, metrics in run(training):
             if step == signal_at:
                 os.kill(os.getpid(), number)
             if step == 2 and hold:
@@ -251,7 +235,7 @@ def prepare_in(
                 wait_until(hold.exists)
             yield step, metrics
 
-    SupervisedTraining.go = interrupted
+    SupervisedTraining.run = interrupted
     supervised(model, cache).prepare()
 
 
@@ -306,8 +290,7 @@ def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capf
 
 
 def test_a_damaged_state_is_named_and_the_training_begins_again(made, raw_model, tmp_path, caplog, capsys):
-    process = run_process(tmp_path, raw_model, 5)
-    process.join()
+    run_process(tmp_path, raw_model, 5).join()
     [state] = tmp_path.glob("*.unfinished/state-3/state.pt")
     data = bytearray(state.read_bytes())
     data[len(data) // 3] ^= 16  # of a weight

@@ -30,8 +30,8 @@ RIGHT = {"prompt": "7+5=", "response": "7+5=2;#2"}
 BAD_LINES = [
     ({"prompt": "7+5="}, "no field 'response', there are prompt; set SupervisedFile.response"),
     ({"response": "#2"}, "no field 'prompt', there are response; set SupervisedFile.prompt"),
-    ({**RIGHT, "response": " "}, "field 'response' is empty; remove the row"),
-    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text"),
+    ({**RIGHT, "response": " "}, "field 'response' is ' '; a response is text, not empty"),
+    ({**RIGHT, "response": 2}, "field 'response' is 2; a response is text, not empty"),
     ({**RIGHT, "prompt": ""}, "field 'prompt' is empty; remove the row"),
     ("{", "not JSON"),
     ({**RIGHT, "response": "1" * 24}, "the response has 25 tokens with its end token; allowed are "
@@ -144,7 +144,7 @@ def test_the_questions_taught_are_those_of_all_starts_one_upon_another(raw_model
     second = supervised(raw_model, tmp_path, model=first, examples=ModularChains(count=4, seed=2))
     expected = [q for chains in (first.examples, second.examples) for q in chains.load()]
     assert isinstance(second, SupervisedModel)
-    assert second.taught() == expected
+    assert second.training_questions() == expected
 
 
 def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):

@@ -13,7 +13,6 @@ from replay_builders import QUESTIONS, group
 
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.questions.fresh_sampler import FreshSampler, WeightedQuestions
-from exgrpo_orlhf.records import Question
 
 IDS = [question.id for question in QUESTIONS]
 
@@ -116,11 +115,7 @@ def test_a_question_rests_too_where_the_next_step_is_drawn_before_this_one_is_ob
 
 
 def test_draws_come_from_the_seed_alone():
-    np.random.seed(1)  # noqa: NPY002
-    first = [draw(source(seed=3), 5) for _ in range(3)]
-    np.random.seed(2)  # noqa: NPY002
-    assert [draw(source(seed=3), 5) for _ in range(3)] == first
-    assert draw(source(seed=4), 5) != first[0]
+    assert draw(source(seed=3), 5) == draw(source(seed=3), 5) != draw(source(seed=4), 5)
 
 
 def steps(fresh, first: int, last: int) -> list[list[str]]:
@@ -141,14 +136,6 @@ def test_a_restored_state_continues_exactly(done):
     assert steps(resumed, 1 + done, 20 + done) == steps(straight, 1 + done, 20 + done)
     assert resumed.state_dict() == straight.state_dict()
     assert resumed.metrics() == straight.metrics()
-
-
-def test_the_state_of_100_000_questions_is_below_half_a_megabyte():
-    asked = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(100_000)]
-    fresh = FreshSampler(by="accuracy", cooldown=10).over(asked, np.random.default_rng(0))
-    for step in range(1, 31):
-        fresh.observe([group(["correct", "wrong"], question) for question in fresh.draw(128, (), (), step)], step)
-    assert len(json.dumps(fresh.state_dict())) < 500_000
 
 
 def test_a_state_of_another_question_set_or_of_another_sampler_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import string
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from exgrpo_orlhf.models.tiny_models import chain_tokenizer
-from exgrpo_orlhf.questions import prompts
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
@@ -47,29 +45,19 @@ def written(settings: Prompts, tokenizer, question: Question = QUESTION) -> str:
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_plain_is_the_text_and_messages_are_joined_by_blank_lines(letters):
-    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
-    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
-
-
 def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters):
     """The tiny model's tokenizer drops what it has no token for; others have one for the unknown."""
-    known = Question.make("mine", "1+2=", "3")
-    asked = Question.make("mine", "What is 1+2=", "3")
+    right = Question.make("mine", "1+2=", "3")
+    question = Question.make("mine", "What is 1+2=", "3")
     encoder = PromptEncoder(Prompts("plain"), tokenizer)
-    encoder.check([known])
-    with pytest.raises(ValueError, match=rf"question {asked.id} of mine .*'s tokenizer has no token for W h"):
-        encoder.check([known, asked])
-    PromptEncoder(Prompts("plain"), letters).check([asked, Question.make("mine", "a\u200bb", "3")])  # no letter is lost
+    encoder.check([right])
+    with pytest.raises(ValueError, match=rf"question {question.id} of mine .*'s tokenizer has no token for W h"):
+        encoder.check([right, question])
+    PromptEncoder(Prompts("plain"), letters).check(
+        [question, Question.make("mine", "a\u200bb", "3")]
+    )  # no letter is lost
     with pytest.raises(ValueError, match="no token for ü; take another model"):
         PromptEncoder(Prompts("plain"), letters).check([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
-
-
-def test_chat_template_is_the_models_own_and_special_tokens_come_once(tokenizer):
-    tokenizer.chat_template = CHAT
-    encoder = PromptEncoder(Prompts("chat", 32), tokenizer)
-    for prompt in ("1+2", (("user", "1+2"),)):
-        assert tokenizer.decode(encoder.encode(Question.make("s", prompt, "3"))) == "#1+2="
 
 
 def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters):
@@ -84,18 +72,15 @@ def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters
     assert counts == [3, 2, 0]
 
 
-def test_simplerl_is_text_without_special_tokens_of_ours(letters):
-    text = written(Prompts("simplerl"), letters)
-    assert text.startswith("<s>Question: What is {1} + 2?\n")
-    assert text.endswith(f"{BOXED}.\nAnswer:")
-    assert "<|" not in text
-
-
-def test_think_answer_goes_through_the_chat_template_where_there_is_one(letters):
+def test_what_each_template_writes(letters):
+    """As docs/prompts.md shows it, and with the messages of a question that has a system message."""
+    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
+    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
     system = TEMPLATES["think_answer"].system
     assert written(Prompts("think_answer"), letters) == f"<s>{system}\n\nQuestion: What is {{1}} + 2?\nAnswer:"
     letters.chat_template = LETTERS_CHAT
     assert written(Prompts("think_answer"), letters) == f"<s>[system]{system}[user]What is {{1}} + 2?[assistant]"
+    assert written(Prompts("chat"), letters) == "<s>[user]What is {1} + 2?[assistant]"
 
 
 @pytest.mark.parametrize("chat_template", [None, LETTERS_CHAT])
@@ -119,10 +104,10 @@ def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(te
     assert own.count("Be brief.") == 1
     assert default is None or default not in own
     for question in (QUESTION, OWN_SYSTEM):
-        asked = written(Prompts(template, system="Add it up."), letters, question)
-        assert asked.count("Add it up.") == 1
-        assert "Be brief." not in asked
-        assert default is None or default not in asked
+        text = written(Prompts(template, system="Add it up."), letters, question)
+        assert text.count("Add it up.") == 1
+        assert "Be brief." not in text
+        assert default is None or default not in text
         none = written(Prompts(template, system=""), letters, question)
         assert "Be brief." not in none
         assert "system" not in none
@@ -148,46 +133,14 @@ def test_a_template_that_cannot_be_used_is_refused(settings, message, tokenizer)
         PromptEncoder(Prompts(**settings), tokenizer)
 
 
-def test_a_role_that_a_template_cannot_write_is_named(letters):
-    question = Question.make("tools", (("tool", "3"), ("user", "1+2")), "3")
-    with pytest.raises(ValueError, match=rf"question {question.id} of tools has a message of role 'tool'"):
-        PromptEncoder(Prompts("simplerl"), letters).encode(question)
-
-
-def test_a_question_longer_than_the_prompt_limit_is_named(tokenizer):
+def test_prompts_that_are_too_long_are_counted_and_the_first_is_named(tokenizer):
+    questions = [Question.make("chains", prompt, "0") for prompt in ("1+2=", "1+2+3=", "1+2", "1+2+3+4=")]
     encoder = PromptEncoder(Prompts("plain", 4), tokenizer)
-    encoder.check([Question.make("s", "1+2=", "3")])
-    long = Question.make("chains", "1+2+3=", "6")
-    with pytest.raises(
-        ValueError, match=rf"question {long.id} of chains \('1\+2\+3='.*6 prompt tokens.*max_tokens = 4"
-    ):
-        encoder.check([Question.make("s", "1+2=", "3"), long])
-
-
-def test_all_prompts_that_are_too_long_are_counted(tokenizer):
-    questions = [Question.make("s", prompt, "0") for prompt in ("1+2=", "1+2+3=", "1+2", "1+2+3+4=")]
-    message = r"^2 of 4 prompts are too long, up to 8 tokens \(Work\.questions = @LengthFilter\(\) leaves them out\)"
-    with pytest.raises(ValueError, match=rf"{message}: question {questions[1].id} "):
-        PromptEncoder(Prompts("plain", 4), tokenizer).check(questions)
-
-
-LOOP = "{% for _ in range(99999) %}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        3 * LOOP + 3 * "{% endfor %}",
-        "{{ 'x' * 10000000000 }}",
-        "{{ 'x' * 2000000 }}",
-        "{% if messages | length > 1 %}{{ 'x' * 2000000 }}{% endif %}",
-    ],
-)
-def test_a_chat_template_that_does_not_end_or_fills_the_memory_is_refused(tokenizer, monkeypatch, template):
-    monkeypatch.setattr("exgrpo_orlhf.questions.chat_template._SECONDS", 1)
-    tokenizer.chat_template = template
-    with pytest.raises(ValueError, match=r"takes more than 1 s, or writes more than 1,000,000 characters"):
-        PromptEncoder(Prompts("chat"), tokenizer)
+    encoder.check(questions[::2])
+    counted = r"^2 of 4 prompts are too long, up to 8 tokens \(Work\.questions = @LengthFilter\(\) leaves them out\)"
+    named = rf"question {questions[1].id} of chains \('1\+2\+3='.*6 prompt tokens.*max_tokens = 4"
+    with pytest.raises(ValueError, match=f"{counted}: {named}"):
+        encoder.check(questions)
 
 
 def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
@@ -200,22 +153,6 @@ def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
     tokenizer.add_tokens(["x"])
     other_tokens = PromptEncoder(Prompts("plain", 32), tokenizer).fingerprint()
     assert len({plain, chat, other_chat, other_tokens}) == 4
-
-
-def test_fingerprint_changes_with_every_text_of_ours(letters, monkeypatch):
-    def fingerprint(**settings) -> str:
-        return PromptEncoder(Prompts(**settings), letters).fingerprint()
-
-    seen = [fingerprint(template=template) for template in WRITTEN]
-    seen += [fingerprint(template="qwen_math", system=system) for system in ("", "x")]
-    template = TEMPLATES["qwen_math"]
-    reworded = {"system": "x", "answer": "x", "between": " ", "turns": {**template.turns, "user": "x{}"}}
-    for name, value in reworded.items():
-        monkeypatch.setitem(prompts.TEMPLATES, "qwen_math", dataclasses.replace(template, **{name: value}))
-        seen.append(fingerprint(template="qwen_math"))
-    letters.chat_template = LETTERS_CHAT
-    seen.append(fingerprint(template="think_answer"))
-    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize(
@@ -258,15 +195,15 @@ def test_the_answer_begins_behind_the_last_character_of_a_text_of_ones_own(lette
     braces = Question.make("s", (("system", "{question}"), ("user", "{system}")), "3")
     assert written(Prompts("{system}/{question}"), letters, braces) == "<s>{question}/{system}"
     assert written(replace(settings, system="x"), letters, OWN_SYSTEM) == f"<s>x\n{around[0]}"
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "mine.txt").write_bytes(b"\xff {question}")
+    file.write_bytes(b"\xff {question}")
     with pytest.raises(ValueError, match=r"a text in UTF-8, .* got '.*mine\.txt'"):
-        Prompts(str(tmp_path / "mine.txt"))
+        Prompts(str(file))
 
 
-def test_a_message_that_a_text_of_ones_own_has_no_place_for_is_named(letters):
+def test_a_message_that_a_template_has_no_place_for_is_named(letters):
+    question = Question.make("tools", (("tool", "3"), ("user", "1+2")), "3")
+    with pytest.raises(ValueError, match=rf"question {question.id} of tools has a message of role 'tool'"):
+        PromptEncoder(Prompts("simplerl"), letters).encode(question)
     encoder = PromptEncoder(Prompts("Q {question} A"), letters)
     turns = (("user", "1"), ("assistant", "2"), ("user", "3"))
     for question in (OWN_SYSTEM, Question.make("s", turns, "3"), Question.make("s", turns[:2], "3")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from functools import partial
 
 import numpy as np
@@ -73,11 +72,11 @@ def test_answers_are_compared_with_their_capitals():
 def test_a_run_of_thirteen_words_is_an_overlap_and_twelve_are_none():
     train = TrainingTexts([sentence(*range(40)), sentence(*range(100, 130))])
     thirteen, twelve = sentence(200, *range(5, 5 + WORDS), 201), sentence(200, *range(5, 4 + WORDS), *range(300, 310))
-    found = train.overlap([twelve, thirteen, sentence(*range(100, 130))])
-    assert [(hit.test_row, hit.train_row, hit.kind) for hit in found.hits] == [(1, 0, "13-gram"), (2, 1, "exact")]
-    assert found.hits[0].share == pytest.approx(1 / 3)  # 15 words: three runs, one of them known
-    assert found.train_rows == {0, 1}
-    assert (found.questions, found.short) == (3, 0)
+    overlap = train.overlap([twelve, thirteen, sentence(*range(100, 130))])
+    assert [(hit.test_row, hit.train_row, hit.kind) for hit in overlap.hits] == [(1, 0, "13-gram"), (2, 1, "exact")]
+    assert overlap.hits[0].share == pytest.approx(1 / 3)  # 15 words: three runs, one of them known
+    assert overlap.train_rows == {0, 1}
+    assert (overlap.questions, overlap.short) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +85,12 @@ def test_a_run_of_thirteen_words_is_an_overlap_and_twelve_are_none():
         ([sentence(*range(10)), sentence(*range(10, 20))], [sentence(*range(20))], []),
         ([sentence(*range(20))], [sentence(*range(10)), sentence(*range(10, 20))], []),
         (["What is 6 times 7?", ""], ["what is 6 times 7", "What is 6 times 8?"], [(0, "exact")]),
-        (["short"], [sentence(*range(20))], []),  # nothing is indexed
-        ([sentence(*range(20))], [], []),
     ],
 )
-def test_runs_stay_within_a_question_and_short_questions_are_compared_by_their_whole_text(train, test, hits):
-    found = TrainingTexts(train).overlap(test)
-    assert [(hit.test_row, hit.kind) for hit in found.hits] == hits
-    assert found.short == sum(len(text.split()) < WORDS for text in test)
+def test_runs_stay_within_a_question_and_short_questions_are_compared_by_their_text(train, test, hits):
+    overlap = TrainingTexts(train).overlap(test)
+    assert [(hit.test_row, hit.kind) for hit in overlap.hits] == hits
+    assert overlap.short == sum(len(text.split()) < WORDS for text in test)
 
 
 def test_a_phrase_of_many_questions_is_no_overlap_but_a_repeated_question_is():
@@ -117,10 +114,10 @@ def test_hashed_runs_find_what_comparing_word_by_word_finds():
         parts = text.split()
         return {tuple(parts[i : i + WORDS]) for i in range(len(parts) - WORDS + 1)}
 
-    known = [runs(text) for text in dict.fromkeys(train)]
+    trained = [runs(text) for text in dict.fromkeys(train)]
     expected = set()
     for row, text in enumerate(test):
-        rare = {run for run in runs(text) if 0 < sum(run in other for other in known) <= COMMON}
+        rare = {run for run in runs(text) if 0 < sum(run in other for other in trained) <= COMMON}
         if text in train or rare:
             expected.add(row)
     assert {hit.test_row for hit in TrainingTexts(train).overlap(test).hits} == expected
@@ -144,16 +141,6 @@ def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
     assert len(overlap("aime24_test.jsonl", "problem").hits) == 30
     assert len(overlap("aime25_test.jsonl", "problem").hits) >= 29
     assert overlap("gsm8k_test.jsonl", "question").hits == ()
-
-
-def test_a_large_training_set_is_compared_in_seconds():
-    rng = np.random.default_rng(0)
-    vocabulary = np.array([f"w{chr(97 + i % 26)}{chr(97 + i // 26)}x" for i in range(600)])
-    texts = [" ".join(vocabulary[rng.integers(0, 600, 60)]) for _ in range(20_000)]
-    began = time.process_time()
-    found = TrainingTexts(texts[:15_000]).overlap(texts[14_000:])
-    assert found.count("exact") == len(found.hits) == 1000
-    assert time.process_time() - began < 20, "it takes about two seconds"
 
 
 # -- the script -------------------------------------------------------------------------------------------------------
@@ -226,28 +213,21 @@ def test_no_set_that_is_read_is_written_to(sets, option, script):
     train, test, link = sets / "train.jsonl", sets / "test.jsonl", sets / "link.jsonl"
     link.symlink_to(test)
     before = {path: path.read_bytes() for path in sets.iterdir()}
-    for written, what in [
-        (train, "is the training file itself"),
-        (test, "is a test set that is compared"),
-        (sets / "clean_test.jsonl", "is a test set that is compared"),
-        (sets / ".." / sets.name / "test.jsonl", "is a test set that is compared"),
-        (link, "is a test set that is compared"),
-    ]:
-        done = script("--check-overlap", f"{train}:question", test, sets / "clean_test.jsonl", option, written)
-        assert done.returncode == 1
-        assert what in done.stderr
+    for written in (train, test, sets / ".." / sets.name / "test.jsonl", link):
+        done = script("--check-overlap", f"{train}:question", test, option, written)
+        role = "the training file itself" if written == train else "a test set that is compared"
+        assert (done.returncode, f"{written} is {role}; give another name" in done.stderr) == (1, True)
         assert {path: path.read_bytes() for path in sets.iterdir()} == before
     new = sets / "new.jsonl"
     done = script("--check-overlap", f"{train}:question", test, "--write-clean", new, "--json", new)
-    assert "is the report too" in done.stderr
-    assert not new.exists()
+    assert ("is the report too" in done.stderr, new.exists()) == (True, False)
 
 
 def test_a_subset_without_a_row_is_not_made(sets, script):
-    train, test, clean = sets / "one.jsonl", sets / "the_same.jsonl", sets / "clean.jsonl"
-    for path in (train, test):
-        path.write_text(json.dumps({"prompt": "Two apples?"}) + "\n")
-    done = script("--check-overlap", train, test, "--write-clean", clean)
+    train, clean = sets / "one.jsonl", sets / "clean.jsonl"
+    train.write_text(json.dumps({"prompt": "Two apples?"}) + "\n")
+    (sets / "same.jsonl").write_bytes(train.read_bytes())
+    done = script("--check-overlap", train, sets / "same.jsonl", "--write-clean", clean)
     assert (done.returncode, clean.exists()) == (1, False)
     assert f"error: every row of {train} overlaps: {clean} would be empty" in done.stderr
 
@@ -269,9 +249,7 @@ def test_validation_questions_that_are_only_set_differently_are_refused():
         Question.make("aime", (("system", "Think."), ("user", "Find $x^2$ for $x = 2$")), "4"),
         Question.make("aime", "Find $x^3$ for $x = 2$", "8"),
     ]
-    with pytest.raises(
-        ValueError, match=r"1 of 2 validation questions .*of aime, in training from openr1.*--write-clean"
-    ):
+    with pytest.raises(ValueError, match=r"1 of 2 validation .*of aime, in training from openr1.*--write-clean"):
         _refuse_overlap(train, validation)
     _refuse_overlap(train, validation[1:])
     _refuse_overlap(train, [])

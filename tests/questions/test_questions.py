@@ -72,14 +72,11 @@ def test_a_line_separator_inside_a_question_does_not_end_its_line(tmp_path):
     assert jsonl(tmp_path / "q.jsonl", (asked, "1")).load()[0].prompt == asked
 
 
-def test_csv_keeps_commas_quotes_line_breaks_and_numbers_as_written(tmp_path):
+def test_csv_is_read_as_written_with_dots_in_names_and_a_byte_order_mark(tmp_path):
     content = 'question,answer\r\n"What is 1,000 + 1?",1001\n"He said ""two"".\nWhat did he say?",2.50\n'
     first, second = text(tmp_path / "sums.csv", content, source=None).load()
     assert (first.prompt, first.answer, first.source, first.meta) == ("What is 1,000 + 1?", "1001", "sums", {"row": 0})
     assert (second.prompt, second.answer) == ('He said "two".\nWhat did he say?', "2.50")
-
-
-def test_csv_columns_may_have_dots_in_their_names_and_a_byte_order_mark(tmp_path):
     (tmp_path / "q.csv").write_text("\ufeffprompt,reward_model.ground_truth,data_source\n1+1?,2,sums\n")
     (question,) = QuestionFile(str(tmp_path / "q.csv")).load()
     assert (question.prompt, question.answer, question.source) == ("1+1?", "2", "sums")
@@ -91,6 +88,9 @@ def test_source_is_the_files_name_where_there_is_no_field(tmp_path):
     assert [q.source for q in text(path, lines).load()] == ["sums", "given"]
     assert [q.source for q in text(path, lines, source=None).load()] == ["sums", "sums"]
     assert parquet(tmp_path / "chains.parquet", verl_row(), source=None).load()[0].source == "chains"
+    row = {name: value for name, value in verl_row().items() if name != "data_source"}
+    assert parquet(tmp_path / "mine.parquet", row).load()[0].source == "mine", "as in JSONL"
+    assert text(tmp_path / "other.csv", "question,answer\na,1\n").load()[0].source == "other"
 
 
 def test_repetitions_with_the_same_answer_are_merged_and_counted(tmp_path, caplog):
@@ -141,13 +141,6 @@ def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
         QuestionFile("q.jsonl", limit=0)
 
 
-def test_missing_files_and_unknown_suffixes_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl: no such file"):
-        QuestionFile(str(tmp_path / "nowhere.jsonl")).load()
-    with pytest.raises(ValueError, match=r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"):
-        text(tmp_path / "q.txt", "").load()
-
-
 def test_a_torn_parquet_file_is_named(tmp_path):
     config = parquet(tmp_path / "q.parquet", verl_row())
     whole = Path(config.path).read_bytes()
@@ -170,24 +163,21 @@ def test_a_missing_column_is_named_with_those_present(tmp_path, fields, message)
         parquet(tmp_path / "q.parquet", verl_row(), **fields).load()
 
 
-def test_a_table_without_a_column_of_sources_has_the_name_of_its_file_as_jsonl_has(tmp_path):
-    row = {name: value for name, value in verl_row().items() if name != "data_source"}
-    assert [question.source for question in parquet(tmp_path / "mine.parquet", row).load()] == ["mine"]
-    (tmp_path / "other.csv").write_text("question,answer\na,1\n")
-    [question] = QuestionFile(str(tmp_path / "other.csv"), prompt="question", answer="answer").load()
-    assert question.source == "other"
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
         ("folder", FileNotFoundError, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
         ("folder.jsonl", FileNotFoundError, r"/folder\.jsonl: this is a folder, not a file"),
+        ("nowhere.jsonl", FileNotFoundError, r"nowhere\.jsonl: no such file"),
         ("q.jsonl.gz", ValueError, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
+        ("q.txt", ValueError, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"),
     ],
 )
-def test_a_folder_and_a_compressed_file_are_refused_as_what_they_are(tmp_path, name, kind, message):
-    (tmp_path / name).touch() if name.endswith(".gz") else (tmp_path / name).mkdir()
+def test_a_path_that_is_no_file_of_questions_is_refused_as_what_it_is(tmp_path, name, kind, message):
+    if name.startswith("folder"):
+        (tmp_path / name).mkdir()
+    elif name.startswith("q."):
+        (tmp_path / name).touch()
     with pytest.raises(kind, match=message):
         QuestionFile(str(tmp_path / name)).load()
 
@@ -230,11 +220,6 @@ NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFi
 def test_a_line_that_cannot_be_used_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=rf"q\.jsonl(:|,)? {message}"):
         text(tmp_path / "q.jsonl", content).load()
-
-
-def test_a_path_that_ends_early_is_named_with_the_names_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"q\.jsonl, line 1: no field 'gold\.text', there are words"):
-        text(tmp_path / "q.jsonl", '{"question": "a", "gold": {"words": "1"}}\n', answer="gold.text").load()
 
 
 @pytest.mark.parametrize(
@@ -283,15 +268,6 @@ def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
         QuestionFile(str(path), **fields, meta=("extra.tests",)).load()
 
 
-def test_the_papers_validation_set_loads(caplog, shared_data):
-    caplog.set_level(logging.INFO)
-    questions = QuestionFile(str(shared_data / "exgrpo_valid.parquet")).load()
-    assert len(questions) == len({question.id for question in questions}) == 1590
-    assert "1590 questions, 669 repetitions merged" in caplog.text  # 2,259 rows
-    assert {q.source for q in questions} == {"aime", "aime25", "amc", "math", "minerva", "olympiad_bench"}
-    assert all(role in ("system", "user") for question in questions for role, _ in question.prompt)
-
-
 @pytest.mark.parametrize(
     ("name", "prompt", "answer", "count"),
     [
@@ -306,3 +282,12 @@ def test_benchmarks_load_whole(name, prompt, answer, count, shared_data):
     assert len(questions) == count
     assert {question.source for question in questions} == {name}
     assert name != "amc23_test" or all(question.answer.endswith(".0") for question in questions)
+
+
+def test_the_papers_validation_set_loads(caplog, shared_data):
+    caplog.set_level(logging.INFO)
+    questions = QuestionFile(str(shared_data / "exgrpo_valid.parquet")).load()
+    assert len(questions) == len({question.id for question in questions}) == 1590
+    assert "1590 questions, 669 repetitions merged" in caplog.text  # 2,259 rows
+    assert {q.source for q in questions} == {"aime", "aime25", "amc", "math", "minerva", "olympiad_bench"}
+    assert all(role in ("system", "user") for question in questions for role, _ in question.prompt)

@@ -69,42 +69,26 @@ DAPO = (
 TEN = [f"o{i}" for i in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "question", "answer"),
-    [
-        ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
-        ("svamp", {"question_concat": "4 less 3?", "Answer": "1.0"}, "4 less 3?", "1.0"),
-        (
-            "gsm8k_train",
-            {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"},
-            "How much?",
-            "1200",
-        ),
-        ("dapo", {"prompt": DAPO, "solution": "34"}, "Find $x$.", "34"),
-        ("dapo", {"prompt": "求 $y$。", "solution": "2"}, "求 $y$。", "2"),
-        ("amc", {"problem": "a", "answer": 142.0}, "a", "142"),
-        ("amc", {"problem": "b", "answer": 0.5}, "b", "0.5"),
-        ("olympiad", {"context": None, "question": "Find n.", "final_answer": ["$2$"]}, "Find n.", "$2$"),
-        (
-            "olympiad",
-            {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]},
-            "Let $p$ be prime.\nFind all n.",
-            "1, p",
-        ),
-        (
-            "arc_c",
-            {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"},
-            "Why?\n\n1) so\n2) thus",
-            "2",
-        ),
-        (
-            "mmlu_pro",
-            {"question": "Which?", "options": TEN, "answer": "J"},
-            "Which?\n\n" + "\n".join(f"{label}) {text}" for label, text in zip("ABCDEFGHIJ", TEN, strict=True)),
-            "J",
-        ),
-    ],
-)
+GSM8K = {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"}
+ARC = {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"}
+PRIME = {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]}
+LETTERED = "\n".join(f"{label}) {text}" for label, text in zip("ABCDEFGHIJ", TEN, strict=True))
+ROWS = [
+    ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
+    ("svamp", {"question_concat": "4 less 3?", "Answer": "1.0"}, "4 less 3?", "1.0"),
+    ("gsm8k_train", GSM8K, "How much?", "1200"),
+    ("dapo", {"prompt": DAPO, "solution": "34"}, "Find $x$.", "34"),
+    ("dapo", {"prompt": "求 $y$。", "solution": "2"}, "求 $y$。", "2"),
+    ("amc", {"problem": "a", "answer": 142.0}, "a", "142"),
+    ("amc", {"problem": "b", "answer": 0.5}, "b", "0.5"),
+    ("olympiad", {"context": None, "question": "Find n.", "final_answer": ["$2$"]}, "Find n.", "$2$"),
+    ("olympiad", PRIME, "Let $p$ be prime.\nFind all n.", "1, p"),
+    ("arc_c", ARC, "Why?\n\n1) so\n2) thus", "2"),
+    ("mmlu_pro", {"question": "Which?", "options": TEN, "answer": "J"}, f"Which?\n\n{LETTERED}", "J"),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "question", "answer"), ROWS)
 def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, answer):
     assert pairs(name, row) == [(question, answer)]
 
@@ -125,16 +109,8 @@ def test_math_gives_what_is_boxed_last(text, answer):
 
 
 def test_gpqa_options_are_in_an_order_of_their_own_that_stays():
-    rows = [
-        {
-            "Question": f" Question {i}? ",
-            "Correct Answer": "right ",
-            "Incorrect Answer 1": "wrong",
-            "Incorrect Answer 2": "false",
-            "Incorrect Answer 3": "no\n",
-        }
-        for i in range(200)
-    ]
+    wrong = {"Incorrect Answer 1": "wrong", "Incorrect Answer 2": "false", "Incorrect Answer 3": "no\n"}
+    rows = [{"Question": f" Question {i}? ", "Correct Answer": "right ", **wrong} for i in range(200)]
     converted = pairs("gpqa", *rows)
     assert converted == pairs("gpqa", *reversed(rows))[::-1]
     for question, letter in converted:
@@ -173,12 +149,8 @@ def test_a_prepared_set_loads_without_any_binding_and_its_manifest_says_what_it_
     assert questions[24].prompt == (("user", "How many of 24?"),)
     assert (questions[24].answer, questions[24].source) == ("024", "aime25")
     entry = read_manifest(tmp_path / "out")["aime25"]
-    assert (entry["source"], entry["split"], entry["rows"], entry["licence"]) == (
-        "math-ai/aime25",
-        "test",
-        30,
-        "Apache-2.0; questions © MAA",
-    )
+    expected = {"source": "math-ai/aime25", "split": "test", "rows": 30, "licence": "Apache-2.0; questions © MAA"}
+    assert expected.items() <= entry.items()
     assert len(entry["sha256"]) == 64
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"aime25.parquet", "manifest.json"}
 
@@ -249,13 +221,13 @@ def test_another_number_of_rows_or_another_column_stops_with_what_to_do(tmp_path
 
 def test_another_revision_in_the_catalogue_is_fetched_again(tmp_path, copies):
     copy(copies, "aime25", AIME)
-    out, public = tmp_path / "out", PUBLIC_SETS["aime25"]
+    out, public = tmp_path, replace(PUBLIC_SETS["aime25"], revision=None)
     prepare(public, out, copies)
     manifest = read_manifest(out)
     manifest["aime25"]["revision"] = "0" * 40
     (out / "manifest.json").write_text(json.dumps(manifest))
-    assert not prepare(replace(public, revision=None), out, copies)[1], "nothing is pinned: what is there is kept"
-    assert prepare(public, out, copies)[1]
+    assert not prepare(public, out, copies)[1], "nothing is pinned: what is there is kept"
+    assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
 
 
 def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, copies, run_script):
@@ -321,8 +293,7 @@ def test_real_sets_are_prepared_whole_from_copies_in_the_hubs_form(tmp_path, cop
     copy(copies, "math500", lines(shared_data / "math500_test.jsonl"))
     copy(copies, "mmlu_pro", pq.read_table(shared_data / "mmlu_pro_test.parquet"))
     for name, questions in [("gsm8k_test", 1319), ("math500", 500), ("mmlu_pro", 11_873)]:  # 159 rows repeat others
-        line, made = prepare(PUBLIC_SETS[name], tmp_path / "out", copies)
-        assert made
+        line, _ = prepare(PUBLIC_SETS[name], tmp_path / "out", copies)
         assert f"{questions:,} distinct questions" in line
         loaded = QuestionFile(str(tmp_path / "out" / f"{name}.parquet")).load()
         assert len(loaded) == questions

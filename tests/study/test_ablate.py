@@ -67,9 +67,9 @@ def newest(run: Path) -> int:
 def mlflow_runs(store: str) -> tuple[list, list]:
     """The parents, and the runs below them."""
     client = MlflowClient(store)
-    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    parents = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
-    return parents, [run for run in found if run not in parents]
+    both = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    parents = [run for run in both if "mlflow.parentRunId" not in run.data.tags]
+    return parents, [run for run in both if run not in parents]
 
 
 # -- a study that is interrupted, started again, killed, started again ------------------------------------------------
@@ -190,7 +190,7 @@ def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(st
     shown = capsys.readouterr()
     assert "4 runs, 4 finished, 0 failed, 0 to run" in shown.err
     assert {path: path.stat().st_mtime_ns for path in study.out.rglob("*") if path.parent != study.out} == before
-    assert [len(found) for found in mlflow_runs(study.store)] == [1, 4]
+    assert [len(of_kind) for of_kind in mlflow_runs(study.store)] == [1, 4]
     scores = [rows(study.out / name)[-1]["eval/greedy_accuracy"] for name in RUNS]
     for variant, (first, second) in (("on_policy", scores[:2]), ("paper", scores[2:])):
         cells = ["2", "of", "2", f"{first:.3f}", f"{second:.3f}", f"{(first + second) / 2:.3f}"]
@@ -206,7 +206,7 @@ def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(stud
     arguments = [*SMOKE, *words(warm_model, study.out), "--seeds", "0-2", "--dry-run", "--threads", "1"]
     assert ablate("http://127.0.0.1:9", *arguments) == 0, "without a word to MLflow"
     shown = capsys.readouterr()
-    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, \d+\.\d min at the pace so far", shown.err)
+    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, \d+ (s|min) at the pace so far", shown.err)
     commands = [shlex.split(line) for line in shown.out.split("\n") if "train.py" in line]
     assert [command[command.index("--out") + 1] for command in commands] == [
         str(study.out / variant / "seed2") for variant in ("on_policy", "paper")
@@ -227,6 +227,9 @@ def test_a_dry_run_before_a_first_run_names_the_command_that_estimates_the_time(
 
 @pytest.mark.slow
 def test_a_folder_with_another_configuration_is_refused_and_the_difference_named(study, warm_model, capsys):
+    with claim(study.out, resume=True):
+        assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 2
+    assert "another process" in capsys.readouterr().err
     arguments = [*SMOKE, *words(warm_model, study.out), "--set", "MixedPolicyLoss.beta = 0.2", "--seeds", "1-2"]
     assert ablate(study.store, *arguments) == 2
     assert "MixedPolicyLoss.beta: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
@@ -252,7 +255,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     shown = capsys.readouterr()
     assert caplog.text.count("MLflow: ") == 1
     progress = (
-        r"g: 0 of 2 done, 1 running \(base/seed0 \d+/32\), 1 failed, 0 waiting; [\d.]+ min left, until \w+ \d+:\d+"
+        r"g: 0 of 2 done, 1 running \(base/seed0 \d+/32\), 1 failed, 0 waiting; \d+ (s|min) left, until \w+ \d+:\d+"
     )
     assert re.search(progress, caplog.text)
     assert newest(out / "base" / "seed0") == STEPS
@@ -280,7 +283,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     # A run that began while there was no parent to be had is taken in when there is.
     MlflowClient(store).delete_tag(children[0].info.run_id, "mlflow.parentRunId")
     assert ablate(store, *command) == 0
-    assert [len(found) for found in mlflow_runs(store)] == [1, 2]
+    assert [len(of_kind) for of_kind in mlflow_runs(store)] == [1, 2]
 
 
 def _raises(error: type[BaseException]):
@@ -304,18 +307,19 @@ def test_a_study_that_ends_while_its_model_is_made_closes_its_parent(
         ended = ablate(store, "--gin", "toy.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
     except SystemExit as error:
         ended = error.code
-    [found], runs = mlflow_runs(store)
-    assert (ended, found.info.status, runs) == (status, parent, [])
+    [parent_run], runs = mlflow_runs(store)
+    assert (ended, parent_run.info.status, runs) == (status, parent, [])
 
 
 def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
     """Of runs of one step whose process is another script than train.py; it gets the same words."""
     file = out.parent / "script.py"
     file.write_text(script)
-    found = [
-        Variant(f"v{i}", ("toy.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}")) for i in range(variants)
+    variants_ = [
+        Variant(f"v{i}", ("toy.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
+        for i in range(variants)
     ]
-    return Runner("g", plan(found, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
+    return Runner("g", plan(variants_, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
 
 
 DEAF = """
@@ -328,16 +332,13 @@ while True:
 """
 
 
-def test_progress_is_said_when_something_has_changed_and_not_again(warm_model, tmp_path, caplog):
+def test_progress_is_logged_when_something_has_changed_and_not_again(warm_model, tmp_path, caplog):
     study = runner(warm_model, tmp_path / "out", "", variants=2)
     caplog.set_level("INFO")
-    for _ in range(3):
-        study._say_news()
-    [line] = caplog.messages
-    assert line.startswith("g: 0 of 2 done, 0 running (), 0 failed, 2 waiting")
-    study.finished.append(study.waiting.pop())
-    for _ in range(3):
-        study._say_news()
+    for _ in range(2):
+        study._log_news()
+        study._log_news()
+        study.finished += [study.waiting.pop()]
     assert [message.partition(",")[0] for message in caplog.messages] == ["g: 0 of 2 done", "g: 1 of 2 done"]
 
 
@@ -352,7 +353,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):
 
     presses = threading.Thread(target=press_twice)
     presses.start()
-    study.go()
+    study.run()
     presses.join()
     assert study.stopped_by == signal.SIGINT
     assert [process.poll() for process in study.running.values()] == [-signal.SIGKILL]
@@ -372,13 +373,6 @@ def test_a_run_in_whose_folder_another_process_trains_waits_for_it(warm_model, t
 
         other = threading.Thread(target=let_go)
         other.start()
-        study.go()
+        study.run()
         other.join()
     assert [run.name for run in study.finished] == ["v1/seed0", "v0/seed0"]
-
-
-@pytest.mark.slow
-def test_two_studies_do_not_work_in_one_folder(study, warm_model, capsys):
-    with claim(study.out, resume=True):
-        assert ablate(study.store, *SMOKE, *words(warm_model, study.out)) == 2
-    assert "another process" in capsys.readouterr().err

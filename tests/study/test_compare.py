@@ -135,7 +135,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     assert len(asked) <= 40 * 3 + 3
     assert sorted(path.name for path in files["p.md"].parent.iterdir()) == sorted(files)
 
-    found = rows(files["v.csv"])
+    cells = rows(files["v.csv"])
     least, shortest = STEPS * min(RATES.values()), STEPS * min(PACES.values())
     expected = {}
     for variant in RISES:
@@ -148,12 +148,12 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 expected[variant, seed, key] = value
             expected[variant, seed, "tokens"] = STEPS * RATES[variant]
             expected[variant, seed, "seconds"] = STEPS * PACES[variant]
-    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in found if r["kind"] == "run"}
+    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in cells if r["kind"] == "run"}
     assert runs == pytest.approx(expected)
 
     keys = [key for key, _ in MEASURES]
     of = lambda variant, key: [expected[variant, seed, key] for seed in range(8)]
-    by_variant = {(r["variant"], r["measure"]): r for r in found if r["kind"] == "variant"}
+    by_variant = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "variant"}
     for variant in RISES:
         for key in keys:
             row, values = by_variant[variant, key], of(variant, key)
@@ -162,7 +162,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
                 [np.mean(values), low, high]
             )
             assert (row["seeds"], row["collapsed"]) == ("8", "1" if variant == "weak" else "0")
-    differences = {(r["variant"], r["measure"]): r for r in found if r["kind"] == "difference"}
+    differences = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "difference"}
     assert len(differences) == 4 * len(keys)
     for key in keys:
         tests = {v: scipy.stats.ttest_rel(of(v, key), of("on_policy", key)) for v in RISES if v != "on_policy"}
@@ -191,27 +191,6 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
         assert "at equal steps: after 20 steps" in text
         assert f"{np.mean(of('ours', 'final')):.3f} ± " in text
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_the_database_itself_gives_the_same_as_its_server(server, monkeypatch, capsys):
-    monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", -1)
-    read = []
-    for uri in (server.uri, f"sqlite:///{server.folder}/server.db"):
-        store = Store(uri)
-        runs = store.select("exgrpo", "paper", [METRIC], "tags.seed = '2'", False).runs
-        assert len(runs) == 5
-        curves = store.curves(runs, [METRIC, "time/step"])
-        read.append(
-            {
-                (metric, curve.run.id): [*curve.steps, *curve.values, *curve.tokens, *curve.seconds]
-                for metric, of in curves.items()
-                for curve in of
-            }
-        )
-    assert read[0] == read[1]
-    assert len(read[0]) == 10
-    assert capsys.readouterr().err.count("15 of 15 histories read") == 2  # progress, for it took longer than SLOW
 
 
 def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(server):
@@ -263,8 +242,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
         ("--experiment exgrpo-eval", "experiment 'exgrpo-eval' has no runs"),
         (
             "--group paper --metric eval/avg --baseline onpolicy",
-            "'onpolicy' is not among the variants that have eval/avg: official, on_policy, ours, paper, weak; "
-            "did you mean 'on_policy'?",
+            "'onpolicy' is not among the variants that have eval/avg: official, on_policy, ours, paper, weak",
         ),
         (
             "--group messy --metric eval/avg --filter \"tags.seed = '2'\"",
@@ -272,8 +250,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr("exgrpo_orlhf.study.store.SLOW", math.inf)  # no line of progress on a busy machine
+def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, capsys, arguments, message):
     out = tmp_path / "page.html"
     out.write_text("the one of yesterday")
     assert script("compare", "--uri", server.uri, "--out", out, *shlex.split(arguments)) == 2
@@ -288,10 +265,10 @@ def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(s
     words = ["--group", "messy", "--baseline", "d", "--metric", "cost/generated_tokens", "--metric", METRIC]
     assert script("compare", "--uri", server.uri, *words, "--csv", tmp_path / "v.csv") == 0
     assert f"d has no {METRIC}: the others are not compared with it" in capsys.readouterr().out
-    found = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
-    assert (METRIC, "run", "b") in found
-    assert ("cost/generated_tokens", "difference", "b") in found
-    assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in found)
+    kinds = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
+    assert (METRIC, "run", "b") in kinds
+    assert ("cost/generated_tokens", "difference", "b") in kinds
+    assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in kinds)
 
 
 def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said(tmp_path, monkeypatch, capsys):
@@ -323,8 +300,7 @@ def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
     with pytest.raises(StoreError, match=r"v, seed 0 \(v-seed0, \w{32}\): eval/avg is \S+ at step 10: no number"):
         store.curves(runs, [METRIC])
     if math.isnan(value):  # which no filter of MLflow's finds
-        with pytest.raises(StoreError, match="none of 1 run of 'broken nan' has a number as its last 'eval/avg'"):
-            store.select(f"broken {value}", None, [METRIC], None, False)
+        assert len(store.select(f"broken {value}", None, [METRIC], None, False).runs) == 1
 
 
 def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(server):
@@ -353,7 +329,7 @@ def test_the_page_shows_every_curve_and_run_in_a_browser(server, tmp_path):
     dom, console = opened(out, tmp_path)
     assert console == []
     drawn = {kind: drawn_charts(dom, kind) for kind in ("learning", "finals", "differences")}
-    assert {kind: len(found) for kind, found in drawn.items()} == {"learning": 3, "finals": 1, "differences": 1}
+    assert {kind: len(charts) for kind, charts in drawn.items()} == {"learning": 3, "finals": 1, "differences": 1}
     for chart in drawn["learning"]:
         assert len(of_class(chart, "band")) == len(of_class(chart, "curve")) == 5
         assert len(of_class(chart, "thin")) == 40

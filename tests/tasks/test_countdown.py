@@ -46,10 +46,10 @@ def test_right_are_exactly_the_chains_that_reach_the_target(numbers):
     by_value = defaultdict(set)
     for text, value in chains(numbers).items():
         by_value[value].add(text)
-    everything = set().union(*by_value.values())
+    texts = set().union(*by_value.values())
     for target in [value for value in by_value if value > 0][:20]:
         asked = question(f"{','.join(map(str, numbers))}>{target}=")
-        correct = {text for text in everything if grade(asked, text).correct}
+        correct = {text for text in texts if grade(asked, text).correct}
         assert correct == by_value[target]
         assert all(grade(asked, text).sound for text in correct)
 
@@ -62,15 +62,6 @@ def test_every_drawn_question_comes_with_a_right_answer():
         values = [int(value) for value in re.findall(r"=(-?[0-9]+)", answer)]
         assert all(0 <= value <= LARGEST_VALUE for value in values)
         assert str(values[-1]) == asked.answer != "0"
-
-
-def test_every_question_of_a_set_can_be_solved_and_has_one_text():
-    for split in ("train", "validation"):
-        for asked in Countdown(count=60, split=split).load():
-            numbers = numbers_of(asked)
-            assert int(asked.answer) in chains(numbers).values()
-            assert list(numbers) == sorted(numbers)
-            assert set(numbers) <= set(range(1, 10))
 
 
 @pytest.mark.parametrize("answer", ["3*7=21-2=19", "2*7=14+3=17", "7-3=4-2=2"])
@@ -90,37 +81,26 @@ def test_an_edit_of_one_character_is_correct_only_if_the_operations_still_reach_
             assert said.extracted in expressions, edit
 
 
-@pytest.mark.parametrize(
-    ("response", "verdict", "sound"),
-    [
-        ("3*7=21-2=19", "correct", True),
-        ("7*3=21-2=19", "correct", True),
-        ("3*7=22-2=19", "correct", False),  # a false value, and the right operations nevertheless
-        ("3*7=21-2=18", "correct", False),  # what it says it has reached is not the target
-        ("3*7=021-2=19", "correct", False),
-        ("3*7=-21-2=19", "correct", False),
-        ("3*7=21+2=19", "wrong", False),  # it says it has reached the target, and has not
-        ("3*7=21-2=19+0=19", "wrong", False),  # a number that is not given
-        ("3*7=21", "wrong", False),  # a number is left over
-        ("2*7=14+2=16+3=19", "wrong", False),  # a number twice
-        ("03*7=21-2=19", "wrong", False),
-        ("", "no_answer", False),
-        ("19", "no_answer", False),
-        ("3*7-2", "no_answer", False),  # no values
-        ("3*7-2=19", "no_answer", False),  # not after every operation
-        ("3*7=21-2=19=", "no_answer", False),
-        ("3*7=21-2=19\n", "no_answer", False),
-        (" 3*7=21-2=19", "no_answer", False),
-        ("3*7=21-2=１9", "no_answer", False),
-        ("2,3,7>3*7=21-2=19", "no_answer", False),
-        ("-2+7=5*3=15", "no_answer", False),
-        ("3*7=21-2=--19", "no_answer", False),
+RESPONSES = {
+    ("correct", True): ["3*7=21-2=19", "7*3=21-2=19"],
+    # A false value, or another end than the target, and the right operations nevertheless.
+    ("correct", False): ["3*7=22-2=19", "3*7=21-2=18", "3*7=021-2=19", "3*7=-21-2=19"],
+    # Not the target; a number that is not in the question, left over, twice, written differently.
+    ("wrong", False): ["3*7=21+2=19", "3*7=21-2=19+0=19", "3*7=21", "2*7=14+2=16+3=19", "03*7=21-2=19"],
+    # No operations with a value after each, and nothing else.
+    ("no_answer", False): [
+        *("", "19", "3*7-2", "3*7-2=19", "3*7=21-2=19=", "3*7=21-2=19\n", " 3*7=21-2=19", "3*7=21-2=１9"),
+        *("2,3,7>3*7=21-2=19", "-2+7=5*3=15", "3*7=21-2=--19"),
     ],
-)
-def test_the_operations_are_the_answer_and_the_values_are_the_reasoning(response, verdict, sound):
-    said = grade(question("2,3,7>19="), response)
-    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), sound)
-    assert Verifier("countdown").grade(question("2,3,7>19="), response) == said
+}
+
+
+@pytest.mark.parametrize(("verdict", "sound"), RESPONSES)
+def test_the_operations_are_the_answer_and_the_values_are_the_reasoning(verdict, sound):
+    for response in RESPONSES[verdict, sound]:
+        said = grade(question("2,3,7>19="), response)
+        assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), sound), response
+        assert Verifier("countdown").grade(question("2,3,7>19="), response) == said
 
 
 def test_a_way_through_negative_and_large_values_is_right():
@@ -150,21 +130,19 @@ def possible(operands: int, largest: int) -> Counter:
             if value > 0 and all(0 <= int(v) <= LARGEST_VALUE for v in re.findall(r"=(-?[0-9]+)", text))
         }
     ]
-    return Counter(split_of(prompt) for prompt in prompts)
-
-
-def test_about_a_tenth_of_all_questions_are_for_validation():
-    splits = possible(3, 9)
-    assert splits["validation"] == pytest.approx(splits.total() / 10, rel=0.15)
+    splits = Counter(split_of(prompt) for prompt in prompts)
+    assert len(prompts) < 100 or splits["validation"] == pytest.approx(splits.total() / 10, rel=0.15)
+    return splits
 
 
 def test_all_questions_there_are_can_be_drawn_and_one_more_is_refused():
+    possible(3, 9)  # about a tenth of all questions are for validation
     there_are = possible(2, 9)["validation"]
     assert len(Countdown(there_are, (2,), split="validation").load()) == there_are
     with pytest.raises(
         ValueError,
         match=rf"^Countdown\.count = {there_are + 1} asks for {there_are + 1} distinct validation questions with 2 "
-        rf"numbers up to 9, and only {there_are} were found",
+        rf"numbers up to 9, and only {there_are} came up",
     ):
         Countdown(there_are + 1, (2,), split="validation").load()
 
@@ -181,14 +159,6 @@ def test_hunches_are_as_many_as_said_and_fixed():
     wider = {pair: Hunches(0.6, 0.7, seed=5).operators(*pair) for pair in pairs}
     assert all(wider[pair] == operators for pair, operators in held.items() if operators)
     assert None not in {Hunches(1.0, 1.0).operators(*pair) for pair in pairs}
-
-
-def test_an_attempt_without_hunches_is_the_answer():
-    rng = np.random.default_rng(0)
-    for hunches in (Hunches(0.0, 1.0), Hunches(1.0, 0.0)):
-        for _ in range(100):
-            asked, answer = draw_question(rng, 4, 9)
-            assert write_attempt(rng, asked, answer, hunches) == answer
 
 
 def test_an_attempt_by_hunch_follows_its_operators_and_reckons_truly():

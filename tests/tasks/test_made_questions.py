@@ -114,7 +114,7 @@ SHARED = [
     (dict(count=2.0), r"count .* integer .* got 2\.0"),
     (dict(count=True), r"count .* got True"),
     (dict(seed=-1), r"seed .* at least 0, got -1"),
-    (dict(split="test"), r"split .* 'train' or 'validation', got 'test'"),
+    (dict(split="test"), r"split .* 'train', 'validation'; got 'test'"),
 ]
 OPERANDS = [
     (dict(operands=()), r"operands .* got \(\)"),

@@ -8,7 +8,6 @@ import pytest
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tasks.modular_chains import (
     FACTS,
-    PRESETS,
     Beliefs,
     ModularChains,
     grade,
@@ -37,12 +36,8 @@ def test_all_300_facts_are_arithmetic_mod_10():
         assert right_reasoning(f"{left}{operator}{right}=") == f"{left}{operator}{right}={python};#{python}"
 
 
-def test_a_chain_is_evaluated_left_to_right():
-    assert right_reasoning("7+5*3=") == "7+5=2;2*3=6;#6"
-    assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
-
-
 def test_chains_asked_together_are_reasoned_one_by_one_and_answered_together():
+    assert right_reasoning("1-9*3+4=") == "1-9=2;2*3=6;6+4=0;#0"
     assert right_reasoning("7+5;2*3-9=") == "7+5=2;#2;2*3=6;6-9=7;#7;#27"
     for question in ModularChains(count=50, operands=(2, 4), together=3).load():
         parts = [right_reasoning(f"{part}=") for part in question.prompt[:-1].split(";")]
@@ -82,54 +77,34 @@ def test_no_edit_of_one_character_is_sound_and_only_an_untouched_answer_is_corre
         assert said.reward == float(said.correct)
 
 
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        # A right answer without right reasoning is a lucky guess.
-        ("#6", "correct"),  # no step
-        ("2*3=6;#6", "correct"),  # a step is missing
-        ("7+5=2;2*3=6;6+0=6;#6", "correct"),  # one too many
-        ("7+5=2;5*3=6;#6", "correct"),  # not the value carried over
-        ("7+5=4;4*3=6;#6", "correct"),  # false facts that end in the right answer
-        ("7+5=2;2+3=6;#6", "correct"),  # another operator
-        ("7+5=2;2*3=8;#6", "correct"),  # not the last step's value
-        ("#7+5=2;2*3=6;#6", "correct"),
-        # Only the exact answer after the last mark counts.
-        ("", "no_answer"),
-        ("7+5=2;2*3=6;", "no_answer"),
-        ("7+5=2;2*3=6;#", "no_answer"),
-        ("7+5=2;2*3=6;#6#", "no_answer"),
-        ("7+5=2;2*3=6;#6 ", "wrong"),
-        ("7+5=2;2*3=6;#06", "wrong"),
-        ("7+5=2;2*3=6;#-6", "wrong"),
-        ("7+5=2;2*3=6;#６", "wrong"),
-        ("7+5=2;2*3=6;#6#5", "wrong"),
-    ],
-)
-def test_the_answer_after_the_last_mark_decides_and_no_other_reasoning_is_sound(response, verdict):
-    said = grade(chain("7+5*3="), response)
-    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False)
+# Each right answer here is a lucky guess. Only the exact answer after the last mark counts.
+RESPONSES = {
+    "7+5*3=": {
+        # Steps that are missing, one too many, false, of another value or operator.
+        "correct": [
+            *("#6", "2*3=6;#6", "7+5=2;2*3=6;6+0=6;#6", "7+5=2;5*3=6;#6", "7+5=4;4*3=6;#6", "7+5=2;2+3=6;#6"),
+            *("7+5=2;2*3=8;#6", "#7+5=2;2*3=6;#6"),
+        ],
+        "no_answer": ["", "7+5=2;2*3=6;", "7+5=2;2*3=6;#", "7+5=2;2*3=6;#6#"],
+        "wrong": [f"7+5=2;2*3=6;#{answer}" for answer in ("6 ", "06", "-6", "６", "6#5")],
+    },
+    "7+5;2*3-9=": {
+        # No reasoning, a result that is missing, false facts in one chain, another order.
+        "correct": [
+            *("#27", "7+5=2;#2;2*3=6;6-9=7;#27", "7+5=2;#2;2*3=5;5-9=7;#7;#27", "2*3=6;6-9=7;#7;7+5=2;#2;#27"),
+        ],
+        "wrong": [f"7+5=2;#2;2*3=6;6-9=7;#7{end}" for end in ("", ";#2", ";#72", ";#2;7")],
+        "no_answer": ["7+5=2;#2;2*3=6;6-9=7;#7;#"],
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        # The right answers without the right reasoning of every chain are a lucky guess.
-        ("#27", "correct"),
-        ("7+5=2;#2;2*3=6;6-9=7;#27", "correct"),  # a result is missing
-        ("7+5=2;#2;2*3=5;5-9=7;#7;#27", "correct"),  # false facts in one chain
-        ("2*3=6;6-9=7;#7;7+5=2;#2;#27", "correct"),  # another order
-        # One answer, of all chains in their order.
-        ("7+5=2;#2;2*3=6;6-9=7;#7", "wrong"),
-        ("7+5=2;#2;2*3=6;6-9=7;#7;#2", "wrong"),
-        ("7+5=2;#2;2*3=6;6-9=7;#7;#72", "wrong"),
-        ("7+5=2;#2;2*3=6;6-9=7;#7;#2;7", "wrong"),
-        ("7+5=2;#2;2*3=6;6-9=7;#7;#", "no_answer"),
-    ],
-)
-def test_chains_asked_together_are_right_together_and_sound_with_the_reasoning_of_each(response, verdict):
-    said = grade(chain("7+5;2*3-9="), response)
-    assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False)
+@pytest.mark.parametrize("prompt", RESPONSES)
+def test_the_answer_after_the_last_mark_decides_and_no_other_reasoning_is_sound(prompt):
+    for verdict, responses in RESPONSES[prompt].items():
+        for response in responses:
+            said = grade(chain(prompt), response)
+            assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False), response
 
 
 @pytest.mark.parametrize(("together", "share"), [(3, 0.01), (4, 0.005)])
@@ -201,11 +176,3 @@ def test_beliefs_are_written_as_often_as_said():
             (false if fact in beliefs.false_facts else true).append(after == believed)
     assert np.mean(false) == pytest.approx(0.9 * 0.7 + 0.1 * 0.1, abs=0.02)
     assert np.mean(true) == pytest.approx(0.9 + 0.1 * 0.1, abs=0.02)
-
-
-def test_presets_hold_what_their_names_say():
-    assert {name: (b.false_share, b.strength, b.slip) for name, b in PRESETS.items()} == {
-        "normal": (0.30, 0.7, 0.03),
-        "weak": (0.45, 0.965, 0.03),
-        "slips": (0.0, 0.0, 0.2),
-    }

@@ -27,184 +27,87 @@ def examples() -> list[tuple[Question, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("said", "verdict"),
-    [
-        ("The answer is 39.", "correct"),
-        ("The answer is 39", "correct"),
-        ("the ANSWER is: 39.", "correct"),
-        ("The answer is\n39", "correct"),
-        ("The answer is 39 apples.", "correct"),
-        ("The answer is $39.", "correct"),
-        ("The answer is **39**.", "correct"),
-        ("The answer is 039.", "correct"),
-        ("The answer is 39.0.", "correct"),
-        ("The answer is 39. 4 * 12 = 48.", "correct"),  # what follows is another sentence
-        ("The answer is 40. No, the answer is 39.", "correct"),
-        ("The answer is 39. The answer is 40.", "wrong"),
-        ("The answer is 40.", "wrong"),
-        ("The answer is 39.5.", "wrong"),
-        ("The answer is 39.5.1", "wrong"),
-        ("The answer is 3.9e1", "wrong"),
-        ("The answer is 39e2", "wrong"),
-        ("The answer is 1,039.", "wrong"),
-        ("The answer is 39,5.", "wrong"),
-        ("The answer is 39,039.", "wrong"),
-        ("The answer is -39.", "wrong"),
-        ("The answer is −39.", "wrong"),
-        ("The answer is 39%.", "wrong"),
-        ("The answer is 39/2.", "wrong"),
-        ("The answer is 39 1/2.", "wrong"),
-        ("The answer is 39 x 2.", "wrong"),
-        ("The answer is 39 × 2.", "wrong"),
-        ("The answer is 39 or 40.", "wrong"),
-        ("The answer is 39 to 41.", "wrong"),
-        ("The answer is 39, 40 or 41.", "wrong"),
-        ("The answer is 39 = 40.", "wrong"),
-        ("The answer is 48 - 9 = 39.", "wrong"),  # the number after the words is 48
-        ("The answer is 391.", "wrong"),
-        ("The answer is " + "3" * 100_000, "wrong"),
-        ("The answer is " + "0" * 100_000 + "39", "wrong"),
-        ("The answer is not 39.", "no_answer"),
-        ("The answer is thirty-nine.", "no_answer"),
-        ("The answer is ３９.", "no_answer"),
-        ("The answer is ٣٩.", "no_answer"),
-        ("The answer is 39. The answer is", "no_answer"),
-        ("The answer is", "no_answer"),
-        ("The answer isn't 39.", "no_answer"),
-        ("The answer is39.", "no_answer"),
-        ("39", "no_answer"),
-        ("", "no_answer"),
+ANSWERS = {  # what stands after "The answer is"
+    "correct": [
+        *(" 39.", " 39", "\n39", ": 39.", " 39 apples.", " $39.", " **39**.", " 039.", " 39.0.", " 39. 4 * 12 = 48."),
+        *(" 40. No, the ANSWER is 39.", " 39!", " 39\n40", " 39 km.", " 39...", " $39$.", " 39 kittens", " 39)"),
+        *(" 39 because 48 - 9 = 39.", " 39 marbles, and 48 - 9 = 39.", " 39 marbles to 4 friends."),
+        *(" 39 orders, 40 of them late",),
     ],
-)
-def test_the_answer_is_the_number_after_the_last_answer_is(said, verdict):
-    given = grade(ASKED, said)
-    assert (given.verdict, given.reward, given.sound) == (verdict, float(verdict == "correct"), False)
-    assert given == Verifier("word_problem").grade(ASKED, said)
-    assert given.extracted is None or len(given.extracted) <= 200
+    "wrong": [
+        *(" 39. The answer is 40.", " 40.", " 39.5.", " 39.5.1", " 3.9e1", " 39e2", " 1,039.", " 39,5.", " 39,039."),
+        *(" -39.", " −39.", " 39%.", " 39/2.", " 39 1/2.", " 39 x 2.", " 39 × 2.", " 39 or 40.", " 39 to 41."),
+        *(" 39, 40 or 41.", " 39 = 40.", " 48 - 9 = 39.", " 391.", " " + "3" * 100_000, " " + "0" * 100_000 + "39"),
+        *(" **39** or **40**.", " $39$ or $40$", " 39, or 40", " 39 (or 40)", " 39; 40", " 39 | 40", " 39...40"),
+        *(" 39… 40", " 39 dollars or 40 dollars", " 39 apples or 40", " 39–41", " 39—41", " 39~41", " 39:40", " 39½"),
+        *(" 39 ½", " 39²", " 39⁴", " 39 ** 2", " 39 plus 1", " 39 minus 9", " 39 times 2", " 39 divided by 3"),
+        *(" 39 thousand", " 39k", " 39 and a half", " 39 per cent", " 39 percent", " 39_000", " 39'000", " 39４"),
+        *(" 39\u00a040", " 39\u00a0%", " 39^{2}", " 39 \\times 2", " 39\\%"),
+    ],
+    "no_answer": [
+        *(" not 39.", " thirty-nine.", " ３９.", " ٣٩.", " 39. The answer is", "", "n't 39.", "39."),
+    ],
+}
 
 
-GOES_ON = [
-    *("**39** or **40**.", "$39$ or $40$", "39, or 40", "39 (or 40)", "39; 40", "39 | 40", "39...40", "39… 40"),
-    *("39 dollars or 40 dollars", "39 apples or 40", "39–41", "39—41", "39~41", "39:40", "39½", "39 ½", "39²", "39⁴"),
-    *("39 ** 2", "39 plus 1", "39 minus 9", "39 times 2", "39 divided by 3", "39 thousand", "39k", "39 and a half"),
-    *(
-        "39 per cent",
-        "39 percent",
-        "39_000",
-        "39'000",
-        "39\u00a040",
-        "39\u00a0%",
-        "39^{2}",
-        "39 \\times 2",
-        "39\\%",
-        "39４",
-    ),
+@pytest.mark.parametrize("reasoning", ["", "4 * 12 = 48. 48 - 9 = 39. "])
+@pytest.mark.parametrize("verdict", ANSWERS)
+def test_the_answer_is_the_whole_number_after_the_last_answer_is(verdict, reasoning):
+    for end in ANSWERS[verdict]:
+        response = f"{reasoning}The answer is{end}"
+        grade_ = grade(ASKED, response)
+        assert (grade_.verdict, grade_.reward) == (verdict, float(verdict == "correct")), end
+        assert grade_.sound == (bool(reasoning) and verdict == "correct"), end
+        assert grade_ == Verifier("word_problem").grade(ASKED, response)
+        assert grade_.extracted is None or len(grade_.extracted) <= 200
+
+
+@pytest.mark.parametrize("response", ["39", ""])
+def test_a_response_without_the_words_has_no_answer(response):
+    assert grade(ASKED, response).verdict == "no_answer"
+
+
+SOUND = [
+    *("4 * 12 = 48. 48 - 9 = 39.", "12*4=48\n48-9=39\n", "4 × 12 = 48; 48 − 9 = 39;", "4x12=48. 48-9=39."),
+    *("4 x 12 = 48, so 48 - 9 = 39 marbles.", "She has 4 * 12 = 48 marbles at first. Then 48 - 9 = 39."),
+    *("Step 1: 4 * 12 = 48. Step 2: 48 - 9 = 39.", "4 * $12 = $48. $48 - 9 = 39.", "4 * 12 = 48.0. 48 - 9.0 = 39."),
+    *("4 * 12 = 48. 4 * 12 = 48. 48 - 9 = 39.", "9 / 4 = 2.25. 12 - 2.25 = 9.75. 9.75 * 4 = 39."),  # again; another way
+    *("- 4 * 12 = 48\n- 48 - 9 = 39\n", "So:\n * 4 * 12 = 48\n * 48 - 9 = 39\n", "• 4 * 12 = 48\n• 48 − 9 = 39\n"),
+    *("1. 4 * 12 = 48\n2. 48 - 9 = 39\n", "1) 4 * 12 = 48\n2) 48 - 9 = 39\n", "12. 4 * 12 = 48\n48 - 9 = 39\n"),
 ]
-ENDS = [
-    *(
-        "39",
-        "39.",
-        "39.0",
-        "$39$.",
-        "**39**.",
-        "39 marbles.",
-        "39 because 48 - 9 = 39.",
-        "39!",
-        "39\n40",
-        "39 km.",
-        "39...",
-    ),
-    *(
-        "39 marbles, and 48 - 9 = 39.",
-        "39 kittens",
-        "39 marbles to 4 friends.",
-        "(39)"[1:],
-        "39 orders, 40 of them late",
-    ),
+UNSOUND = [
+    *("-4 * 12 = 48\n48 - 9 = 39\n", "4 * 12 = 48\n- 9 = 39\n"),  # a number's sign, a chain in two lines
+    *("- 4 * 12 = 47\n- 48 - 9 = 39\n", "4 * 12 = 48. 48 - 9 = 38.", "4 * 12 = 47. 48 - 9 = 39."),  # false
+    *("", "I guess.", "48 - 9 = 39.", "4 * 12 = 48."),  # steps are missing
+    *("4 * 12 = 48. 49 - 10 = 39.", "12 * 4 = 48. 48 - 9 = 39. 39 + 0 = 39."),  # numbers from nowhere
+    *("4 * 12 = 48. 48 - 9 = 39. 4 + 9 = 13.", "4 + 9 = 13. 4 * 12 = 48. 48 - 9 = 39."),  # a result is not used
+    *("48 - 9 = 39. 4 * 12 = 48.", "4 * 12 = 48. 39 = 48 - 9.", "4 * 12 = 48. -9 + 48 = 39."),  # the order
+    *("4 * 12 = 48 - 9 = 39.", "4 * 12 - 9 = 39.", "(4 * 12) - 9 = 39."),  # not one calculation
+    *("4 * 12 = 48 = 48. 48 - 9 = 39.", "4 * 12 == 48. 48 - 9 = 39.", "4 bags * 12 marbles = 48. 48 - 9 = 39."),
+    *("4 * 12 = 48.5. 48 - 9 = 39.", "4 * 12 = 48.48 - 9 = 39.", "4 * 12 = 4,8. 48 - 9 = 39."),
+    *("4 * 1,2 = 48. 48 - 9 = 39.", "4 * 12 = 4８. 48 - 9 = 39.", "4 ٭ 12 = 48. 48 - 9 = 39."),
+    *("4 / 0 = 48. 48 - 9 = 39.", "9 - 9 = 0. 4 / 0 = 39."),
+    *("4 * 12 = " + "0" * 100_000 + "48. 48 - 9 = 39.", "4 * 12 = " + "1" * 100_000 + ". 48 - 9 = 39."),
 ]
 
 
-@pytest.mark.parametrize(
-    ("said", "verdict"), [*((said, "wrong") for said in GOES_ON), *((said, "correct") for said in ENDS)]
-)
-def test_a_number_that_goes_on_is_another_answer(said, verdict):
-    given = grade(ASKED, f"4 * 12 = 48. 48 - 9 = 39. The answer is {said}")
-    assert (given.verdict, given.sound) == (verdict, verdict == "correct")
-
-
-@pytest.mark.parametrize(
-    ("reasoning", "sound"),
-    [
-        ("4 * 12 = 48. 48 - 9 = 39.", True),
-        ("12*4=48\n48-9=39\n", True),
-        ("4 × 12 = 48; 48 − 9 = 39;", True),
-        ("4 x 12 = 48, so 48 - 9 = 39 marbles.", True),
-        ("4x12=48. 48-9=39.", True),
-        ("She has 4 * 12 = 48 marbles at first. Then 48 - 9 = 39.", True),
-        ("Step 1: 4 * 12 = 48. Step 2: 48 - 9 = 39.", True),
-        ("4 * $12 = $48. $48 - 9 = 39.", True),
-        ("4 * 12 = 48.0. 48 - 9.0 = 39.", True),
-        ("4 * 12 = 48. 4 * 12 = 48. 48 - 9 = 39.", True),  # said again
-        ("9 / 4 = 2.25. 12 - 2.25 = 9.75. 9.75 * 4 = 39.", True),  # another way
-        ("- 4 * 12 = 48\n- 48 - 9 = 39\n", True),
-        ("So:\n * 4 * 12 = 48\n * 48 - 9 = 39\n", True),
-        ("• 4 * 12 = 48\n• 48 − 9 = 39\n", True),
-        ("1. 4 * 12 = 48\n2. 48 - 9 = 39\n", True),
-        ("1) 4 * 12 = 48\n2) 48 - 9 = 39\n", True),
-        ("12. 4 * 12 = 48\n48 - 9 = 39\n", True),
-        ("12 * 4 = 48\n48 - 9 = 39\n", True),
-        ("-4 * 12 = 48\n48 - 9 = 39\n", False),  # a number's sign
-        ("4 * 12 = 48\n- 9 = 39\n", False),  # a chain in two lines
-        ("- 4 * 12 = 47\n- 48 - 9 = 39\n", False),
-        ("", False),
-        ("I guess.", False),
-        ("48 - 9 = 39.", False),  # a skipped step
-        ("4 * 12 = 48.", False),  # not the answer
-        ("4 * 12 = 48. 48 - 9 = 38.", False),
-        ("4 * 12 = 47. 48 - 9 = 39.", False),
-        ("4 * 12 = 48. 49 - 10 = 39.", False),  # neither given nor calculated
-        ("4 * 12 = 48. 48 - 9 = 39. 4 + 9 = 13.", False),  # the last result is not the answer
-        ("4 + 9 = 13. 4 * 12 = 48. 48 - 9 = 39.", False),  # a result that is not used
-        ("48 - 9 = 39. 4 * 12 = 48.", False),  # the wrong order
-        ("12 * 4 = 48. 48 - 9 = 39. 39 + 0 = 39.", False),
-        ("4 * 12 = 48 - 9 = 39.", False),  # 4 * 12 is not 39
-        ("4 * 12 - 9 = 39.", False),  # not one calculation
-        ("(4 * 12) - 9 = 39.", False),
-        ("4 * 12 = 48. 39 = 48 - 9.", False),
-        ("4 * 12 = 48 = 48. 48 - 9 = 39.", False),
-        ("4 * 12 == 48. 48 - 9 = 39.", False),
-        ("4 bags * 12 marbles = 48. 48 - 9 = 39.", False),  # cannot be read
-        ("4 * 12 = 48. -9 + 48 = 39.", False),
-        ("4 * 12 = 48.5. 48 - 9 = 39.", False),
-        ("4 * 12 = 48.48 - 9 = 39.", False),
-        ("4 * 12 = 4,8. 48 - 9 = 39.", False),
-        ("4 * 1,2 = 48. 48 - 9 = 39.", False),
-        ("4 * 12 = 4８. 48 - 9 = 39.", False),
-        ("4 ٭ 12 = 48. 48 - 9 = 39.", False),
-        ("4 / 0 = 48. 48 - 9 = 39.", False),
-        ("9 - 9 = 0. 4 / 0 = 39.", False),
-        ("4 * 12 = " + "0" * 100_000 + "48. 48 - 9 = 39.", False),
-        ("4 * 12 = " + "1" * 100_000 + ". 48 - 9 = 39.", False),
-    ],
-)
-def test_reasoning_is_sound_if_every_equation_holds_and_leads_to_the_answer(reasoning, sound):
-    given = grade(ASKED, f"{reasoning} The answer is 39.")
-    assert (given.verdict, given.sound) == ("correct", sound)
+def test_reasoning_is_sound_if_every_equation_holds_and_leads_to_the_answer():
+    for reasoning in (*SOUND, *UNSOUND):
+        grade_ = grade(ASKED, f"{reasoning} The answer is 39.")
+        assert (grade_.verdict, grade_.sound) == ("correct", reasoning in SOUND), reasoning[:200]
 
 
 def test_a_thousand_is_read_with_and_without_its_comma():
-    asked = Question.make("word_problems", "There are 100 rows of 20 seats for 4 schools. How many …?", "500")
+    question = Question.make("word_problems", "There are 100 rows of 20 seats for 4 schools. How many …?", "500")
     for thousands in ("2000", "2,000", "2,000.0"):
-        assert grade(asked, f"100 * 20 = {thousands}. {thousands} / 4 = 500. The answer is 500.").sound
-    assert not grade(asked, "100 * 20 = 2,00. 2,00 / 4 = 500. The answer is 500.").sound
+        assert grade(question, f"100 * 20 = {thousands}. {thousands} / 4 = 500. The answer is 500.").sound
+    assert not grade(question, "100 * 20 = 2,00. 2,00 / 4 = 500. The answer is 500.").sound
 
 
 def test_a_number_of_the_question_that_is_not_used_makes_a_lucky_guess():
-    asked = Question.make("word_problems", "Anna has 40 marbles in 2 bags and loses 20. How many …?", "20")
-    given = grade(asked, "40 - 20 = 20. The answer is 20.")
-    assert given.correct
-    assert not given.sound
+    question = Question.make("word_problems", "Anna has 40 marbles in 2 bags and loses 20. How many …?", "20")
+    grade_ = grade(question, "40 - 20 = 20. The answer is 20.")
+    assert (grade_.correct, grade_.sound) == (True, False)
 
 
 def test_every_worked_solution_is_correct_and_sound():
@@ -229,9 +132,9 @@ def test_a_changed_solution_is_never_correct_and_sound():
         if result not in re.findall("[0-9]+", " ".join([str(question.prompt), *(s.split("= ")[1] for s in fewer)])):
             changes.append(fewer)  # else it is known without this step
         for changed in changes:
-            given = grade(question, ". ".join([*changed, last]))
-            assert given.correct
-            assert not given.sound, (question, changed)
+            grade_ = grade(question, ". ".join([*changed, last]))
+            assert grade_.correct
+            assert not grade_.sound, (question, changed)
         answer = f"The answer is {int(question.answer) + int(rng.integers(1, 10))}."
         assert grade(question, ". ".join([*steps, answer])).verdict == "wrong"
 
@@ -241,8 +144,8 @@ def test_an_edit_of_one_character_never_turns_the_solution_into_another_sound_an
         for at in range(solution.index("The answer")):
             for character in "0179+-*/= .,x":
                 edited = solution[:at] + character + solution[at + 1 :]
-                given = grade(question, edited)
-                if given.sound:  # the same calculations, in other spaces, signs or marks
+                grade_ = grade(question, edited)
+                if grade_.sound:  # the same calculations, in other spaces, signs or marks
                     same = [[*map(int, re.findall("[0-9]+", text))] for text in (edited.replace(".0", ""), solution)]
                     assert same[0] == same[1], edited
 
@@ -257,9 +160,9 @@ def test_no_text_makes_the_checker_raise():
     for _ in range(1000):
         text = "".join(parts[i] for i in rng.integers(len(parts), size=int(rng.integers(1, 25))))
         for response in (text, f"{SOLUTION} {text}", f"{text} The answer is 39.", f"The answer is {text}"):
-            given = grade(ASKED, response)
-            assert given.reward in (0.0, 1.0)
-            assert given.sound is False or given.correct
+            grade_ = grade(ASKED, response)
+            assert grade_.reward in (0.0, 1.0)
+            assert grade_.sound is False or grade_.correct
 
 
 @pytest.mark.parametrize(
