@@ -80,9 +80,12 @@ def settings_of_runs(document: Document) -> dict[str, tuple[str | None, dict[str
             words = {name: suite(of).variants[there] for of, here in names.items() for name, there in here.items()}
         else:
             baseline, words = suite(part).baseline, suite(part).variants
-        settings[part] = baseline, {
-            name: [word for word in each if not word.startswith(_LENGTH)]
-            for name, each in words.items()
-            if document.has(part, name)
-        }
+        settings[part] = (
+            baseline,
+            {
+                name: [word for word in each if not word.startswith(_LENGTH)]
+                for name, each in words.items()
+                if document.has(part, name)
+            },
+        )
     return settings

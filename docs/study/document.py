@@ -86,7 +86,7 @@ class Document:
         return f"{sum(row['collapsed'] == '1' for row in rows)} of {len(rows)}"
 
     def family(self, *parts: str) -> str:
-        """How many differences from a baseline each measure of the parts has: those of a part are corrected together."""
+        """How many differences from a baseline a measure of the parts has; those of a part are corrected together."""
         return str(sum(len(self._rows(part, "difference", "final")) for part in parts))
 
     def families(self) -> str:

@@ -29,5 +29,7 @@ def picture(document: Document) -> bytes:
         wins = sum(late[seed] > on_policy[seed] for seed in seeds)
         heading = f"Late injection ends higher with {wins} of {len(seeds)} seeds: mean {effect}"
         chart.figure.text(0.02, 0.93, heading, fontsize=12, weight="bold")
-        chart.figure.text(0.02, 0.86, "one task whose successes are rare; the same learning rate, questions, updates and tokens")
+        chart.figure.text(
+            0.02, 0.86, "one task with rare successes; the same learning rate, questions, updates and tokens"
+        )
         return chart.png()
