@@ -58,7 +58,7 @@ class Document:
 
     def mean(self, part: str, variant: str, measure: str, metric: str = "") -> str:
         """The mean over seeds ± its 95 % interval."""
-        return plus_minus(mean(list(self._by_seed(part, variant, measure, metric).values())))
+        return plus_minus(mean(list(self.by_seed(part, variant, measure, metric).values())))
 
     def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The mean paired difference over seeds, with its 95 % interval."""
@@ -85,13 +85,13 @@ class Document:
         rows = [row for row in self._rows(part, "run", "final") if row["variant"] == variant]
         return f"{sum(row['collapsed'] == '1' for row in rows)} of {len(rows)}"
 
-    def family(self, *parts: str) -> str:
-        """How many differences from a baseline a measure of the parts has; those of a part are corrected together."""
-        return str(sum(len(self._rows(part, "difference", "final")) for part in parts))
+    def family(self, part: str) -> str:
+        """How many differences from the part's baseline are corrected together, for each measure."""
+        return str(len(self._rows(part, "difference", "final")))
 
     def families(self) -> str:
         """The same over all parts of the folder."""
-        return self.family(*self.parts())
+        return str(sum(int(self.family(part)) for part in self.parts()))
 
     def surviving(self, measure: str) -> str:
         """The differences from a baseline that hold after Holm's correction over those of all parts."""
@@ -111,10 +111,12 @@ class Document:
         names = dict.fromkeys(row["variant"] for row in self._rows(part, "run", "final"))
         lines = []
         for variant in [of_part, *(name for name in names if name != of_part)]:
-            final = number(mean(list(self.finals(part, variant).values())).value)
+            final = number(mean(list(self.by_seed(part, variant, "final").values())).value)
             measures = () if variant == of_part else ("equal_tokens", "area_steps")
-            effects = [self._effect(part, variant, of_part, each, corrected=not baseline) for each in measures]
-            lines.append((f"{part.removeprefix('study_')}/{variant}", final, *effects))
+            effects = [self.difference(part, variant, of_part, each) for each in measures]
+            ps = [None if baseline else self.p_of(part, variant, each) for each in measures]
+            cells = [f"**{e}**" if p is not None and p < _SIGNIFICANT else e for e, p in zip(effects, ps, strict=True)]
+            lines.append((f"{part.removeprefix('study_')}/{variant}", final, *cells))
         return _body(lines)
 
     def column(self, file: str, column: str, *conditions: str) -> str:
@@ -132,9 +134,9 @@ class Document:
             lines.append(("/".join((file.removeprefix("study_"), *group)), *values))
         return _body(lines)
 
-    def hours(self, *parts: str) -> str:
-        """Hours of training steps, on one core, summed over all runs of the parts; of all suites' without a part."""
-        suites = parts or [part for part in self._all_parts() if part not in combined.PARTS]
+    def hours(self) -> str:
+        """Hours of training steps, on one core, summed over the runs of all suites."""
+        suites = [part for part in self._all_parts() if part not in combined.PARTS]
         return f"{sum(float(row['value']) for part in suites for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
 
     # -- what the verdicts on ablations and the picture ask -----------------------------------------------------------
@@ -147,13 +149,17 @@ class Document:
     def has(self, part: str, variant: str, measure: str = "final") -> bool:
         return any(row["variant"] == variant for row in self._rows(part, "run", measure))
 
-    def finals(self, part: str, variant: str) -> Mapping[str, float]:
-        """The last value by seed."""
-        return self._by_seed(part, variant, "final")
+    def by_seed(self, part: str, variant: str, measure: str, metric: str = "") -> Mapping[str, float]:
+        """The value of each seed. Raises KeyError where a variant has none."""
+        rows = self._rows(part, "run", measure, metric)
+        values = {row["seed"]: float(row["value"]) for row in rows if row["variant"] == variant}
+        if not values:
+            raise KeyError(f"{variant} has no {measure}")
+        return values
 
     def differences(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> list[float]:
         """variant − baseline for each seed that both have."""
-        ours, theirs = (self._by_seed(part, name, measure, metric) for name in (variant, baseline))
+        ours, theirs = (self.by_seed(part, name, measure, metric) for name in (variant, baseline))
         return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
     def p_of(self, part: str, variant: str, measure: str, column: str = "p_holm") -> float | None:
@@ -181,11 +187,6 @@ class Document:
         compared = {row["variant"] for row in self._rows(part, "difference", "final")}
         return next(row["variant"] for row in self._rows(part, "run", "final") if row["variant"] not in compared)
 
-    def _effect(self, part: str, variant: str, baseline: str, measure: str, corrected: bool) -> str:
-        shown = self.difference(part, variant, baseline, measure)
-        p = self.p_of(part, variant, measure) if corrected else None
-        return f"**{shown}**" if p is not None and p < _SIGNIFICANT else shown
-
     def _gain(self, part: str, variant: str, other_part: str, other: str, axis: str, place: float) -> str:
         ours, theirs = self._at(part, variant, axis, place), self._at(other_part, other, axis, place)
         return _shown(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
@@ -202,13 +203,6 @@ class Document:
             if not places[0] <= place <= places[-1]:
                 raise ValueError(f"seed {seed} has {axis} {places[0]:.0f} to {places[-1]:.0f}")
             by_seed[seed] = float(np.interp(place, places, values))
-        return by_seed
-
-    def _by_seed(self, part: str, variant: str, measure: str, metric: str = "") -> Mapping[str, float]:
-        rows = self._rows(part, "run", measure, metric)
-        by_seed = {row["seed"]: float(row["value"]) for row in rows if row["variant"] == variant}
-        if not by_seed:
-            raise KeyError(f"{variant} has no {measure}")
         return by_seed
 
     def _rows(self, part: str, kind: str, measure: str, metric: str = "") -> Sequence[dict[str, str]]:

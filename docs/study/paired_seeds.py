@@ -14,7 +14,7 @@ PART, VARIANT, BASELINE = "study_rare_same_rate", "late", "on_policy"
 
 def picture(document: Document) -> bytes:
     """A PNG: a row for each seed with the last accuracy of both; above them the mean difference with its interval."""
-    late, on_policy = (document.finals(PART, name) for name in (VARIANT, BASELINE))
+    late, on_policy = (document.by_seed(PART, name, "final") for name in (VARIANT, BASELINE))
     seeds = sorted(on_policy, key=on_policy.__getitem__)
     rows = range(len(seeds))
     with drawing(620, 290) as chart:
