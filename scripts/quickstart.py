@@ -3,7 +3,7 @@
 
     python scripts/quickstart.py            # what `make quickstart` runs
     python scripts/quickstart.py --seed 3
-    python scripts/quickstart.py --rare     # where successes are rare and replay helps: about twice as long
+    python scripts/quickstart.py --rare     # where successes are rare, with late injection: about twice as long
 
 The two runs share the machine, one thread each (one after the other on a single core). Started again it continues
 what was interrupted, and only shows the comparison if there is nothing left to train.
@@ -29,7 +29,7 @@ RARE = {
 }
 OVER_SEEDS = "one seed does not show which method is better: over eight seeds "
 SHOWN = (
-    OVER_SEEDS + "the paper's replay is not above on-policy training here (docs/study.md); --rare shows where replay is"
+    OVER_SEEDS + "the paper's replay was worse than on-policy training here (docs/study.md); --rare has late injection"
 )
 SHOWN_RARE = OVER_SEEDS + "late injection ends 5 points above on-policy training (docs/study.md)"
 

@@ -6,10 +6,10 @@
     python docs/study/build.py --document             # seconds: the pages from the files in docs/study/
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
-writes docs/study/<part>.csv, <part>_curves.csv and <part>.png; some parts also have <part>_quarters.csv or
+writes docs/study/<part>.csv and <part>_curves.csv; some parts also have <part>.png, <part>_quarters.csv or
 <part>_forgetting.csv. Parts that compare runs of several suites are made from those files (combined.py).
-docs/study/text.md is the text of docs/study.md, docs/study/ablations.md and choosing.md are those of the pages of the
-same name; their places are filled with these figures (document.py).
+The texts of docs/study.md, docs/study/appendix.md and docs/choosing.md are docs/study/*.md.in; their places are filled
+with these figures (document.py). docs/paired_seeds.png is drawn from them too.
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import combined
 import forgetting
+import paired_seeds
 import quarters
 from document import Document, DocumentError
 
@@ -36,7 +37,8 @@ GREEDY, SAMPLED = "eval/greedy_accuracy", "eval/validation/avg_at_4"
 LUCK = ("reward/lucky_guess_rate", "replay/lucky_guess_rate")
 SIGNAL = "reward/groups_with_signal"
 # Text in docs/study/ -> page in docs/.
-PAGES = {"text.md": "study.md", "ablations.md": "ablations.md", "choosing.md": "choosing.md"}
+PAGES = {"study.md.in": "study.md", "appendix.md.in": "study/appendix.md", "choosing.md.in": "choosing.md"}
+PAIRED_SEEDS = ROOT / "docs" / "paired_seeds.png"
 # Part -> the metric it is judged by, and other metrics that its CSV file keeps.
 PARTS = {
     "study_normal": (GREEDY,),
@@ -52,7 +54,6 @@ PARTS = {
     "study_rates_normal": (GREEDY,),
     "study_rates_weak": (GREEDY,),
     "study_baselines_normal": (GREEDY,),
-    "study_baselines_weak": (GREEDY,),
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
     "study_rare": (GREEDY, SIGNAL, *LUCK),
@@ -66,6 +67,7 @@ PARTS = {
     "study_ahead_quickstart": (GREEDY,),
     "study_ahead_rare": (GREEDY,),
 }
+PICTURES = ("study_weak_tuned",)  # parts whose curves docs/study.md shows, beside combined.PICTURES
 QUARTERS = ("study_normal", "study_weak", "study_slips")  # parts with replay metrics for each quarter of the run
 # Parts with the shares of forgotten and recovered questions.
 FORGETTING = ("study_rare", "study_rare_rates", "study_weak_tuned", "study_weak_controls")
@@ -101,13 +103,15 @@ def main() -> int:
     for page, filled in pages.items():
         write(ROOT / "docs" / page, filled)
         print(f"wrote docs/{page}", file=sys.stderr)
+    if (FIGURES / f"{paired_seeds.PART}.csv").exists():
+        write(PAIRED_SEEDS, paired_seeds.picture(document))
     return 0
 
 
 def _run(part: str, jobs: int | None) -> int:
     from exgrpo_orlhf import config
 
-    if part.startswith("study_baselines") and (status := _experience(jobs)):
+    if part == "study_baselines_normal" and (status := _experience(jobs)):
         return status
     if status := _ablate(part, jobs):
         return status
@@ -119,7 +123,8 @@ def _run(part: str, jobs: int | None) -> int:
     baseline = config.load_suite(f"docs/study/suites/{part}.gin").baseline
     compare = ["compare.py", "--group", part, "--baseline", str(baseline), "--metric", metric]
     more = [word for name in others for word in ("--metric", name)]
-    curves = _script(*compare, "--curves", str(FIGURES / f"{part}_curves.csv"), "--png", str(FIGURES / f"{part}.png"))
+    picture = ("--png", str(FIGURES / f"{part}.png")) if part in PICTURES else ()
+    curves = _script(*compare, "--curves", str(FIGURES / f"{part}_curves.csv"), *picture)
     return curves or _script(*compare, *more, "--csv", str(FIGURES / f"{part}.csv"))
 
 
@@ -172,13 +177,13 @@ def _luck() -> None:
 
     rows = []
     for regime, files in REGIMES.items():
-        for what, found in zip(("sampled", "unmastered"), luck.sampled(config.load(files)), strict=True):
-            rows.append({"regime": regime, "what": what, "seed": 0, **found.row()})
+        for what, responses in zip(("sampled", "unmastered"), luck.sampled(config.load(files)), strict=True):
+            rows.append({"regime": regime, "what": what, "seed": 0, **responses.row()})
         for variant in ("paper", "ours"):
             for run in sorted((ROOT / "runs" / f"study_{regime}" / variant).glob("seed*")):
                 newest = max(checkpoints.find(run).items())[1]
-                found, seed = luck.stored(config.load(files), newest), run.name.removeprefix("seed")
-                rows.append({"regime": regime, "what": variant, "seed": seed, **found.row()})
+                responses, seed = luck.stored(config.load(files), newest), run.name.removeprefix("seed")
+                rows.append({"regime": regime, "what": variant, "seed": seed, **responses.row()})
     write(FIGURES / "luck.csv", csv_text(luck.HEAD, rows))
 
 

@@ -87,6 +87,7 @@ PARTS = {
         },
     ),
 }
+PICTURES = ("study_rare_same_rate",)  # shown in docs/study.md
 # Suites without the runs that theirs are to be compared with.
 COMPLETED = {
     "study_rare_rates",
@@ -100,7 +101,7 @@ COMPLETED = {
 
 
 def make(folder: Path) -> None:
-    """Write <part>.csv, <part>_curves.csv and <part>.png into the folder, for parts whose suites have all been run.
+    """Write <part>.csv, <part>_curves.csv and, for PICTURES, <part>.png, for parts whose suites have all been run.
 
     Raises OSError, and KeyError for a variant that has no curve.
     """
@@ -112,7 +113,8 @@ def make(folder: Path) -> None:
         compared = compare(_metric(folder, combined), [c for c in curves if c.run.seed in common], combined.baseline)
         write(folder / f"{part}.csv", values_csv([compared]))
         write(folder / f"{part}_curves.csv", curves_csv([compared]))
-        write(folder / f"{part}.png", comparison_charts.picture([compared]))
+        if part in PICTURES:
+            write(folder / f"{part}.png", comparison_charts.picture([compared]))
 
 
 def _names(combined: Combined) -> list[str]:

@@ -1,6 +1,6 @@
 """What is forgotten and what comes back, from the decisions of each step (decisions.jsonl).
 
-Groups of fresh rollouts alone are compared, not those of replayed questions, so that all methods are asked the same: a
+Groups of fresh rollouts alone are compared, not those of replayed questions, so that all methods have the same: a
 question and the next time it is drawn. It was solved if any of its graded rollouts was correct.
 """
 
@@ -39,6 +39,6 @@ def rows(runs: Path) -> Iterator[dict[str, object]]:
                         counts[name][1] += 1
                     before[question] = solved
                     ever |= {question} if solved else set()
-        shares = {name: found / of for name, (found, of) in counts.items() if of}
+        shares = {name: count / of for name, (count, of) in counts.items() if of}
         never = 1 - len(ever) / len(before) if before else 0.0
         yield {"variant": run.parent.name, "seed": run.name.removeprefix("seed"), **shares, "never_solved": never}

@@ -68,29 +68,29 @@ def sampled(x: Experiment) -> tuple[Responses, Responses]:
     groups = policy.rollout(Plan(1, questions, [], {}), x.settings.group_size)
     groups = x.verifier.grade_groups(groups, policy.decode)
     unmastered = [group for group in groups if group.accuracy != Fraction(1)]
-    return _asked(policy, _correct(groups)), _asked(policy, _correct(unmastered))
+    return _scored(policy, _correct(groups)), _scored(policy, _correct(unmastered))
 
 
 def stored(x: Experiment, checkpoint: Path) -> Responses:
     """The trajectories in a checkpoint's replay buffer, scored by its policy."""
     policy = engine(x, checkpoint)
     buffer = snapshot.load(checkpoint / "replay", copy.deepcopy(x.buffer), policy.prompts.fingerprint())
-    known = {question.id: question for question in x.questions.load()}
-    return _asked(policy, {known[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
+    questions = {question.id: question for question in x.questions.load()}
+    return _scored(policy, {questions[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
 
 
 def _correct(groups: Sequence[RolloutGroup]) -> dict[Question, list[Trajectory]]:
-    found: dict[Question, list[Trajectory]] = {}
+    successes: dict[Question, list[Trajectory]] = {}
     for group in groups:
         for rollout in group.rollouts:
             if rollout.grade is not None and rollout.grade.correct and rollout.finish == "stop":
-                unknown = np.zeros(len(rollout.token_ids), np.float32)  # behaviour log-probs, which are not used here
-                success = Trajectory(rollout.token_ids, unknown, 1.0, 1, sound=rollout.grade.sound)
-                found.setdefault(group.question, []).append(success)
-    return found
+                logprobs = np.zeros(len(rollout.token_ids), np.float32)  # behaviour log-probs, which are not used here
+                success = Trajectory(rollout.token_ids, logprobs, 1.0, 1, sound=rollout.grade.sound)
+                successes.setdefault(group.question, []).append(success)
+    return successes
 
 
-def _asked(policy: TorchEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
+def _scored(policy: TorchEngine, responses: Mapping[Question, Sequence[Trajectory]]) -> Responses:
     measured = policy.score({question: trajectories for question, trajectories in responses.items() if trajectories})
     each = [one for ones in measured.values() for one in ones]
     seen = [(one.entropy, -float(one.logprobs.sum(dtype=np.float64)), len(one.logprobs)) for one in each]

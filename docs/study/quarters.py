@@ -32,10 +32,10 @@ def rows(runs: Path) -> Iterator[dict[str, object]]:
             low, high = (len(steps) * i // QUARTERS for i in (quarter, quarter + 1))
             every = steps[low:high]
             replaying = [row for row in every if row.get("replay/actual_share")]
-            found = {
+            means = {
                 name: sum(values) / len(values)
                 for columns, of in ((METRICS, replaying), (STATES, every))
                 for name, metric in columns.items()
                 if (values := [row[metric] for row in of if row.get(metric) is not None])
             }
-            yield {"variant": run.parent.name, "seed": run.name.removeprefix("seed"), "quarter": quarter + 1, **found}
+            yield {"variant": run.parent.name, "seed": run.name.removeprefix("seed"), "quarter": quarter + 1, **means}

@@ -60,7 +60,7 @@ def test_a_binding_is_taken(binding: str) -> None:
         flags.check(x.openrlhf.all_flags())
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "ablations.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_metrics_and_options_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`gin/([\w/]+\.gin)`", text):
@@ -72,7 +72,9 @@ def test_files_metrics_and_options_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+    "page",
+    [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "study" / "appendix.md"],
+    ids=lambda page: page.stem,
 )
 def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
     links = re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))

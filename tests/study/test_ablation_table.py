@@ -1,4 +1,4 @@
-"""docs/ablations.md names every ablation with its own words, and what the study's files say of it."""
+"""The study's pages have the figures of its files, and docs/choosing.md a verdict on every ablation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from run_builders import ROOT
 from study_builders import made
 
-from exgrpo_orlhf import config
+from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.comparison_tables import values_csv
 
@@ -18,43 +18,36 @@ FIGURES = ROOT / "docs" / "study"
 sys.path.insert(0, str(FIGURES))  # the document's own modules lie beside it
 import ablations  # noqa: E402
 import build  # noqa: E402
-from document import Document  # noqa: E402
+from document import Document, DocumentError  # noqa: E402
 
 FILES = sorted([*(ROOT / "gin").glob("ablation_*.gin"), *(ROOT / "gin").glob("ablations/*.gin")])
-PAGE = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
-
-
-def cells(page: str, file: str) -> list[str]:
-    """The row of a file: its name, hypothesis, bindings and findings."""
-    [row] = [line for line in page.splitlines() if line.startswith(f"| `{file}` |")]
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+REAL = Document(FIGURES)  # reads each file once for all tests
 
 
 @pytest.mark.parametrize(("text", "page"), build.PAGES.items())
 def test_every_page_is_what_its_text_and_the_files_say(text: str, page: str) -> None:
     """Write the pages again with python docs/study/build.py --document."""
-    filled = Document(FIGURES).fill((FIGURES / text).read_text(encoding="utf-8"))
+    filled = REAL.fill((FIGURES / text).read_text(encoding="utf-8"))
     assert filled == (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_the_bindings_of_a_row_make_the_experiment_of_its_file(file: Path) -> None:
-    _, hypothesis, bindings, found = cells(PAGE, file.name)
-    assert len(hypothesis) > 20
-    assert found
-    stated = re.findall(r"`([^`]+)`", bindings)
-    assert config.load(["toy.gin"], stated).params == config.load([file]).params
+def test_every_ablation_states_a_hypothesis_and_has_a_row() -> None:
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert len(FILES) > 30
+    for file in FILES:
+        assert len(gin_files.hypothesis(file)) > 20, f"{file.name} must begin with # Hypothesis: …"
+        [row] = [line for line in page.splitlines() if line.startswith(f"| `{file.stem}` |")]
+        assert "](study/appendix.md#" in row
 
 
-def test_every_part_that_ran_an_ablation_is_in_its_row() -> None:
-    document = Document(FIGURES)
-    parts = document.parts()
-    assert len(parts) > 15
-    for part in parts:
-        for variant, words in ablations._suite(document, part).variants.items():
-            for file in FILES:
-                if file.name in (Path(word).name for word in words) and document.has(part, variant):
-                    assert f"[{part}](study.md" in cells(PAGE, file.name)[3]
+def test_every_part_and_every_picture_is_on_a_page() -> None:
+    texts = "".join((FIGURES / text).read_text(encoding="utf-8") for text in build.PAGES)
+    assert len(REAL.parts()) > 20
+    for part in REAL.parts():
+        assert re.search(rf"{{{{(rows|difference|gain_at) [^}}]*{part}\b", texts), part
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in build.PAGES.values())
+    for picture in [*FIGURES.glob("*.png"), build.PAIRED_SEEDS]:
+        assert f"({picture.relative_to(ROOT / 'docs')})" in pages
 
 
 SUITE = """include 'base.gin'
@@ -65,13 +58,13 @@ Suite.variants = {
     'alone': ('gin/ablations/in_place.gin',),
     'waits': ('ablations/one_success.gin',),
 }
-Suite.baseline = 'on_policy'
+Suite.baseline = '%s'
 """
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> str:
-    """With a part whose suite and figures are new: one variant of it has not run."""
+def folder(tmp_path: Path) -> Path:
+    """Two parts of the same runs, compared with on-policy training and with start; one variant has not run."""
     rates = {"tokens": 1e5, "seconds": 6.0}
     last = {"on_policy": (0.4, 0.001), "start": (0.4, 0.001), "tuned": (0.6, 0.01), "alone": (0.3, 0.003)}
     curves = [
@@ -80,30 +73,29 @@ def table(tmp_path: Path) -> str:
         for seed in range(3)
     ]
     (tmp_path / "suites").mkdir()
-    (tmp_path / "suites" / "new.gin").write_text(SUITE, encoding="utf-8")
-    (tmp_path / "suites" / "later.gin").write_text(SUITE, encoding="utf-8")
-    (tmp_path / "text.md").write_text("# Title\n\n## What's new?\n\n{{table new}}\n", encoding="utf-8")
-    (tmp_path / "new.csv").write_text(values_csv([compare("eval/x", curves, "on_policy")]), encoding="utf-8")
-    return Document(tmp_path).fill("{{ablations}}")
+    for part, baseline in (("study_new", "on_policy"), ("study_old", "start"), ("later", "start")):
+        (tmp_path / "suites" / f"{part}.gin").write_text(SUITE % baseline, encoding="utf-8")
+        if part != "later":
+            (tmp_path / f"{part}.csv").write_text(values_csv([compare("eval/x", curves, baseline)]), encoding="utf-8")
+    text = "# Title\n\n## What's new?\n\n{{rows study_new}}\n\n## Old\n\n{{rows study_old on_policy}}\n"
+    (tmp_path / "appendix.md.in").write_text(text, encoding="utf-8")
+    return tmp_path
 
 
-def test_a_new_part_is_found_and_compared_with_what_differs_in_the_ablation_alone(table: str, tmp_path: Path) -> None:
-    found = cells(table, "late_injection.gin")[3]
-    place = f"[new]({tmp_path.name}.md#whats-new) with `Optimizer.learning_rate = 3e-4`"
-    effect = Document(tmp_path).fill("{{difference new tuned start equal_tokens}}")
-    assert found.startswith(f"{place}: uncorrected, above `start` ({effect} at equal tokens, ")
-    assert "; **above** `on_policy` (**+" in found
-    assert found.endswith("; 3 seeds)")
-    assert "**below** `on_policy`" in cells(table, "in_place.gin")[3]
+def test_a_verdict_compares_with_what_differs_in_the_ablation_alone(folder: Path) -> None:
+    """Of study_new, whose baseline is training without replay; of study_old with its baseline, after correction."""
+    verdict = Document(folder).fill("{{verdict late_injection.gin}}")
+    new, old = verdict.split("; ")
+    assert new == f"above before correction: [new/tuned +0.209]({folder.name}/appendix.md#whats-new)"
+    assert old == f"**above**: [old/tuned +0.209]({folder.name}/appendix.md#old)"
+    assert Document(folder).fill("{{verdict in_place.gin}}").startswith("**below**: [old/alone -0.098](")
 
 
-def test_an_ablation_without_figures_is_not_run_yet(table: str) -> None:
-    rows = {file.name: cells(table, file.name)[3] for file in FILES}
-    ran = {"late_injection.gin", "in_place.gin"}
-    assert {name for name, found in rows.items() if found != ablations.NOT_RUN} == ran
+def test_an_ablation_without_figures_is_not_run_yet(folder: Path) -> None:
+    assert Document(folder).fill("{{verdict one_success.gin}}") == ablations.NOT_RUN
 
 
-def test_a_file_without_a_hypothesis_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.gin").write_text("# What if?\ninclude 'base.gin'\nReplayMixer.rho = 0.1\n")
-    with pytest.raises(ValueError, match=r"x\.gin must begin with # Hypothesis"):
-        ablations.read(tmp_path / "x.gin")
+def test_a_verdict_on_a_part_without_rows_in_the_appendix_is_an_error(folder: Path) -> None:
+    (folder / "appendix.md.in").write_text("## Old\n\n{{rows study_old}}\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"appendix\.md\.in has no rows of study_new"):
+        Document(folder).fill("{{verdict late_injection.gin}}")

@@ -1,4 +1,4 @@
-"""The study's own document and what it measures: figures come from its files, lucky guesses are told by the checker."""
+"""The study's document and what it measures: figures come from its files, the checker recognises lucky guesses."""
 
 import csv
 import itertools
@@ -44,10 +44,11 @@ def document(tmp_path: Path) -> Document:
 def test_places_are_filled_with_the_figures_of_the_files(document: Document) -> None:
     assert document.fill("{{mean toy ours final}}") == "0.620 ± 0.050"  # t(0.975, 2) · 0.02 / √3
     assert document.fill("{{difference toy ours on_policy final}}") == "+0.210 [+0.185, +0.235]"
-    assert document.fill("{{p toy ours on_policy final}}") == "0.0008"
+    assert document.fill("{{p toy ours final p}}, {{p toy ours final p_exact}}") == "0.0008, 0.2500"
+    assert document.fill("{{family toy}}") == "2"
     assert document.fill("{{collapsed toy bad}}, {{collapsed toy ours}}") == "3 of 3, 0 of 3"
-    assert document.fill("{{hours toy}} h, {{luck weak paper sound}}") == "0.3 h, 0.300 ± 0.635"
-    assert document.fill("{{picture toy}}").endswith("/toy.png)")
+    assert document.fill("{{column luck sound regime=weak what=paper}}") == "0.300 ± 0.635"
+    assert document.fill("{{means luck regime,what sound seed=1}}") == "| luck/weak/paper | 0.350 |"
     assert document.fill("no place {here}") == "no place {here}"
 
 
@@ -80,19 +81,23 @@ def test_runs_of_several_suites_are_compared_together_over_their_common_seeds(tm
     assert not list(tmp_path.glob("half*"))
     expected = [*parts["one"][1:], *parts["two"]]
     renamed = [replace(c, run=replace(c.run, variant={"plain": "base"}.get(c.run.variant, "new"))) for c in expected]
-    whole = compare("eval/x", renamed, "base")
+    together = compare("eval/x", renamed, "base")
     with (tmp_path / "both.csv").open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["kind"] == "difference"]
-    values = {(row["measure"], row["variant"]): (float(row["value"]), float(row["p_holm"])) for row in found}
-    assert values == {(d.measure, d.variant): (d.mean.value, d.p_holm) for d in whole.differences}
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "difference"]
+    values = {(row["measure"], row["variant"]): (float(row["value"]), float(row["p_holm"])) for row in rows}
+    assert values == {(d.measure, d.variant): (d.mean.value, d.p_holm) for d in together.differences}
+    assert not list(tmp_path.glob("*.png")), "no page shows it"
+    monkeypatch.setattr(combined, "PICTURES", ("both",))
+    combined.make(tmp_path)
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(combined, "PARTS", {"both": combined.Combined("base", {**of, "one": {"base": "nobody"}})})
     with pytest.raises(KeyError, match=r"one_curves\.csv has no variant nobody"):
         combined.make(tmp_path)
 
 
-def test_the_committed_files_of_combined_parts_are_made_of_the_committed_curves(tmp_path: Path) -> None:
+def test_the_committed_files_of_combined_parts_are_made_of_the_committed_curves(tmp_path: Path, monkeypatch) -> None:
     """Write them again with python docs/study/build.py --document."""
+    monkeypatch.setattr(combined, "PICTURES", ())  # which take seconds
     for path in FIGURES.glob("*_curves.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     combined.make(tmp_path)
@@ -108,19 +113,34 @@ def test_the_committed_files_of_combined_parts_are_made_of_the_committed_curves(
             assert [float(one[n]) for n in numbers] == pytest.approx([float(other[n]) for n in numbers], abs=1e-9)
 
 
-def test_table_marks_what_holds_after_correction(document: Document) -> None:
-    head, _, *rows = document.fill("{{table toy}}").split("\n")
-    assert head.count("Δ") == 3, "at equal tokens, over tokens and over steps"
-    assert [row.split(" | ")[0] for row in rows] == ["| on_policy", "| bad", "| ours"]
-    assert "**+0.210 [+0.185, +0.235]**" in rows[2]
-    assert "**" not in rows[0]
+def test_rows_mark_what_holds_after_correction_for_the_parts_own_baseline_alone(document: Document) -> None:
+    baseline, bad, ours = document.fill("{{rows toy}}").split("\n")
+    assert baseline == "| toy/on_policy | 0.410 |"
+    assert bad.startswith("| toy/bad | 0.100 | ")
+    assert ours.startswith("| toy/ours | 0.620 | **+0.210 [+0.185, +0.235]** | ")
+    first, *_, ours = document.fill("{{rows toy bad}}").split("\n")
+    assert first == "| toy/bad | 0.100 |"
+    assert ours.startswith("| toy/ours | 0.620 | +0.520 [")
+
+
+def test_what_survives_a_correction_over_all_parts_is_named(document: Document) -> None:
+    """Two parts of the same runs, with p = 0.03 for ours: below 0.05 within its part, 2 × 0.03 over both."""
+    text = (document.folder / "toy.csv").read_text(encoding="utf-8")
+    p = document.p_of("toy", "ours", "final", "p")
+    (document.folder / "suites").mkdir()
+    for part in ("toy", "twin"):
+        (document.folder / "suites" / f"{part}.gin").touch()
+        (document.folder / f"{part}.csv").write_text(text.replace(str(p), "0.03"), encoding="utf-8")
+    twins = Document(document.folder)
+    assert twins.fill("{{families}}: {{surviving final}}") == "4: `toy/bad`, `twin/bad`"
+    assert twins.fill("{{hours}}") == "0.6"
 
 
 @pytest.mark.parametrize(
     "place",
     [
         *("{{mean toy nobody final}}", "{{mean toy ours height}}", "{{mean toy}}", "{{median toy ours final}}"),
-        *("{{luck weak paper height}}", "{{luck strong paper sound}}", "{{mean toy ours final eval/y}}"),
+        *("{{column luck height}}", "{{column luck sound regime=strong}}", "{{mean toy ours final eval/y}}"),
     ],
 )
 def test_place_without_a_figure_is_named(document: Document, place: str) -> None:
@@ -147,11 +167,11 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     assert luck.auc(scores, np.ones(60, bool)) is None
 
 
-def test_lucky_guesses_are_told_by_the_checker_and_found_by_entropy(warm_model: Path) -> None:
+def test_lucky_guesses_are_recognised_by_the_checker_and_separated_by_entropy(warm_model: Path) -> None:
     x = config.load(["toy.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
-    everything, unmastered = luck.sampled(x)
-    assert len(everything.sound) >= len(unmastered.sound) > 50
-    row = everything.row()
+    responses, unmastered = luck.sampled(x)
+    assert len(responses.sound) >= len(unmastered.sound) > 50
+    row = responses.row()
     assert 0 < row["sound"] < 1
     assert row["auc_entropy"] > 0.6  # lower entropy, sounder reasoning: what the paper says
     assert {*luck.HEAD} == {"regime", "what", "seed", *row}
@@ -185,8 +205,8 @@ def test_quarters_are_means_over_the_steps_that_replay(tmp_path: Path) -> None:
         for step, share in enumerate(shares, 1):
             state = {"replay/candidates": 10 * step, "replay/actual_share": share}
             log.append(step, {**state, **({"replay/age_mean": step, "replay/ess": 1 / step} if share else {})})
-    found = list(quarters.rows(tmp_path))
-    assert [(row["variant"], row["seed"], row["quarter"]) for row in found] == [("paper", "3", n) for n in (1, 2, 3, 4)]
-    assert [row.get("age") for row in found] == [2, 3, 5, None]
-    assert [row["candidates"] for row in found] == [15, 35, 55, 75]
-    assert {name for row in found for name in row} <= {*quarters.HEAD}
+    rows = list(quarters.rows(tmp_path))
+    assert [(row["variant"], row["seed"], row["quarter"]) for row in rows] == [("paper", "3", n) for n in (1, 2, 3, 4)]
+    assert [row.get("age") for row in rows] == [2, 3, 5, None]
+    assert [row["candidates"] for row in rows] == [15, 35, 55, 75]
+    assert {name for row in rows for name in row} <= {*quarters.HEAD}

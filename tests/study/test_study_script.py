@@ -25,7 +25,11 @@ from document import Document  # noqa: E402
 pytestmark = pytest.mark.slow
 
 STEPS = 32
-TEXT = "{{mean study_weak paper final}}, {{quarter study_weak paper 4 age}}\n"
+TEXTS = {
+    "study.md.in": "{{mean study_weak paper final}}, {{column study_weak_quarters age variant=paper quarter=4}}\n",
+    "appendix.md.in": "{{rows study_weak}}\n",
+    "choosing.md.in": "{{verdict newest.gin}}\n",
+}
 
 
 @pytest.fixture
@@ -36,9 +40,8 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
     for path in STUDY.glob("*.py"):
         shutil.copy(path, tmp_path / "docs" / "study")
-    (tmp_path / "docs" / "study" / "text.md").write_text(TEXT, encoding="utf-8")
-    (tmp_path / "docs" / "study" / "ablations.md").write_text("{{ablations}}\n", encoding="utf-8")
-    (tmp_path / "docs" / "study" / "choosing.md").write_text("{{mean study_weak paper final}}\n", encoding="utf-8")
+    for name, text in TEXTS.items():
+        (tmp_path / "docs" / "study" / name).write_text(text, encoding="utf-8")
     more = ("Tracking.enabled = True", f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 50")
     lines = [
         "include 'base.gin'",
@@ -55,7 +58,7 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
 def start(project: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts the script, in a process group of its own that does not outlive the test."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    begun = []
+    processes = []
 
     def begin() -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -67,11 +70,11 @@ def start(project: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        begun.append(process)
+        processes.append(process)
         return process
 
     yield begin
-    for process in begun:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -90,28 +93,28 @@ def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
-    said = process.communicate(timeout=600)[0]
-    assert process.returncode == 128 + signal.SIGINT, said[-4000:]
-    assert "Traceback" not in said
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 128 + signal.SIGINT, output[-4000:]
+    assert "Traceback" not in output
     assert len(steps(project, "paper/seed1")) == 0, "the last run was started all the same"
     assert not (project / "docs" / "study.md").exists()
 
     process = start()
-    said = process.communicate(timeout=900)[0]
-    assert process.returncode == 0, said[-4000:]
+    output = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, output[-4000:]
     for run in ("on_policy/seed0", "on_policy/seed1", "paper/seed0", "paper/seed1"):
         assert steps(project, run) == list(range(STEPS + 1))
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
-    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    assert sorted(run.data.tags.get("variant", "") for run in found) == ["", *["on_policy"] * 2, *["paper"] * 2]
+    runs = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert sorted(run.data.tags.get("variant", "") for run in runs) == ["", *["on_policy"] * 2, *["paper"] * 2]
 
     figures = project / "docs" / "study"
-    names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv", ".png")}
+    names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv")}
     written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
-    assert written == {"text.md", "ablations.md", "choosing.md", *names}
+    assert written == {*TEXTS, "appendix.md", *names}
     written = (project / "docs" / "study.md").read_text(encoding="utf-8")
-    assert written == Document(figures).fill(TEXT)
-    assert "| not run yet |" in (project / "docs" / "ablations.md").read_text(encoding="utf-8")
+    assert written == Document(figures).fill(TEXTS["study.md.in"])
+    assert (project / "docs" / "choosing.md").read_text(encoding="utf-8") == "not run yet\n"
     with (figures / "study_weak.csv").open(encoding="utf-8", newline="") as file:
         final = {row["seed"]: float(row["value"]) for row in csv.DictReader(file)
                  if (row["kind"], row["measure"], row["variant"]) == ("run", "final", "paper")}  # fmt: skip
@@ -125,15 +128,15 @@ def test_a_signal_that_a_script_ends_well_in_spite_of_starts_no_other(project: P
     process = start()
     assert any(line == "ready\n" for line in process.stdout)
     os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
-    said = process.communicate(timeout=50)  # it would sleep for 60[0]
+    output = process.communicate(timeout=50)[0]  # it would sleep for 60
     assert process.returncode == 128 + number
-    assert "compare.py" not in said
+    assert "compare.py" not in output
 
 
 def test_a_place_without_a_figure_leaves_the_old_document(project: Path) -> None:
     (project / "docs" / "study.md").write_text("old", encoding="utf-8")
     command = [sys.executable, "docs/study/build.py", "--document"]
-    found = subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True)
-    assert found.returncode == 2
-    assert found.stderr.decode().startswith("error: docs/study/text.md: ")
+    process = subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True)
+    assert process.returncode == 2
+    assert process.stderr.decode().startswith("error: docs/study/study.md.in: ")
     assert (project / "docs" / "study.md").read_text() == "old"
