@@ -20,8 +20,8 @@ HEAD = """# Settings
 
 <!-- made by docs/dev/settings.py from the docstrings -->
 
-Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults are those of the
-classes; `gin/base.gin` binds the paper's values.
+Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults are the
+classes' own; `gin/base.gin` binds the paper's values.
 """
 FLAGS = """## OpenRLHF's flags
 
