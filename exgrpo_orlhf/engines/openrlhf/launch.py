@@ -191,7 +191,7 @@ def _stopped_after_parsing(wanted: Mapping[str, Any]) -> Iterator[None]:
         known -= {"help", "-h"}
         if flag := next((flag for flag in wanted if flag not in known), None):
             near = difflib.get_close_matches(flag, known, n=3, cutoff=0.5)
-            hint = f"nearest: {', '.join(near)}" if near else "docs/cluster.md lists them all"
+            hint = f"nearest: {', '.join(near)}" if near else "docs/settings.md and docs/dev/flags.md list them"
             raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
         return parse_args(parser, *more, **kwargs)
 
