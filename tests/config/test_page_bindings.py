@@ -29,7 +29,11 @@ BESIDE = {
     "QuestionSampler.mu": ["QuestionSampler.unit = 'successes'"],
     "Verifier.function": ["Verifier.kind = 'function'"],
     "Evaluation.samples": ["Evaluation.temperature = 0.6"],
-    "Work.validation": ["QuestionFile.path = 'q.parquet'", "validation/QuestionFile.path = 'validation.parquet'"],
+    "Work.questions": ["PretrainedModel.path = 'm'", "QuestionHub.id = 'openai/gsm8k'"],
+    "Work.validation": [
+        *("PretrainedModel.path = 'm'", "QuestionFile.path = 'q.parquet'"),
+        "validation/QuestionFile.path = 'validation.parquet'",
+    ],
     "PretrainedModel.path": ["QuestionFile.path = 'q.parquet'"],
     "QuestionFile.path": ["PretrainedModel.path = 'm'"],
 }
