@@ -242,7 +242,7 @@ class LocalEngine:
         a GPU
     threads: torch's CPU threads; more than the free cores is ruinous
     micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (on a CPU, see
-        docs/performance.md) each prompt once
+        docs/dev/performance.md) each prompt once
     generation_rows: responses generated at a time
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """

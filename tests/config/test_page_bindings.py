@@ -17,6 +17,8 @@ from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.engines.openrlhf import flags
 
 PAGES = [ROOT / "docs" / name for name in ("from_other_tools.md", "choosing.md")]
+WITH_COMMANDS = [*PAGES, ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("training", "reproduce"))]
+ALL_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BINDING = re.compile(r"`((?:[a-z]+/)?(?:[A-Za-z]\w*\.[a-z]\w*|[A-Z_]{4,}) = [^`]+)`")
 COMMAND = re.compile(r"^python scripts/train\.py ((?:.*\\\n)*.*)", re.MULTILINE)
 LAYOUT = "engines/openrlhf_8gpu.gin"
@@ -27,7 +29,13 @@ BESIDE = {
     "QuestionSampler.mu": ["QuestionSampler.unit = 'successes'"],
     "Verifier.function": ["Verifier.kind = 'function'"],
     "Evaluation.samples": ["Evaluation.temperature = 0.6"],
-    "Work.validation": ["validation/QuestionFile.path = 'validation.parquet'"],
+    "Work.questions": ["PretrainedModel.path = 'm'", "QuestionHub.id = 'openai/gsm8k'"],
+    "Work.validation": [
+        *("PretrainedModel.path = 'm'", "QuestionFile.path = 'q.parquet'"),
+        "validation/QuestionFile.path = 'validation.parquet'",
+    ],
+    "PretrainedModel.path": ["QuestionFile.path = 'q.parquet'"],
+    "QuestionFile.path": ["PretrainedModel.path = 'm'"],
 }
 
 
@@ -35,7 +43,7 @@ def options(command: str) -> list[str]:
     return shlex.split(command.replace("\\\n", " "), comments=True)
 
 
-COMMANDS = [pytest.param(each, id=f"{page.stem}-{i}") for page in PAGES
+COMMANDS = [pytest.param(each, id=f"{page.stem}-{i}") for page in WITH_COMMANDS
             for i, each in enumerate(COMMAND.findall(page.read_text(encoding="utf-8")))]  # fmt: skip
 BINDINGS = sorted({each for page in PAGES for each in BINDING.findall(page.read_text(encoding="utf-8"))})
 
@@ -60,22 +68,41 @@ def test_a_binding_is_taken(binding: str) -> None:
         flags.check(x.openrlhf.all_flags())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_metrics_and_options_that_a_page_names_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for name in re.findall(r"`gin/([\w/]+\.gin)`", text):
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_gin_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"gin/((?:\w+/)*\w+\.gin)", page.read_text(encoding="utf-8")):
         assert gin_files.find(name, None).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_metrics_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name in re.findall(r"`((?:reward|rollout|replay|policy|train|cost|eval|time)/\w+)`", text):
         listed = re.sub(r"^(replay/bucket)_\w+", r"\1_<level>", name).removeprefix("time")  # as that page lists them
         assert f"{listed}`" in metrics, name
 
 
-@pytest.mark.parametrize(
-    "page",
-    [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "study" / "appendix.md"],
-    ids=lambda page: page.stem,
-)
+def test_the_code_that_the_algorithm_s_page_names_is_where_it_says() -> None:
+    page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "exgrpo_orlhf").rglob("*.py")]
+    for file, names in rows:
+        first, *others = re.findall(r"`([\w.]+)`", names)
+        code = (ROOT / "exgrpo_orlhf" / file).read_text(encoding="utf-8")
+        assert f" {first.rpartition('.')[2]}(" in code or f"class {first}" in code, (file, first)
+        for part in (part for name in others for part in name.split(".") if part):
+            assert any(f" {part}(" in source or f"class {part}" in source for source in sources), (file, part)
+
+
+def test_the_tests_that_the_list_of_traps_names_exist() -> None:
+    names = re.findall(r"`(test_\w+\.py)`", (ROOT / "docs" / "dev" / "traps.md").read_text(encoding="utf-8"))
+    assert len(names) > 20
+    assert set(names) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
 def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
     links = re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
     for target, anchor in links:

@@ -1,8 +1,8 @@
 """OpenRLHF's flags under this engine: which of them a gin binding decides, and which are refused. All others are passed
 on as they are.
 
-docs/cluster.md shows these tables, and what runs each of the other flags: a test, or a check of the doctor. Tests
-compare it with these tables and with OpenRLHF's own parser.
+docs/settings.md shows these tables. docs/dev/flags.md says what runs each of the other flags: a test, or a check of the
+doctor. Tests compare them with OpenRLHF's own parser.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _stopped_after_parsing(flags: Mapping[str, Any]) -> Iterator[None]:
         names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
         if flag := next((flag for flag in flags if flag not in names), None):
             near = difflib.get_close_matches(flag, names, n=3, cutoff=0.5)
-            hint = f"nearest: {', '.join(near)}" if near else "docs/cluster.md lists them all"
+            hint = f"nearest: {', '.join(near)}" if near else "docs/settings.md and docs/dev/flags.md list them"
             raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
         return parse_args(parser, *more, **kwargs)
 

@@ -1,4 +1,4 @@
-"""docs/cluster.md agrees with the code. test_openrlhf_contract.py compares its tables of flags."""
+"""docs/cluster.md agrees with the code. test_openrlhf_contract.py compares the tables of flags."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def start(tmp_path, monkeypatch):
         ("ds.zero_stages", r"no flag 'ds\.zero_stages'; nearest: .*ds\.zero_stage"),
         ("actor.num_gpu_per_node", r"no flag 'actor\.num_gpu_per_node'; nearest: .*actor\.num_gpus_per_node"),
         ("train_micro_batch_size", r"no flag 'train_micro_batch_size'; nearest: .*train\.micro_batch_size"),
-        ("zzz", "no flag 'zzz'; docs/cluster.md lists them all"),
+        ("zzz", "no flag 'zzz'; docs/settings.md and docs/dev/flags.md list them"),
         ("actor.nu", "no flag 'actor.nu'"),  # argparse would take the beginning of a flag
         ("--ds.zero_stage", "without dashes, got --ds.zero_stage"),
     ],

@@ -1,0 +1,79 @@
+"""Write docs/settings.md: every class that gin binds, with its parameters, defaults and docstrings.
+
+    python docs/dev/settings.py
+
+tests/config/test_settings_page.py fails while the page differs from the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from exgrpo_orlhf.config import build
+from exgrpo_orlhf.engines.openrlhf import flags
+
+PAGE = Path(__file__).parents[1] / "settings.md"
+HEAD = """# Settings
+
+<!-- made by docs/dev/settings.py from the docstrings -->
+
+Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults are the
+classes' own; `gin/base.gin` binds the paper's values.
+"""
+FLAGS = """## OpenRLHF's flags
+
+`OpenRLHF.flags` and `.more_flags` take OpenRLHF's own flags, without dashes. A gin binding decides these instead:
+
+{bound}
+
+These are refused:
+
+{refused}
+
+All others are [passed on](dev/flags.md).
+"""
+ENTRY = re.compile(r"(?:^|(?<=; ))(\w+(?:, \w+)*): ", re.MULTILINE)
+
+
+def words(target: type) -> tuple[str, dict[str, str]]:
+    """The first paragraph of a class's docstring, and the words for each parameter, those of its bases included."""
+    parameters, described = inspect.signature(target).parameters, {}
+    for owner in reversed(target.__mro__):
+        text = inspect.cleandoc(owner.__dict__.get("__doc__") or "")
+        text = re.sub(r"[;\s]+[Tt]he other fields are those of `\w+`", "", text)
+        entries = [match for match in ENTRY.finditer(text) if set(match[1].split(", ")) <= parameters.keys()]
+        ends = [entry.start() for entry in entries[1:]] + [len(text)]
+        for entry, end in zip(entries, ends, strict=False):  # there may be none
+            block = re.sub(r"(?<!with)(:?)\n +(?='\w+'(?:,|  ))", r"\1; ", text[entry.end() : end].split("\n\n")[0])
+            described |= dict.fromkeys(entry[1].split(", "), " ".join(block.replace(":;", ":").split()).strip("; "))
+    return " ".join(text[: entries[0].start() if entries else None].split("\n\n")[0].split()), described
+
+
+def cell(text: object) -> str:
+    return re.sub(r"([|<>])", r"\\\1", str(text))
+
+
+def table(head: str, rows: Mapping[str, str]) -> str:
+    return "\n".join([f"| {head} |", "| --- | --- |", *(f"| `{name}` | {cell(rows[name])} |" for name in rows)])
+
+
+def page() -> str:
+    parts = [HEAD]
+    for name, target in sorted(build._TARGETS.items(), key=lambda item: item[0].lower()):
+        text, described = words(target)
+        rows = ["| parameter | default | |", "| --- | --- | --- |"]
+        for parameter, declared in inspect.signature(target).parameters.items():
+            if parameter not in build._SUPPLIED.get(name, ()):
+                value = "*required*" if declared.default is inspect.Parameter.empty else f"`{declared.default!r}`"
+                value = "`{}`" if "factory" in value else value
+                rows.append(f"| `{parameter}` | {value} | {cell(described.get(parameter, ''))} |")
+        parts.append("\n\n".join([f"## {name}", *([text] if text else []), "\n".join(rows)]) + "\n")
+    tables = {"bound": table("flag | by", flags.BOUND), "refused": table("flag | why", flags.REFUSED)}
+    return "\n".join([*parts, FLAGS.format(**tables)])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
