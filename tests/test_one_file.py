@@ -47,13 +47,12 @@ class Package:
     def question(self, text: str) -> Question:
         return Question.make("chains", text, "0")
 
-    def candidates(self):
-        return {accuracy: set(members) for accuracy, members in self.buffer.candidates.items()}
-
     def check_draw(self, buckets, n, rng, draw):
         ids = {self.question(text).id: text for members in buckets.values() for text in members}
         by_id = {accuracy: [self.question(text).id for text in members] for accuracy, members in buckets.items()}
-        assert {accuracy: set(members) for accuracy, members in by_id.items()} == self.candidates()
+        assert {a: set(members) for a, members in by_id.items()} == {
+            a: set(members) for a, members in self.buffer.candidates.items()
+        }
         same = np.random.default_rng()
         same.bit_generator.state = rng.bit_generator.state
         self.replayed = draw(buckets, n, rng)
@@ -99,6 +98,16 @@ class Package:
         ids, behaviour = np.array(success.tokens, np.int32), np.array(success.behaviour, np.float32)
         if self.x.mixer.collecting:
             self.buffer.store([(self.question(text).id, Trajectory(ids, behaviour, 1.0, success.step))])
+
+    def check_stored(self, experience):
+        stored = {self.question(text).id: successes for text, successes in experience.stored.items()}
+        assert {
+            question_id: [(one.tokens, one.step) for one in successes] for question_id, successes in stored.items()
+        } == {
+            question_id: [(tuple(one.trajectory.token_ids.tolist()), one.trajectory.step) for one in record.stored]
+            for question_id, record in self.buffer.records.items()
+            if record.stored
+        }
 
     def loss(self, logprobs, past, advantages, replayed, mask):
         lengths = mask.sum(1)
@@ -170,19 +179,17 @@ def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
     questions = list(dict.fromkeys(one_file.draw_question(rng) for _ in range(12)))
     choices = 0
     for experience in one_file.train(model, questions, STEPS, rng):
-        buffer = package.buffer
         assert experience.started == package.x.mixer.started == (package.step >= EASY_FROM)
-        assert {package.question(text).id for text in experience.retired} == set(buffer.retired)
-        stored = {package.question(text).id: of_question for text, of_question in experience.stored.items()}
-        assert stored.keys() == {question_id for question_id, record in buffer.records.items() if record.stored}
-        for question_id, of_question in stored.items():
-            pairs = zip(of_question, buffer.trajectories(question_id), strict=True)
-            assert all((a.tokens, a.step) == (tuple(b.token_ids.tolist()), b.step) for a, b in pairs)
-            choices += len(of_question) > 1
+        assert {package.question(text).id for text in experience.retired} == set(package.buffer.retired)
+        package.check_stored(experience)
+        choices += sum(len(successes) > 1 for successes in experience.stored.values())
         package.step += 1
     assert experience.retired
     assert choices
     assert package.replayed
+    text, successes = max(experience.stored.items(), key=lambda pair: len(pair[1]))
+    experience.store(text, successes[0]._replace(step=package.step))  # as if it had been sampled again
+    package.check_stored(experience)
 
 
 def test_the_one_file_is_short_and_stands_alone(one_file):
