@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at its small size, in a process of its own, and what it prints is complete and finite."""
+"""Every benchmark runs to its end at its small size, in a process of its own, and its figures are finite."""
 
 from __future__ import annotations
 
