@@ -247,4 +247,4 @@ if __name__ == "__main__":
         if step % 8 == 0:
             right = [reward(q, o) for q, o in zip(validation, sample(model, validation), strict=True)]
             stored, retired = sum(map(len, experience.stored.values())), len(experience.retired)
-            print(f"step {step:2}: accuracy {np.mean(right):.0%}, {stored:3} successes stored, {retired:3} retired")
+            print(f"step {step:2}: accuracy {np.mean(right):.0%}, {stored:3} stored, {retired:3} retired", flush=True)
