@@ -12,18 +12,7 @@ disturbs little. TRL runs without reports, checkpoints, logs and gradient checkp
 of 256, 128, 64 and 32 rows, none is faster for it by more than the noise. Its steps include its data loader, ours the
 grading; what our training loop adds to a step besides (metrics and their file) takes 3 ms.
 
-What the profile said (AMD EPYC, one thread; seconds a step, fixed and varied):
-
-- Generation by `model.generate` took 0.18 and 0.33. Each distinct prompt computed once: 0.15 and 0.26. Ended rows out
-  of the batch at once: 0.14 and 0.17; out only when 5, 10, 25 or 50 % of the rows have ended: 0.17, 0.17, 0.18 and 0.20
-  for varied lengths. Of what is left, a third each is matrix products, Python, and attention with the cache's appends;
-  a cache that grows in place makes it no faster (0.18 against 0.17).
-- The update took 0.31 and 0.47 in micro-batches of 16,384 padded tokens, 0.29 and 0.36 of 4,096, 0.26 and 0.32 of
-  2,048, 0.29 and 0.32 of 1,024: large activations leave the processor's caches, and their memory goes back to the
-  system and is faulted in again. Rows without an advantage (a third) have no backward pass. Of what is left, 60 % is
-  matrix products.
-
-Takes about a minute, and four more when the model has not been warmed up before.
+Takes about a minute, and four more where the model has not been warmed up before.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import os
 import random
 import shutil
@@ -44,15 +43,13 @@ from typing import Any
 
 import torch
 from command_line import TINY, finish, make_parser
+from damage import FILES, FOLDERS, Outcome, Problem, damage_file, damage_folder, model_trials
 from kills import count_calls, different, kill_at_call
-from safetensors.torch import load_file, save_file
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
-from exgrpo_orlhf.evaluation.results_table import aligned
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint
+from exgrpo_orlhf.evaluation.results_table import aligned, markdown_table
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.paths import PROJECT
 from exgrpo_orlhf.training.run import train
 
@@ -89,9 +86,6 @@ VARIANTS = {
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}
 KILLS = ("at a uniform moment", *CALLS)
-CACHED: dict[str, Any] = {"operands": (3, 4), "steps": 2, "width": 32, "layers": 2}
-DAMAGE = ("flip", "truncation", "emptying", "deletion", "swap")
-FOLDERS = ("another name", "another's replay/", "another run", "edited counters")
 
 
 @dataclass
@@ -106,7 +100,7 @@ class Count:
 
 @dataclass
 class Campaign:
-    """model: cached; straight: by variant an undisturbed run, its seconds, and how often it called what CALLS names"""
+    """straight: by variant an undisturbed run, its seconds, and how often it called what CALLS names"""
 
     folder: Path
     rng: random.Random
@@ -161,9 +155,19 @@ class Campaign:
                     break
             self.straight[variant] = run, seconds, calls
 
-    def say(self, what: str, outcome: str, run: Path) -> None:
-        log = run.with_suffix(".log")
-        print(f"{outcome.upper()}: trial {self.trials}, {what}\n{log.read_text() if log.exists() else ''}", flush=True)
+    def judge(self, kind: str, what: str, trial: Callable[[], Problem | None]) -> None:
+        """Count one damage. trial: None where it was detected"""
+        self.trials += 1
+        count = self.counts.setdefault(kind, Count())
+        count.tried += 1
+        if problem := trial():
+            self.report(count, f"{kind}, {what}", *problem)
+        else:
+            count.detected = (count.detected or 0) + 1
+
+    def report(self, count: Count, what: str, outcome: Outcome, log: str) -> None:
+        setattr(count, outcome, getattr(count, outcome) + 1)
+        print(f"{outcome.upper()}: trial {self.trials}, {what}\n{log}", flush=True)
 
     # -- kills --------------------------------------------------------------------------------------------------------
 
@@ -184,20 +188,17 @@ class Campaign:
             status = waited(process)
             what += f", at call {number} ({'after' if after else 'before'} it)" if kind in CALLS else f", {pause:.3f} s"
             count.tried += status == -signal.SIGKILL
-            found = max(checkpoints.find(run), default=0)
-            if status not in (0, -signal.SIGKILL) or found < newest:
-                count.lost += 1
-                self.say(what, "lost", run)
+            last = max(checkpoints.find(run), default=0)
+            if status not in (0, -signal.SIGKILL) or last < newest:
+                self.report(count, what, "lost", run.with_suffix(".log").read_text())
                 return
-            newest = found
+            newest = last
             if status == 0:
                 break
         if self.trained(run, variant):
-            count.lost += 1
-            self.say(what, "lost", run)
-        elif wrong := different(run, straight, STEPS):
-            count.silent += 1
-            self.say(f"{what}: {wrong} differs", "silent", run)
+            self.report(count, what, "lost", run.with_suffix(".log").read_text())
+        elif difference := different(run, straight, STEPS):
+            self.report(count, f"{what}: {difference} differs", "silent", run.with_suffix(".log").read_text())
         remove(run)
 
     # -- damage -------------------------------------------------------------------------------------------------------
@@ -208,161 +209,39 @@ class Campaign:
         newest = original / f"checkpoint-{max(checkpoints.find(original))}"
         for path in sorted((newest / "ahead" if variant == "one step ahead" else newest).rglob("*")):
             if path.is_file():
-                yield from ((how, path.relative_to(newest).as_posix()) for how in DAMAGE)
+                yield from ((how, path.relative_to(newest).as_posix()) for how in FILES)
         if variant == "replay":
             yield from (("folders", what) for what in FOLDERS)
 
-    def damage(self, variant: str, original: Path, how: str, name: str, *, go_on: bool) -> None:
+    def damaged(self, variant: str, original: Path, how: str, name: str, *, go_on: bool) -> Problem | None:
         """Damage a copy of a finished run and resume it. go_on: then from the older checkpoint, to the end"""
-        self.trials += 1
-        engine = "openrlhf" if variant == "openrlhf" else "local"
-        run, count = self.folder / f"run{self.trials}", self.counts.setdefault(f"{engine}: {how}", Count())
+        run = self.folder / f"run{self.trials}"
         shutil.copytree(original, run, symlinks=True)
         older, newest = [*checkpoints.find(run).values()][-2:]
-        named = self.do_damage(run, older, newest, how, name)
-        count.tried += 1
-        status, log = self.trained(run, variant), run.with_suffix(".log")
-        lines = log.read_text().strip().splitlines()
-        if status == 0:
-            count.silent += 1
-            self.say(f"{how} of {name}", "silent", run)
-        elif status == 2 and lines and str(named) in lines[-1]:
-            count.detected = (count.detected or 0) + 1
-            resume = partial(self.trained, run, variant, resume_from=older.name)
-            if go_on and (resume() or different(run, self.straight[variant][0], STEPS)):
-                count.lost += 1
-                self.say(f"{how} of {name}, then from {older.name}", "lost", run)
+        if how == "folders":
+            named = damage_folder(self.rng, newest, older, name, self.straight["no replay yet"][0])
         else:
-            count.lost += 1
-            self.say(f"{how} of {name}", "lost", run)
+            named = damage_file(self.rng, newest, older, how, name)
+        status, log = self.trained(run, variant), run.with_suffix(".log").read_text()
+        problem: Problem | None = None
+        if status != 2 or str(named) not in log.strip().rpartition("\n")[2]:
+            problem = "lost" if status else "silent", log
+        elif go_on and (
+            self.trained(run, variant, resume_from=older.name) or different(run, self.straight[variant][0], STEPS)
+        ):
+            problem = "lost", f"then from {older.name}\n{run.with_suffix('.log').read_text()}"
         remove(run)
+        return problem
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def judge(self, kind: str, what: str, wrong: Callable[[], str | None]) -> None:
-        """Count one damage. wrong: None where it was detected, else what went wrong: silent where it is ''"""
-        self.trials += 1
-        count = self.counts.setdefault(kind, Count())
-        count.tried += 1
-        if (problem := wrong()) is None:
-            count.detected = (count.detected or 0) + 1
-            return
-        count.silent += problem == ""
-        count.lost += problem != ""
-        print(f"{'LOST' if problem else 'SILENT'}: trial {self.trials}, {kind}, {what}\n{problem}", flush=True)
-
     def models(self) -> None:
         """Damage to a cached model, to the base model of an adapter, and models that are not whole."""
-        made = ChainModel(**CACHED, cache=str(self.folder / "cache")).prepare()
-        names = sorted(path.name for path in made.iterdir())
-        base, run = self.folder / "base", self.folder / "lora"
-        shutil.copytree(made, base, ignore=shutil.ignore_patterns(manifest.NAME))
-        VARIANTS["lora"] = ["Work.model = @PretrainedModel()", f"PretrainedModel.path = {str(base)!r}", "LoRA.rank = 2"]
-        if self.trained(run, "lora"):
-            raise RuntimeError(run.with_suffix(".log").read_text())
-        for how in DAMAGE:
-            for name in names:
-                self.judge(f"cached model: {how}", name, partial(self.cached, made, how, name))
-            for name in ("model.safetensors", "config.json"):
-                self.judge(f"base of an adapter: {how}", name, partial(self.adapted, base, run, how, name))
+        base = f"PretrainedModel.path = {str(self.folder / 'base')!r}"
+        VARIANTS["lora"] = ["Work.model = @PretrainedModel()", base, "LoRA.rank = 2"]
+        for kind, what, trial in model_trials(self.folder, self.rng, lambda run: self.trained(run, "lora")):
+            self.judge(kind, what, trial)
         del VARIANTS["lora"]
-        tensors = load_file(base / "model.safetensors")
-        changes: dict[str, Callable[[str], dict[str, torch.Tensor]]] = {
-            "a tensor missing": lambda name: {},
-            "another name": lambda name: {f"x.{name}": tensors[name]},
-            "a dimension less": lambda name: {name: tensors[name][:-1].clone()},
-            "a NaN": lambda name: {name: torch.where(tensors[name] == tensors[name].max(), torch.nan, tensors[name])},
-        }
-        for what, change in changes.items():
-            for name in tensors:
-                changed = {other: one for other, one in tensors.items() if other != name} | change(name)
-                save_file(changed, base / "model.safetensors", metadata={"format": "pt"})
-                self.judge(f"incomplete model: {what}", name, partial(refused_model, base))
-
-    def cached(self, made: Path, how: str, name: str) -> str | None:
-        folder = self.folder / "damaged" / made.name
-        shutil.copytree(made, folder)
-        self.do_damage(self.folder, self.folder / "none", folder, how, name)
-        with Heard(logging.getLogger("exgrpo_orlhf.cache")) as heard:
-            ChainModel(**CACHED, cache=str(folder.parent)).prepare()
-        same = all((folder / path.name).read_bytes() == path.read_bytes() for path in made.iterdir())
-        shutil.rmtree(folder.parent)
-        if not heard.lines:
-            return ""
-        return None if same and str(folder / name) in heard.lines[0] else f"{heard.lines}, made as it was: {same}"
-
-    def adapted(self, base: Path, run: Path, how: str, name: str) -> str | None:
-        data = (base / name).read_bytes()
-        self.do_damage(self.folder, self.folder / "none", base, how, name)
-        status, log = self.trained(run, "lora"), run.with_suffix(".log").read_text().strip()
-        (base / name).write_bytes(data)
-        if status == 0:
-            return ""
-        last = log.rpartition("\n")[2]
-        return None if status == 2 and (str(base) in last or "the base model has changed" in last) else log
-
-    def do_damage(self, run: Path, older: Path, newest: Path, how: str, name: str) -> Path:
-        """Returns what the message must name."""
-        rng, path = self.rng, newest / name
-        if how == "folders":
-            if name == "another name":
-                return shutil.copytree(newest, run / "checkpoint-99")
-            if name == "another's replay/":
-                shutil.copytree(older / "replay", newest / "replay", dirs_exist_ok=True)
-                return newest / "replay"
-            if name == "another run":
-                other = self.straight["no replay yet"][0] / newest.name
-                shutil.rmtree(newest)
-                return shutil.copytree(other, newest)
-            path = newest / "trainer" / "state.json"
-            state = json.loads(path.read_text())
-            state["generated_tokens"] += rng.choice((-1, 1))
-            path.write_text(json.dumps(state, indent=1) + "\n")
-            return path
-        data = path.read_bytes()
-        if how == "flip":
-            at = rng.randrange(len(data))
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
-        elif how == "truncation":
-            os.truncate(path, rng.randrange(len(data)))
-        elif how == "emptying":
-            os.truncate(path, 0)
-        elif how == "deletion":
-            path.unlink()
-        else:  # the same file of the older checkpoint; where that is equal, another file of this one
-            same = older / name
-            others = [file for file in newest.rglob("*") if file.is_file() and file.read_bytes() != data]
-            swapped = same if same.is_file() and same.read_bytes() != data else rng.choice(sorted(others))
-            shutil.copy(swapped, path)
-        return path
-
-
-def refused_model(folder: Path) -> str | None:
-    try:
-        PretrainedModel(str(folder)).prepare()
-    except ValueError as error:
-        return str(error) if "\n" in str(error) else None
-    return ""
-
-
-class Heard(logging.Handler):
-    """The lines that a logger writes within the context."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        super().__init__()
-        self.logger, self.lines = logger, []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-    def __enter__(self) -> Heard:
-        self.logger.addHandler(self)
-        self.logger.propagate = False
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.logger.removeHandler(self)
-        self.logger.propagate = True
 
 
 def waited(process: int) -> int:
@@ -412,7 +291,8 @@ def main() -> int:
                 for how, name in campaign.damages(variant, original):
                     # The way on is the same whatever the damage was: one in ten is enough.
                     go_on = variant != "openrlhf" and campaign.trials % 10 == 0
-                    campaign.damage(variant, original, how, name, go_on=go_on)
+                    trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
+                    campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
             campaign.models()
             for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:
@@ -428,21 +308,15 @@ def main() -> int:
     tried = sum(c.tried for c in campaign.counts.values())
     if arguments.page:
         size = "--small" if arguments.small else f"--minutes {arguments.minutes:g} --seed {seed}"
-        write_page(arguments.page, [header, *rows], f"python benchmarks/campaign.py {size}")
+        above, heading, _ = arguments.page.read_text(encoding="utf-8").partition(HEADING)
+        lines = [f"\n`python benchmarks/campaign.py {size}`:\n", *markdown_table(header, rows)]
+        write(arguments.page, above + heading + "\n".join(lines) + "\n")
     figures = {
         "seed": seed,
         "counts": {name: vars(c) for name, c in campaign.counts.items()},
         "met": silent == lost == 0,
     }
     return finish(arguments, figures, f"{tried} kills and damages, {silent} silent, {lost} lost (goal 0 and 0)")
-
-
-def write_page(page: Path, rows: list[tuple[str, ...]], command: str) -> None:
-    """Put the table in the place of the one under the page's last heading."""
-    above, heading, _ = page.read_text(encoding="utf-8").partition(HEADING)
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
-    write(page, above + heading + f"\n`{command}`:\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ graded right.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,7 +27,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -47,43 +46,56 @@ from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, overrid
 from exgrpo_orlhf.questions.prompts import Prompts
 
 GOAL = 0.05
+BENCHMARK, SAMPLES, ROWS = "math500", 2, 64  # responses to a question; of transformers, at a time
 SOLUTION = "Let x be what is asked for. Then {steps} and so on, step by step. The answer is $\\boxed{{{answer}}}$."
 
 
+class Size(NamedTuple):
+    """tokens: of a response, at most; width, layers: of the model; rounds: of each way"""
+
+    questions: int
+    tokens: int
+    width: int
+    layers: int
+    rounds: int
+
+
+FULL, SMALL = Size(100, 256, 256, 4, 3), Size(6, 16, 64, 1, 1)
+
+
 def main() -> int:
-    arguments = parse()
+    parser = make_parser(__doc__)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with MATH-500 (default %(default)s)")
+    arguments = parser.parse_args()
+    size = SMALL if arguments.small else FULL
     with tempfile.TemporaryDirectory() as folder:
-        model_path = make_model(Path(folder) / "model", arguments.width, arguments.layers)
+        model_path = make_model(Path(folder) / "model", size.width, size.layers)
         model, _ = evaluated_model.load(str(model_path))
-        benchmark = override(
-            Definitions((DEFINITIONS,)).benchmark(arguments.benchmark),
-            samples=arguments.samples,
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=arguments.max_tokens,
-        )
-        asked = sets.load(benchmark, (arguments.data, sets.DATASETS), arguments.limit)
+        sampling = {"samples": SAMPLES, "temperature": 1.0, "top_p": 1.0, "max_tokens": size.tokens}
+        benchmark = override(Definitions((DEFINITIONS,)).benchmark(BENCHMARK), **sampling)
+        questions = sets.load(benchmark, (arguments.data, sets.DATASETS), size.questions)
         asker = evaluated_model.RequestBuilder(model, Prompts(template="plain"), seed=0)
         evaluation = EvaluationPlan(
-            builder=asker, sets=[asked], not_run={}, limit=arguments.limit, plain=True, timeout=5.0, workers=0,
+            builder=asker, sets=[questions], not_run={}, limit=size.questions, plain=True, timeout=5.0, workers=0,
             engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,
             record={}, session={},
         )  # fmt: skip
-        requests = asker.requests([asked])
-        answers = {row: question.answer for row, question in asked.rows}
+        requests = asker.requests([questions])
+        answers = {row: question.answer for row, question in questions.rows}
         engine: GenerationEngine
         if arguments.engine == "vllm":
             engine, bare = VllmEngine(str(model_path)), bare_vllm
         else:
             engine = TransformersEngine(
-                str(model_path), model.tokenizer, device="auto", dtype="auto", threads=1, rows=arguments.rows
+                str(model_path), model.tokenizer, device="auto", dtype="auto", threads=1, rows=ROWS
             )
             bare = bare_transformers
         kept = Answering(engine, answers)
         try:
-            list(engine.generate(requests[: arguments.rows], ()))  # what is slower the first time
+            list(engine.generate(requests[:ROWS], ()))  # what is slower the first time
             seconds: dict[str, list[float]] = {"bare": [], "evaluation": []}
-            for round_ in range(arguments.rounds):
+            for round_ in range(size.rounds):
                 begun = time.perf_counter()
                 bare(engine, requests)
                 seconds["bare"].append(time.perf_counter() - begun)
@@ -94,7 +106,7 @@ def main() -> int:
             results = json.loads((Path(folder) / "0" / "results.json").read_text(encoding="utf-8"))
         finally:
             engine.close()
-    result = results["benchmarks"][arguments.benchmark]
+    result = results["benchmarks"][BENCHMARK]
     bare, ours = (statistics.median(seconds[name]) for name in ("bare", "evaluation"))
     tokens, graded, overhead = result["tokens"]["response"], result["avg"]["value"], ours / bare - 1
     right = sum(map(Answering.is_right, requests)) / len(requests)
@@ -147,37 +159,28 @@ def bare_vllm(engine: VllmEngine, requests: Sequence[GenerationRequest]) -> None
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    async def one(i: int, request: GenerationRequest) -> None:
+    async def generate_one(i: int, request: GenerationRequest) -> None:
         params = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+            temperature=request.temperature, top_p=request.top_p, max_tokens=request.max_tokens, seed=request.seed,
+            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
         async for _ in engine._llm.generate(prompt, params, f"bare-{i}"):
             pass
 
-    async def everything() -> None:
-        await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
+    async def generate_all() -> None:
+        await asyncio.gather(*(generate_one(i, request) for i, request in enumerate(requests)))
 
-    engine._stream.run(everything())
+    engine._stream.run(generate_all())
 
 
 def bare_transformers(engine: TransformersEngine, requests: Sequence[GenerationRequest]) -> None:
     for chunk in engine._chunks(requests):
         generate(
-            engine.model,
-            [request.prompt_ids for request in chunk],
-            end=engine.end,
-            pad=engine.pad,
-            max_new_tokens=chunk[0].max_tokens,
-            temperature=chunk[0].temperature,
-            top_p=chunk[0].top_p,
+            engine.model, [request.prompt_ids for request in chunk], end=engine.end, pad=engine.pad,
+            max_new_tokens=chunk[0].max_tokens, temperature=chunk[0].temperature, top_p=chunk[0].top_p,
             seeds=[request.seed for request in chunk],
-        )
+        )  # fmt: skip
 
 
 def make_model(folder: Path, width: int, layers: int) -> Path:
@@ -194,24 +197,6 @@ def make_model(folder: Path, width: int, layers: int) -> Path:
         )
     ).save_pretrained(folder)  # fmt: skip
     return folder
-
-
-def parse() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with the benchmark's set (default %(default)s)")
-    parser.add_argument("--benchmark", default="math500")
-    parser.add_argument("--limit", type=int, default=100, help="questions (default 100)")
-    parser.add_argument("--samples", type=int, default=2, help="responses to each (default 2)")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of a response (default 256)")
-    parser.add_argument("--rows", type=int, default=64, help="transformers: responses at a time (default 64)")
-    parser.add_argument("--width", type=int, default=256, help="of the model (default 256)")
-    parser.add_argument("--layers", type=int, default=4, help="of the model (default 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
-    arguments = parser.parse_args()
-    if arguments.small:
-        vars(arguments).update(limit=6, max_tokens=16, width=64, layers=1, rounds=1)
-    return arguments
 
 
 if __name__ == "__main__":

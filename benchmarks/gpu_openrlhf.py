@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gpu import ROW, Figures, Timed, Work, against, timed
+from gpu_work import ROW, Figures, Timed, Work, against, timed
 
 from exgrpo_orlhf.engines.rows import micro_batches
 from exgrpo_orlhf.records import MixedBatch

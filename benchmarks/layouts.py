@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ahead import filled
 from command_line import finish, make_parser
 from transformers import Qwen2Config
 
@@ -94,6 +93,15 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(markdown_table(HEAD, [line(layout, row) for layout, row in rows.items()], 3))
 
 
+def filled(text: str, table: str) -> str:
+    """docs/cluster.md with another table between its two comments. Raises ValueError where the comments are missing."""
+    before, begin, rest = text.partition("<!-- table: layouts -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not begin or not end:
+        raise ValueError(f"{PAGE} has no place for the table: <!-- table: layouts --> and <!-- end -->")
+    return f"{before}{begin}{table}\n{end}{after}"
+
+
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--page", action="store_true", help="write the table into docs/cluster.md")
@@ -101,7 +109,7 @@ def main() -> int:
     rows = {layout: needs(layout) for layout in LAYOUTS}
     print(table(rows))
     if given.page:
-        write(PAGE, filled(PAGE.read_text(encoding="utf-8"), {"layouts": table(rows)}).encode())
+        write(PAGE, filled(PAGE.read_text(encoding="utf-8"), table(rows)))
     short = [f"{layout}: {row['short']}" for layout, row in rows.items() if row["short"]]
     summary = "; ".join(short) or f"{len(rows)} layouts fit on their GPUs"
     return finish(given, {"met": not short, "layouts": rows}, summary)

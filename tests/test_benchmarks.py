@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at its small size, in a process of its own, and what it says is whole and finite."""
+"""Every benchmark runs to its end at its small size, in a process of its own, and its figures are finite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW_OPENRLHF = (pytest.mark.slow, pytest.mark.openrlhf)
 
 
 def case(command: str, lines: str, figures: str, needs: str = "", passes: int | None = None, marks: Any = ()) -> Any:
-    """command: script and what it is given besides --small and --json
+    """command: script and its arguments besides --small and --json
     lines: the beginnings of the table's lines, on each of which a number follows, split by |
     figures: names of numbers in the file, split by |
     needs: packages, and 'data' for the shared questions, split by spaces
@@ -30,10 +30,8 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand: `openrlhf_overhead --cpu` and `generate_ahead` at its own size, which start OpenRLHF several times, and vLLM:
-# `eval_throughput --engine vllm`, `generation --vllm`.
+# By hand, because vLLM takes a minute to start: `eval_throughput --engine vllm`, `generation --vllm`.
 CASES = [
-    case("ahead", "H100|A100|met", "sync_seconds|ahead_seconds|ahead_idle|from_closed_form|least_slack"),
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case(
         "campaign",
@@ -56,41 +54,21 @@ CASES = [
         passes=8,
         marks=SLOW_OPENRLHF,
     ),
-    case("explored", "log|12 steps|1,000 questions", "log_share|log_bytes_per_100_steps|cpu_seconds|bytes"),
-    case("generate_ahead", "step|rollout|update", "step|rollout|update|wait|ratio|overlap"),
     case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
-    case("layouts", "met", "model|update|rollout|cache|host|download|disk|A100"),
     case("hybrid", "met", "packed|padded|wrong"),
-    case("long_run", "50 steps in", "samples|early|late|stored_bytes|seconds"),
+    case("layouts", "met", "model|update|rollout|cache|host|download|disk|A100"),
     case(
         "lora",
         "peak_MB|trained|adam_MB|update_seconds|merged_tokens_per_second|beside_tokens_per_second",
         "peak_MB|trained|adam_MB|merged_tokens_per_second|beside_tokens_per_second|saved|faster",
     ),
-    case("openrlhf_overhead --paper", "plan|score|assemble|store|metrics", "own|metrics|scored_tokens|share|saved"),
-    case(
-        "refusal",
-        "a line that is not gin|an unknown name|a value out|a file of questions|a metric that",
-        "an unknown name|a value out of its range",
-    ),
-    case("rungs", "    1|    2|    3|    4", "pass_at_1|pass_at_8|mixed|no_answer|lucky|tokens"),
     case(
         "replay_scale",
         "300.00|1,000.00|3,000.00|a trajectory of 2,000|snapshot of 1,200",
-        "plan|observe|store|step_max|copying|ratio|save_s_per_GB|growth",
+        "plan|observe|store|step_max|copying|ratio|save_s_per_GB|growth|processor_s",
     ),
     case("smollm2", "on_policy|paper|ours|met", "on_policy, seed 0|accuracy|answered|responses"),
-    case(
-        "token_stats",
-        "no gradients|gradients of log-probs|gradients of both",
-        "plain_seconds|time_ratio|plain_peak_bytes|memory_ratio|largest_difference",
-    ),
-    case(
-        "update",
-        "90 + 30|90 + 120|quickstart, 10 + 27",
-        "copies|update_padded_s|update_packed_s|update_ratio|measure_ratio|log_probs_off|gradient_off",
-    ),
 ]
 
 
@@ -115,30 +93,15 @@ def test_the_small_size_runs_to_its_end(command, lines, figures, needs, passes, 
     script, *arguments = command.split()
     written = tmp_path / "figures.json"
     line = [sys.executable, f"benchmarks/{script}.py", "--small", "--json", str(written), *arguments]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    run = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-6000:]
     for beginning in lines:
-        assert re.search(rf"^ *{re.escape(beginning)}.*\d", done.stdout, re.MULTILINE), f"{beginning}\n{done.stdout}"
-    assert passes is None or done.stdout.count("PASS") == passes, done.stdout
-    found = json.loads(written.read_text(), parse_constant=lambda name: pytest.fail(f"{name} among the figures"))
-    assert found["small"] is True
-    assert found["met"] is True
-    assert set(figures) <= set(numbers(found)), done.stdout
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--gin", "toy.gin"), "Work.questions must be @WordProblems(), not ModularChains("),
-        (("--gin", "toy.gin", "--gin", "engines/openrlhf_cpu.gin"), "only the local engine is measured"),
-    ],
-)
-def test_rungs_refuses_what_it_does_not_measure(more, said, environment):
-    line = [sys.executable, "benchmarks/rungs.py", *more]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "rungs.py: error: " in done.stderr
-    assert said in done.stderr
+        assert re.search(rf"^ *{re.escape(beginning)}.*\d", run.stdout, re.MULTILINE), f"{beginning}\n{run.stdout}"
+    assert passes is None or run.stdout.count("PASS") == passes, run.stdout
+    result = json.loads(written.read_text(), parse_constant=lambda name: pytest.fail(f"{name} among the figures"))
+    assert result["small"] is True
+    assert result["met"] is True
+    assert set(figures) <= set(numbers(result)), run.stdout
 
 
 def numbers(value: Any, name: str = "") -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -13,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawn_charts import charts, of_class, opened
+from large_experience import large
 from mlflow import MlflowClient
-from run_builders import MIXED_PHASE, ROOT, run_here
+from run_builders import MIXED_PHASE, run_here
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.explore.explorer_page import page
@@ -25,9 +25,6 @@ from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.tracking.tracker import MlflowTracker
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from explored import large
 
 
 @pytest.fixture(scope="module")
