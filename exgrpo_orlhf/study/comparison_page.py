@@ -39,7 +39,9 @@ def _metric(comparison: Comparison) -> str:
         html.legend(names, "hover"),
         "<h3>Learning curves</h3>",
         html.paragraph("Means over seeds with 95 % intervals; thin lines are seeds. Point at a name to see it alone."),
-        html.paragraph("A band that reaches the edge of a plot goes on beyond it.") if charts.ends(comparison)[2] else "",
+        html.paragraph("A band that reaches the edge of a plot goes on beyond it.")
+        if charts.ends(comparison)[2]
+        else "",
         html.panels([html.figure(*pair) for axis in AXES if (pair := charts.curves(comparison, axis))], "three"),
         "<h3>By seed</h3>",
         html.paragraph("A hollow dot: the seed collapsed. The line is the mean, the field its 95 % interval."),

@@ -316,8 +316,7 @@ def runner(model: Path, out: Path, script: str, variants: int) -> Runner:
     file = out.parent / "script.py"
     file.write_text(script)
     variants_ = [
-        Variant(f"v{i}", ("toy.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}"))
-        for i in range(variants)
+        Variant(f"v{i}", ("toy.gin",), (*bindings(model), f"MixedPolicyLoss.beta = 0.{i + 1}")) for i in range(variants)
     ]
     return Runner("g", plan(variants_, [0], out, config.load), {}, script=file, jobs=1, threads=None, tags={})
 
