@@ -207,9 +207,9 @@ class _Slot(threading.Thread):
         """Grade up to the first answer that ends the fork that grades it; the others go back to the queue."""
         if process.receive(0):  # ("died", …): between two chunks
             process.fork_again()
-        begun = process.send([job.answer for job in chunk])
+        start = process.send([job.answer for job in chunk])
         for i, job in enumerate(chunk):
-            reply = process.receive(job.timeout) if begun[0] == "begun" else begun
+            reply = process.receive(job.timeout) if start[0] == "begun" else start
             if reply and reply[0] == "graded":
                 job.settle(Graded(*reply[1:]))
                 continue
