@@ -62,9 +62,9 @@ def ordinary(count: int, seed: int) -> list[Pair]:
     )
     while len(pairs) < count:
         gold = rng.choice(golds)
-        given = gold if rng.random() < 0.6 else rng.choice(golds)
+        text = gold if rng.random() < 0.6 else rng.choice(golds)
         form = rng.choice(forms[3:]) if rng.random() < 0.1 else rng.choice(forms[:3])
-        pairs[gold, form.format(given, rng.randrange(1, 1000))] = None
+        pairs[gold, form.format(text, rng.randrange(1, 1000))] = None
     return list(pairs)
 
 
@@ -75,20 +75,20 @@ def ours(pairs: list[Pair], timeout: float) -> float:
     starting = [("1", f"\\boxed{{{i}}}") for i in range(16)]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)
     for each in (starting, pairs):
-        asked = [(Question.make("benchmark", "", gold), response) for gold, response in each]
-        begun = time.perf_counter()
-        grader.grade_all(asked)
-    return time.perf_counter() - begun
+        answers = [(Question.make("benchmark", "", gold), response) for gold, response in each]
+        start = time.perf_counter()
+        grader.grade_all(answers)
+    return time.perf_counter() - start
 
 
 def plain(pairs: list[Pair]) -> float:
     """Seconds."""
     from math_verify import parse, verify
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for gold, response in pairs:
         verify(parse(f"${gold}$", parsing_timeout=None), parse(response, parsing_timeout=None), timeout_seconds=None)  # type: ignore[arg-type]
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def spiced(pairs: list[Pair], share: float) -> list[Pair]:

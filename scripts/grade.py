@@ -60,10 +60,10 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     total = sum(1 for _ in read(source, check=True))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
-    done, begun, said = counts.total(), time.monotonic(), 0.0
-    if done:
-        print(f"{out}: {done} rows are graded already", file=sys.stderr)
-    rows = islice(read(source), done, None)
+    earlier, start, reported = counts.total(), time.monotonic(), 0.0
+    if earlier:
+        print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
+    rows = islice(read(source), earlier, None)
     with out.open("ab+") as file:
         file.seek(0)
         # The incomplete line that an earlier run was writing when it ended goes.
@@ -76,21 +76,21 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
                 file.write(line.encode("ascii") + b"\n")
             file.flush()
             now = time.monotonic()
-            if now - said > 2 or counts.total() == total:
-                rate = (counts.total() - done) / (now - begun)
+            if now - reported > 2 or counts.total() == total:
+                rate = (counts.total() - earlier) / (now - start)
                 print(f"{counts.total()}/{total} rows, {rate:.0f} a second", file=sys.stderr, flush=True)
-                said = now
+                reported = now
     return counts
 
 
-def read(path: Path, check: bool = False, whole: bool = False) -> Iterator[dict[str, Any]]:
+def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file; only "\\n" ends a line. Raises BadFile.
 
-    check: also check that each row can be graded; whole: leave out a last line without its end
+    check: also check that each row can be graded; complete: leave out a last line without its end
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if whole and not line.endswith(b"\n"):
+            if complete and not line.endswith(b"\n"):
                 return
             where = f"{path}, line {number}"
             try:
@@ -112,9 +112,9 @@ def _done(source: Path, out: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     if not out.exists():
         return counts
-    asked = read(source)
-    for number, row in enumerate(read(out, whole=True), 1):
-        original = next(asked, None)
+    originals = read(source)
+    for number, row in enumerate(read(out, complete=True), 1):
+        original = next(originals, None)
         if original is None:
             raise BadFile(f"{out}, line {number}: {source} has fewer rows; it belongs to another file")
         if _rest(row) != _rest(original) or row.get("verdict") is None:
@@ -125,19 +125,19 @@ def _done(source: Path, out: Path) -> Counter[str]:
     return counts
 
 
-def _keep(settings: dict[str, Any], kept: Path, out: Path, done: int) -> None:
+def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
     """Write the settings beside the output. Raises BadFile if rows were graded with other settings."""
-    there: dict[str, Any] = {}
+    old: dict[str, Any] = {}
     if kept.exists():
-        there = next(read(kept), {})
-        if set(there) != set(settings):
+        old = next(read(kept), {})
+        if set(old) != set(settings):
             raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
-    elif done:
-        raise BadFile(f"{kept} is missing: how the {done} rows of {out} were graded is unknown; remove {out}")
-    if done and there != settings:
-        other = [f"--{name} {there[name]} and not {new}" for name, new in settings.items() if there[name] != new]
+    elif rows:
+        raise BadFile(f"{kept} is missing: how the {rows} rows of {out} were graded is unknown; remove {out}")
+    if rows and old != settings:
+        other = [f"--{name} {old[name]} and not {new}" for name, new in settings.items() if old[name] != new]
         raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
-    if there != settings:
+    if old != settings:
         from exgrpo_orlhf.files import write_json
 
         write_json(kept, settings, indent=None)

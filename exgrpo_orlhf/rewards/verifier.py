@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 def _exact(question: Question, response: str) -> Grade:
     """The response must equal the gold answer, white space around it aside. An empty response is no answer."""
-    given = response.strip()
-    if not given:
+    text = response.strip()
+    if not text:
         return Grade("no_answer", 0.0)
-    return Grade("correct", 1.0) if given == question.answer.strip() else Grade("wrong", 0.0)
+    return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
 
 
 _FORMATS: dict[str, Callable[[str], object]] = {
@@ -238,7 +238,7 @@ class _Answers:
         self.verifier = verifier
         self.pairs: list[tuple[Question, str]] = []
         self.keys: list[bytes] = []  # of each pair
-        self.known: dict[bytes, Grade] = {}
+        self.grades_of: dict[bytes, Grade] = {}
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
         self.pool: Pool | RewardServer | None = None
         self.add(pairs)
@@ -254,7 +254,7 @@ class _Answers:
             key = self._key(answer)
             self.keys.append(key)
             if grade := _cache.get(key):
-                self.known[key] = grade
+                self.grades_of[key] = grade
             elif key not in self.sent:
                 new[key] = answer
         if new:
@@ -271,14 +271,14 @@ class _Answers:
             for key, (verdict, reward, extracted, reason, score) in self._graded().items():
                 if verifier.kind in _GRADED and reward is not None:
                     verdict = "correct" if (reward if score is None else score) >= verifier.success_at else verdict
-                grade = self.known[key] = Grade(verdict, reward, extracted=extracted)
+                grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted)
                 if reward is None:
                     log.warning(
                         "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
                     )
                 elif verifier.kind in _CACHED:
                     _remember(key, grade)
-            grades = [self.known[key] for key in self.keys]
+            grades = [self.grades_of[key] for key in self.keys]
         if verifier.format is None:
             return grades
         fits = _FORMATS[verifier.format]

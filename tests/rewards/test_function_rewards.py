@@ -115,9 +115,7 @@ def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters
     ("source", "message"),
     [
         (None, "there is no file"),
-        ("x = 1 / 0", "reward.py, line 1: ZeroDivisionError"),
         ("def other(): pass", "defines no function 'reward_func'"),
-        ("def reward_func(texts): pass", "accepted are"),
     ],
 )
 def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_path, source, message):

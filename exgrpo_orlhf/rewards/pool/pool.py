@@ -5,6 +5,9 @@ the interpreter lock for hours. So answers are graded in separate processes (`wo
 semaphore in the caller: it works the same from the main thread, any other thread, asyncio.to_thread, a Ray task and an
 actor. Each worker has a thread here that feeds it and watches the clock; the thread also starts it, since Linux ties
 "killed with its parent" to the parent's thread.
+
+pebble's pool is about as fast, but a worker that is killed from outside can break it, with all answers that wait, and
+what an answer has started (a child of a user's function) outlives its limit there.
 """
 
 from __future__ import annotations
@@ -97,13 +100,7 @@ class Pool:
             self._waiting.extend(jobs[i : i + size] for i in range(0, len(jobs), size))
             for _ in range(min(len(self._waiting) - self._idle, self.workers - len(self._slots))):
                 slot = _Slot(self)
-                try:
-                    slot.start()
-                except RuntimeError as error:  # no more threads: those that there are grade everything
-                    if not self._slots:
-                        self._waiting.clear()
-                        raise GradingError(f"no thread can be started for a grading process: {error}") from error
-                    break
+                slot.start()
                 self._slots.append(slot)
             self._change.notify_all()
         return [job.verdict for job in jobs]
@@ -207,9 +204,9 @@ class _Slot(threading.Thread):
         """Grade up to the first answer that ends the fork that grades it; the others go back to the queue."""
         if process.receive(0):  # ("died", …): between two chunks
             process.fork_again()
-        begun = process.send([job.answer for job in chunk])
+        start = process.send([job.answer for job in chunk])
         for i, job in enumerate(chunk):
-            reply = process.receive(job.timeout) if begun[0] == "begun" else begun
+            reply = process.receive(job.timeout) if start[0] == "begun" else start
             if reply and reply[0] == "graded":
                 job.settle(Graded(*reply[1:]))
                 continue

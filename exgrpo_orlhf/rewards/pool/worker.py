@@ -136,8 +136,8 @@ def _largest_address_space() -> int:
 
 def _describe(end: os.waitid_result) -> str:
     if end.si_code != os.CLD_EXITED:
-        known = {number.value: number.name for number in signal.Signals}
-        return f"killed by {known.get(end.si_status, f'signal {end.si_status}')}"
+        signal_names = {number.value: number.name for number in signal.Signals}
+        return f"killed by {signal_names.get(end.si_status, f'signal {end.si_status}')}"
     if end.si_status == _OUT_OF_MEMORY:
         return "out of memory (Verifier.memory)"
     return f"exit status {end.si_status}"

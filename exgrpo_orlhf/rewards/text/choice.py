@@ -21,7 +21,7 @@ _FILLER = (
     r"(?:[\s:*=$({\[\"'“‘-]|\\text|\\mathrm|\\textbf|\\mathbf|\\\("
     r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one|but|both|either)\b)*"
 )
-_SAID = re.compile(
+_STATED = re.compile(
     rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|选[择项]?|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
     r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?P<after>[^\n]{0,12})",
     re.IGNORECASE,
@@ -73,17 +73,17 @@ def grade(answer: Answer) -> Graded:
         labels = [str(i) for i in range(10)] if label.isdigit() else list(_LETTERS)
         options = dict.fromkeys(labels, "")
         options[label] = text
-    given, shown = stated(answer.response, options)
-    if given is None and not shown:
+    pick, shown = stated(answer.response, options)
+    if pick is None and not shown:
         return Graded("no_answer", 0.0)
-    return Graded("correct", 1.0, given) if given == label else Graded("wrong", 0.0, given or shown)
+    return Graded("correct", 1.0, pick) if pick == label else Graded("wrong", 0.0, pick or shown)
 
 
-def _options(given: Any) -> dict[str, str]:
-    if isinstance(given, Mapping):
-        return {str(label).strip().upper(): str(text) for label, text in given.items() if text is not None}
-    if isinstance(given, list | tuple):
-        return {chr(ord("A") + i): str(text) for i, text in enumerate(given[:26])}
+def _options(listed: Any) -> dict[str, str]:
+    if isinstance(listed, Mapping):
+        return {str(label).strip().upper(): str(text) for label, text in listed.items() if text is not None}
+    if isinstance(listed, list | tuple):
+        return {chr(ord("A") + i): str(text) for i, text in enumerate(listed[:26])}
     return {}
 
 
@@ -93,30 +93,30 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     box = last_box(text)
     if box is not None:
         return _label(box, options), box
-    if inside and (found := _label(inside, options)):
-        return found, found
-    found = _label(text, options) if len(text) <= 300 and "\n" not in text.strip() else None
-    if found is not None and (_BARE.fullmatch(plain_text(clean(text)).strip()) or _by_text(text, options)):
-        return found, found
+    if inside and (pick := _label(inside, options)):
+        return pick, pick
+    pick = _label(text, options) if len(text) <= 300 and "\n" not in text.strip() else None
+    if pick is not None and (_BARE.fullmatch(plain_text(clean(text)).strip()) or _by_text(text, options)):
+        return pick, pick
     text = _NOT.sub(" ", text)
-    said = _said(text, options)
-    if said:  # a statement of several options is no answer
-        return said[-1] or None, said[-1] or text[-100:]
-    if any(options.values()) and (found := _label(last_statement(text) or "", options)):
-        return found, found
+    statements = _statements(text, options)
+    if statements:  # a statement of several options is no answer
+        return statements[-1] or None, statements[-1] or text[-100:]
+    if any(options.values()) and (pick := _label(last_statement(text) or "", options)):
+        return pick, pick
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return None, None
     last = lines[-1][-400:]
-    if (found := _label(last, options)) and (_BARE.fullmatch(plain_text(last).strip()) or _by_text(last, options)):
-        return found, found
+    if (pick := _label(last, options)) and (_BARE.fullmatch(plain_text(last).strip()) or _by_text(last, options)):
+        return pick, pick
     for place in _STANDING.finditer(last):  # It is B) London
         label, after = place[1], words(place[2])
         if (option := words(options.get(label, ""))) and (after == option or after.startswith(option + " ")):
             return label, label
     bold = re.findall(r"\*\*([^*]+)\*\*", last)
-    if bold and (found := _by_text(bold[-1], options)):
-        return found, found
+    if bold and (pick := _by_text(bold[-1], options)):
+        return pick, pick
     # The remaining signs are weaker: their position decides.
     if (match := _LEADING.match(text)) and len(lines) <= 2 and (label := match[1] or match[2]) in options:
         return (None, text) if _another(text, match.end(), label, options) else (label, match[0].strip())
@@ -129,10 +129,10 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     return None, None
 
 
-def _said(text: str, options: Mapping[str, str]) -> list[str]:
+def _statements(text: str, options: Mapping[str, str]) -> list[str]:
     """The labels of all statements, in their order."""
-    found = []
-    for match in _SAID.finditer(text):
+    labels = []
+    for match in _STATED.finditer(text):
         label = match[1].upper()
         after = match["after"]
         # "The answer is a matter of …": a lower-case letter, or an A, is a label only where no word follows.
@@ -141,12 +141,12 @@ def _said(text: str, options: Mapping[str, str]) -> list[str]:
             after,
         )
         if label in options and not (word_follows and (match[1].islower() or label in "AI")):
-            found.append((match.start(1), "" if _another(text, match.end(1), label, options) else label))
+            labels.append((match.start(1), "" if _another(text, match.end(1), label, options) else label))
     for match in _IS_RIGHT.finditer(text):
         label = (match[1] or match[2]).upper()
         if label in options:
-            found.append((match.start(), label))
-    return [label for _, label in sorted(found)]
+            labels.append((match.start(), label))
+    return [label for _, label in sorted(labels)]
 
 
 def _another(text: str, end: int, label: str, options: Mapping[str, str]) -> bool:
@@ -175,6 +175,6 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
     """The option with this text, if there is exactly one."""
-    said = words(text)
-    found = [label for label, option in options.items() if option and words(option) == said]
-    return found[0] if len(found) == 1 else None
+    content = words(text)
+    labels = [label for label, option in options.items() if option and words(option) == content]
+    return labels[0] if len(labels) == 1 else None

@@ -29,19 +29,19 @@ _MOST_PARTS = 40
 _DEEPEST = 40
 
 
-def same(gold: str, given: str) -> bool:
+def same(gold: str, answer: str) -> bool:
     """Whether two answers, as written, are the same.
 
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
-    gold, given = clean(gold), clean(given)
-    if not gold or not given:
+    gold, answer = clean(gold), clean(answer)
+    if not gold or not answer:
         return False
-    if canonical(gold) == canonical(given):
+    if canonical(gold) == canonical(answer):
         return True
-    if len(given) > 300 + 4 * len(gold) or symbolic.depth(given) > _DEEPEST or symbolic.depth(gold) > _DEEPEST:
+    if len(answer) > 300 + 4 * len(gold) or symbolic.depth(answer) > _DEEPEST or symbolic.depth(gold) > _DEEPEST:
         return False
-    return _same(with_commands(gold), with_commands(given), 0)
+    return _same(with_commands(gold), with_commands(answer), 0)
 
 
 def is_words(text: str) -> bool:
@@ -52,44 +52,46 @@ def is_words(text: str) -> bool:
     )
 
 
-def _same(gold: str, given: str, level: int) -> bool:
-    a, b = canonical(gold), canonical(given)
+def _same(gold: str, answer: str, level: int) -> bool:
+    a, b = canonical(gold), canonical(answer)
     if a == b:
         return True
-    if level > 4 or not gold or not given:
+    if level > 4 or not gold or not answer:
         return False
-    if (decided := _same_numbers(gold, given)) is not None:
-        return decided
+    if (verdict := _same_numbers(gold, answer)) is not None:
+        return verdict
     for names in (_NOTHING, _REALS):
         keys = [re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text for text in (a, b)]
         if keys[0] in names and keys[1] in names:
             return True
     if is_words(gold):
-        return words(gold) == words(_value(given)) or words(gold) == words(given)
+        return words(gold) == words(_value(answer)) or words(gold) == words(answer)
     for compare in (_same_structure, _same_relation):
-        if (decided := compare(gold, given, level)) is not None:
-            return decided
-    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
+        if (verdict := compare(gold, answer, level)) is not None:
+            return verdict
+    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(answer)
     if unit_x or unit_y:
         # A unit may be left out; a different unit is a different answer.
         if unit_x and unit_y and unit_x != unit_y:
             return False
-        if x and y and (x, y) != (gold, given):
+        if x and y and (x, y) != (gold, answer):
             return _same(x, y, level + 1)
-    return qualified(gold) == qualified(given) and symbolic.equal(gold, given)
+    return qualified(gold) == qualified(answer) and symbolic.equal(gold, answer)
 
 
-def _same_numbers(gold: str, given: str) -> bool | None:
+def _same_numbers(gold: str, answer: str) -> bool | None:
     """None where they are not both numbers."""
-    (digits_a, base_a), (digits_b, base_b) = (_based(text) or (re.sub(r"\s", "", text), None) for text in (gold, given))
+    (digits_a, base_a), (digits_b, base_b) = (
+        _based(text) or (re.sub(r"\s", "", text), None) for text in (gold, answer)
+    )
     if (base_a, base_b) != (None, None):  # where the response says none, the question gives it
         return digits_a == digits_b and base_b in (base_a or 10, None)
-    a, b = number(gold), number(given)
+    a, b = number(gold), number(answer)
     if a and b:
         return same_number(a, b)
     if a is None and b is None:
         return None
-    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(given)
+    (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(answer)
     if unit_x and unit_y and unit_x != unit_y:
         return None
     a, b = a or number(x), b or number(y)
@@ -105,43 +107,43 @@ def _based(text: str) -> tuple[str, int] | None:
     return None if value is None or not re.search(r"\d", match["digits"]) else (match["digits"].upper(), value)
 
 
-def _same_structure(gold: str, given: str, level: int) -> bool | None:
+def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     """Compare enumerations, tuples, sets, intervals, unions and matrices. None where neither has parts."""
-    rows, given_rows = matrix(gold), matrix(given)
-    if rows and given_rows:
-        same_shape = len(rows) == len(given_rows)
-        return same_shape and all(_in_order(a, b, level) for a, b in zip(rows, given_rows, strict=True))
-    if rows or given_rows:
-        return _vector(rows or given_rows or [], given if rows else gold, bool(rows), level)
-    unions = [[part for _, part in split(text, ("\\cup",))] for text in (gold, given)]
+    rows, answer_rows = matrix(gold), matrix(answer)
+    if rows and answer_rows:
+        same_shape = len(rows) == len(answer_rows)
+        return same_shape and all(_in_order(a, b, level) for a, b in zip(rows, answer_rows, strict=True))
+    if rows or answer_rows:
+        return _vector(rows or answer_rows or [], answer if rows else gold, bool(rows), level)
+    unions = [[part for _, part in split(text, ("\\cup",))] for text in (gold, answer)]
     if len(unions[0]) > 1 or len(unions[1]) > 1:
-        parts = [u if len(u) > 1 else items(_value(text)) for u, text in zip(unions, (gold, given), strict=True)]
+        parts = [u if len(u) > 1 else items(_value(text)) for u, text in zip(unions, (gold, answer), strict=True)]
         parts = [[re.sub(r"^\\?[A-Za-z]+ ?\\in ?", "", part) for part in side] for side in parts]
-        return _any_order(parts[0], parts[1], level) or symbolic.equal(gold, given)
-    if (a := interval(gold)) and (b := interval(given)):
+        return _any_order(parts[0], parts[1], level) or symbolic.equal(gold, answer)
+    if (a := interval(gold)) and (b := interval(answer)):
         kinds = a.left == b.left and a.right == b.right
         if kinds and _in_order([a.low, a.high], [b.low, b.high], level):
             return True
-        return False if len(relation(gold)) == 1 or len(relation(given)) == 1 else None
-    lists = [items(alternatives(text)) for text in (gold, given)]
+        return False if len(relation(gold)) == 1 or len(relation(answer)) == 1 else None
+    lists = [items(alternatives(text)) for text in (gold, answer)]
     if len(lists[0]) == 1 and len(lists[1]) == 1:
-        return _same_brackets(gold, given, level)
+        return _same_brackets(gold, answer, level)
     if len(lists[0]) > 1 and len(lists[1]) > 1:
         return _any_order(lists[0], lists[1], level) or _named_values(lists[0], lists[1], level)
     # One enumerates and the other encloses: 1, 2 and {1, 2}; x=1, y=2 and (1, 2).
-    single, several = (given, lists[0]) if len(lists[0]) > 1 else (gold, lists[1])
-    found = enclosed(_value(single))
-    if found is None:
+    single, several = (answer, lists[0]) if len(lists[0]) > 1 else (gold, lists[1])
+    brackets = enclosed(_value(single))
+    if brackets is None:
         return False
-    inside = items(alternatives(found[1]))
-    gold_parts, given_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
-    if found[0] == "{":
-        return _any_order(gold_parts, given_parts, level)
-    return _in_order([_value(p) for p in gold_parts], [_value(p) for p in given_parts], level)
+    inside = items(alternatives(brackets[1]))
+    gold_parts, answer_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
+    if brackets[0] == "{":
+        return _any_order(gold_parts, answer_parts, level)
+    return _in_order([_value(p) for p in gold_parts], [_value(p) for p in answer_parts], level)
 
 
-def _same_brackets(gold: str, given: str, level: int) -> bool | None:
-    a, b = enclosed(_value(gold)), enclosed(_value(given))
+def _same_brackets(gold: str, answer: str, level: int) -> bool | None:
+    a, b = enclosed(_value(gold)), enclosed(_value(answer))
     if a and b:
         parts_a, parts_b = items(alternatives(a[1])), items(alternatives(b[1]))
         if len(parts_a) == 1 and len(parts_b) == 1 and a[0] != "{" and b[0] != "{":
@@ -153,50 +155,50 @@ def _same_brackets(gold: str, given: str, level: int) -> bool | None:
         if len(parts_a) == 2 and (a[0], a[2]) != (b[0], b[2]) and {a[0], b[0]} <= {"(", "["}:
             return False  # (1, 2) and [1, 2) are different intervals
         return _in_order(parts_a, parts_b, level)
-    found = a or b
-    if found and found[0] in ("{", "{}") and len(items(alternatives(found[1]))) == 1:
-        return _same(found[1] if a else gold, found[1] if b else given, level + 1)
-    if found and len(items(found[1])) > 1:
-        return False if found[0] in "([{<" else None
+    brackets = a or b
+    if brackets and brackets[0] in ("{", "{}") and len(items(alternatives(brackets[1]))) == 1:
+        return _same(brackets[1] if a else gold, brackets[1] if b else answer, level + 1)
+    if brackets and len(items(brackets[1])) > 1:
+        return False if brackets[0] in "([{<" else None
     return None
 
 
 def _vector(cells: list[list[str]], other: str, gold_is_matrix: bool, level: int) -> bool | None:
     """A row or a column of a matrix may be written as a tuple."""
-    found = enclosed(_value(other))
-    if found is None or found[0] not in "([<" or (len(cells) > 1 and len(cells[0]) > 1):
+    brackets = enclosed(_value(other))
+    if brackets is None or brackets[0] not in "([<" or (len(cells) > 1 and len(cells[0]) > 1):
         return None
-    flat, parts = [cell for row in cells for cell in row], items(found[1])
+    flat, parts = [cell for row in cells for cell in row], items(brackets[1])
     return _in_order(flat, parts, level) if gold_is_matrix else _in_order(parts, flat, level)
 
 
-def _in_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
-    if len(gold) != len(given) or len(gold) > _MOST_PARTS:
+def _in_order(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
+    if len(gold) != len(answer) or len(gold) > _MOST_PARTS:
         return False
-    return all(_same(a, b, level + 1) for a, b in zip(gold, given, strict=True))
+    return all(_same(a, b, level + 1) for a, b in zip(gold, answer, strict=True))
 
 
-def _any_order(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
+def _any_order(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
     """Compare as sets: each part of one side equals one part of the other."""
-    gold, given = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, given))
-    if len(gold) != len(given) or len(gold) > _MOST_PARTS:
+    gold, answer = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, answer))
+    if len(gold) != len(answer) or len(gold) > _MOST_PARTS:
         return False
-    left = list(given)
+    left = list(answer)
     for part in gold:
         alike = (other for other in left if canonical(part) == canonical(other))
-        found = next(alike, None) or next((other for other in left if _same(part, other, level + 1)), None)
-        if found is None:
+        match = next(alike, None) or next((other for other in left if _same(part, other, level + 1)), None)
+        if match is None:
             return False
-        left.remove(found)
+        left.remove(match)
     return True
 
 
-def _named_values(gold: Sequence[str], given: Sequence[str], level: int) -> bool:
+def _named_values(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
     """Compare "x = 1, y = 2" with "1, 2"."""
-    named = [[len(relation(part)) > 1 for part in side] for side in (gold, given)]
+    named = [[len(relation(part)) > 1 for part in side] for side in (gold, answer)]
     if all(named[0]) == all(named[1]):
         return False
-    return _in_order([_value(part) for part in gold], [_value(part) for part in given], level)
+    return _in_order([_value(part) for part in gold], [_value(part) for part in answer], level)
 
 
 def _value(text: str) -> str:
@@ -207,16 +209,16 @@ def _value(text: str) -> str:
     return text
 
 
-def _same_relation(gold: str, given: str, level: int) -> bool | None:
+def _same_relation(gold: str, answer: str, level: int) -> bool | None:
     """Compare equations, assignments, approximations and inequalities. None where neither is one."""
-    a, b = relation(gold), relation(given)
+    a, b = relation(gold), relation(answer)
     if len(a) == 1 and len(b) == 1:
         return None
     if any(sign == "\\approx" for sign, _ in b):
         return _same_approximation(gold, b, level)
     if any(sign == "\\approx" for sign, _ in a):
         exact = [side for i, (_, side) in enumerate(a) if i == 0 or a[i][0] == "\\approx"]
-        return any(_same(side, given, level + 1) for side in exact)
+        return any(_same(side, answer, level + 1) for side in exact)
     if len(a) == 1:
         if all(sign == "=" for sign, _ in b[1:]) or (b[1][0] == "\\in" and len(b) == 2):
             if any(symbolic.far_apart(side, b[-1][1]) for _, side in b[:-1]):
@@ -224,11 +226,11 @@ def _same_relation(gold: str, given: str, level: int) -> bool | None:
             if len(b) == 2 and is_name(b[1][1]) and not is_name(b[0][1]) and not is_name(gold):
                 return _same(gold, b[0][1], level + 1)  # 5 = x
             return _same(gold, b[-1][1], level + 1)
-        return symbolic.equal(gold, given)
+        return symbolic.equal(gold, answer)
     if len(b) == 1:
         if a[1][0] == "=" and _is_equation(a[0][1]):
             return False
-        return _same(_value(gold), given, level + 1) if _value(gold) != gold else symbolic.equal(gold, given)
+        return _same(_value(gold), answer, level + 1) if _value(gold) != gold else symbolic.equal(gold, answer)
     if all(sign == "=" for sign, _ in a[1:] + b[1:]):
         left_a, left_b = a[0][1], b[0][1]
         if canonical(left_a) == canonical(left_b) or (len(a) > 2 and is_name(left_a)):
@@ -237,7 +239,7 @@ def _same_relation(gold: str, given: str, level: int) -> bool | None:
         if len(names) == 2 and _same(a[-1][1], b[-1][1], level + 1):
             # y = 2x is f(x) = 2x, but x = 1 is not y = 1.
             return number(a[-1][1]) is None and any(re.fullmatch(r"y|.*\(.*", name) for name in names)
-    return symbolic.equal(gold, given)
+    return symbolic.equal(gold, answer)
 
 
 def _is_equation(left: str) -> bool:

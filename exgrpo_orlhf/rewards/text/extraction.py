@@ -75,10 +75,10 @@ def visible(response: str) -> str:
 
 def tagged(text: str) -> str | None:
     """The content of the last <answer>, to its end tag or the end of the text; None without one."""
-    found = [*_ANSWER.finditer(text)]
-    if not found:
+    tags = [*_ANSWER.finditer(text)]
+    if not tags:
         return None
-    return re.split(r"</answer>", text[found[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
+    return re.split(r"</answer>", text[tags[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
 
 
 def last_box(text: str) -> str | None:
@@ -87,7 +87,7 @@ def last_box(text: str) -> str | None:
     if not starts:
         return None
     opened: list[int] = []
-    found: tuple[int, int] | None = None
+    closed: tuple[int, int] | None = None
     bare: str | None = None
     for match in re.finditer(r"\\?[{}]|\\\\", text):  # an escaped brace is a character, not a bracket
         if match[0] == "{":
@@ -95,12 +95,12 @@ def last_box(text: str) -> str | None:
         elif match[0] == "}" and opened:
             start = opened.pop()
             content = text[start + 1 : match.start()].strip()
-            if start in starts and content and not (found and found[0] > start and _FRAME(content.strip("$ "))):
-                found = (start + 1, match.start())
+            if start in starts and content and not (closed and closed[0] > start and _FRAME(content.strip("$ "))):
+                closed = (start + 1, match.start())
     for end, match in starts.items():  # \boxed 5 and \boxed5
-        if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (found[0] if found else -1):
+        if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (closed[0] if closed else -1):
             bare = short[0]
-    return bare if bare is not None else text[found[0] : found[1]].strip() if found else None
+    return bare if bare is not None else text[closed[0] : closed[1]].strip() if closed else None
 
 
 def answer_part(response: str) -> tuple[str, str | None]:
@@ -166,17 +166,17 @@ def _content(span: re.Match[str]) -> str:
 
 def _unmarked(text: str) -> list[Extracted]:
     """The whole of a short response, and the last formula or number of any."""
-    found = []
+    answers = []
     lines = [line.strip() for line in text.strip().split("\n") if line.strip()]
     if not lines:
         return []
     if len(text.strip()) <= 200 and len(lines) == 1:
-        found.append(Extracted(lines[0], False, True))
+        answers.append(Extracted(lines[0], False, True))
     tail = text[-2 * LONGEST :]
     spans, numbers = [*_SPAN.finditer(tail)], [*_NUMBER.finditer(tail)]
     span, number = spans[-1] if spans else None, numbers[-1] if numbers else None
     if span is not None and (number is None or number.start() < span.end() or not _content(span)):
-        found.append(Extracted(_content(span), False, False))
+        answers.append(Extracted(_content(span), False, False))
     elif number is not None:
-        found.append(Extracted(number[0], False, False))
-    return found
+        answers.append(Extracted(number[0], False, False))
+    return answers

@@ -170,8 +170,8 @@ def number(text: str) -> Number | None:
     if not text or len(text) > _MOST_DIGITS or not re.search(r"\d", text):
         return None
     if match := _LARGE.fullmatch(plain_text(text).strip()):
-        found = number(match[1])
-        return found and found._replace(value=found.value * 10 ** _POWERS[match[2].lower()])
+        factor = number(match[1])
+        return factor and factor._replace(value=factor.value * 10 ** _POWERS[match[2].lower()])
     if re.fullmatch(r"\(.*\)", text) and re.fullmatch(r"[^()]*", text[1:-1]) and "," not in text:
         text = text[1:-1].strip()
     text = re.sub(r"^([-+])\s+", r"\1", text)
@@ -189,29 +189,29 @@ def number(text: str) -> Number | None:
     match = _FRACTION.fullmatch(text) or _SLASH.fullmatch(text)
     if match is None:
         return None
-    below = _whole(match["b"])
+    below = _integer(match["b"])
     if not below:
         return None
     inner = -1 if match.groupdict().get("inner") else 1
-    value = Fraction(inner * _whole(match["a"]), below) + (int(match["mixed"]) if match["mixed"] else 0)
+    value = Fraction(inner * _integer(match["a"]), below) + (int(match["mixed"]) if match["mixed"] else 0)
     return Number(_signed(match["sign"], value), 0, bool(match["percent"]), False)
 
 
 def _decimal(match: re.Match[str]) -> Number | None:
-    whole, part = match["whole"], match["part"] or ""
-    if whole is None and not part:
+    integer, part = match["whole"], match["part"] or ""
+    if integer is None and not part:
         return None
     exponent = match["e"] or match["b"] or match["c"]
     power = int(exponent.replace(" ", "")) if exponent else 0
     if abs(power) > 5000:
         return None
-    mantissa = _whole(whole or "0") * 10 ** len(part) + int(part or 0)
+    mantissa = _integer(integer or "0") * 10 ** len(part) + int(part or 0)
     value = Fraction(mantissa) * Fraction(10) ** (power - len(part))
     significant = len(str(mantissa)) if part or exponent else 0
     return Number(_signed(match["sign"], value), significant, bool(match["percent"]), bool(exponent))
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     return int(re.sub(r"[, ]", "", text))
 
 
@@ -219,35 +219,37 @@ def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign.count("-") % 2 else value
 
 
-def same_number(gold: Number, given: Number) -> bool:
+def same_number(gold: Number, answer: Number) -> bool:
     """Exact where both are; otherwise to 6 significant digits, or to as many as a rounded gold has.
 
     A gold in e-notation, or of at least four digits where the answer is exact, is a rounded value: an answer that
     rounds to it is right. Where only one side has a percent sign, the other may also be that value divided by 100.
     """
-    if gold.percent != given.percent:
-        other = gold if given.percent else given
-        share = (given if given.percent else gold).value / 100
-        if _close(share, other.value, gold, given):
+    if gold.percent != answer.percent:
+        other = gold if answer.percent else answer
+        share = (answer if answer.percent else gold).value / 100
+        if _close(share, other.value, gold, answer):
             return True
-    return _close(gold.value, given.value, gold, given)
+    return _close(gold.value, answer.value, gold, answer)
 
 
-def _close(a: Fraction, b: Fraction, gold: Number, given: Number) -> bool:
+def _close(a: Fraction, b: Fraction, gold: Number, answer: Number) -> bool:
     if a == b:
         return True
-    if not gold.digits and not given.digits:
+    if not gold.digits and not answer.digits:
         return False
     if not a or not b:
-        return abs(a - b) < Fraction(1, 10**9) and bool(gold.digits and given.digits)
+        return abs(a - b) < Fraction(1, 10**9) and bool(gold.digits and answer.digits)
     if abs(a - b) <= max(abs(a), abs(b)) / 10**6:
-        whole = not gold.digits and not gold.percent and gold.value.denominator == 1
-        return not whole or abs(a - b) < Fraction(1, 10**4)
-    rounded = gold.scientific or (gold.digits >= 4 and not given.digits)
-    if not rounded or (given.digits and given.digits < gold.digits):
+        is_integer = not gold.digits and not gold.percent and gold.value.denominator == 1
+        return not is_integer or abs(a - b) < Fraction(1, 10**4)
+    rounded = gold.scientific or (gold.digits >= 4 and not answer.digits)
+    if not rounded or (answer.digits and answer.digits < gold.digits):
         return False
     if gold.digits == 1 and abs(a - b) * 20 > abs(a):
         return False  # 5e3 is not 5.4e3
     to_digits = Context(prec=gold.digits, rounding=ROUND_HALF_UP)
-    expected, found = (to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, given))
-    return expected == found
+    expected, rounded_answer = (
+        to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, answer)
+    )
+    return expected == rounded_answer

@@ -39,8 +39,8 @@ _WARM = (
 
 def warm_grader() -> Grader:
     """`grade`, after grading a few answers: sympy builds much at its first use, which no answer should wait for."""
-    for gold, given in _WARM:
-        grade(Answer(gold, f"\\boxed{{{given}}}"))
+    for gold, text in _WARM:
+        grade(Answer(gold, f"\\boxed{{{text}}}"))
     return grade
 
 
@@ -59,13 +59,13 @@ def grade_by_math_verify(answer: Answer) -> Graded:
     golds = gold_texts(answer.gold)
     if not golds:
         return _no_gold(answer)
-    given = parse(answer.response, extraction_config=[ExprExtractionConfig(), _LATEX], parsing_timeout=None)
-    if not given:
+    parsed_answer = parse(answer.response, extraction_config=[ExprExtractionConfig(), _LATEX], parsing_timeout=None)
+    if not parsed_answer:
         return Graded("no_answer", 0.0)
-    shown = str(given[-1])  # the text that was parsed, beside the expression
+    shown = str(parsed_answer[-1])  # the text that was parsed, beside the expression
     for gold in golds:
         parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[_LATEX], parsing_timeout=None)
-        if verify(parsed, given, timeout_seconds=None):
+        if verify(parsed, parsed_answer, timeout_seconds=None):
             return Graded("correct", 1.0, shown)
     return Graded("wrong", 0.0, shown)
 
@@ -97,29 +97,29 @@ def gold_texts(gold: Any) -> list[str]:
 def _grade(gold: str, answer: Answer) -> Graded:
     if choice.gold_option(gold):
         return choice.grade(answer._replace(gold=gold))
-    found = [each for each in answer_in(answer.response) if _says_something(each, gold)]
-    if not found:
+    candidates = [each for each in answer_in(answer.response) if _says_something(each, gold)]
+    if not candidates:
         return Graded("no_answer", 0.0)
-    for each in found:
+    for each in candidates:
         for text in _readings(each, gold):
             if same(gold, text):
                 return Graded("correct", 1.0, text)
-    return Graded("wrong", 0.0, found[0].text)
+    return Graded("wrong", 0.0, candidates[0].text)
 
 
-def _says_something(found: Extracted, gold: str) -> bool:
+def _says_something(candidate: Extracted, gold: str) -> bool:
     """Whether this may be an answer. A sentence is one if the gold is in words, or if it holds a number or symbols."""
-    if not re.search(r"\w|\\[A-Za-z{]|∅|∞", found.text):
+    if not re.search(r"\w|\\[A-Za-z{]|∅|∞", candidate.text):
         return False
-    if not found.prose or found.marked or is_words(clean(gold)):
+    if not candidate.prose or candidate.marked or is_words(clean(gold)):
         return True
-    return bool(re.search(r"[\d\\^=<>$]", found.text)) or len(re.findall(r"[^\W\d_]{2,}", found.text)) < 2
+    return bool(re.search(r"[\d\\^=<>$]", candidate.text)) or len(re.findall(r"[^\W\d_]{2,}", candidate.text)) < 2
 
 
-def _readings(found: Extracted, gold: str) -> list[str]:
+def _readings(candidate: Extracted, gold: str) -> list[str]:
     """The text itself and, where a statement has words around its number ("42 apples, by the way"), the number."""
-    text = found.text
-    has_words = found.prose and found.marked and "\\" not in text and re.search(r"[A-Za-z]{2}", text)
+    text = candidate.text
+    has_words = candidate.prose and candidate.marked and "\\" not in text and re.search(r"[A-Za-z]{2}", text)
     if not has_words or is_words(clean(gold)):
         return [text]
     numbers = [match for match in _PROSE_NUMBER.finditer(text) if match[0].strip()]

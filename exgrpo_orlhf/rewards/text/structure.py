@@ -123,11 +123,11 @@ def interval(text: str) -> Interval | None:
     if len(sides) == 2 and sides[1][0] == "\\in" and is_name(sides[0][1]):
         return interval(sides[1][1])
     if len(sides) == 1:
-        found = enclosed(text)
-        if found is None or found[0] not in "([" or found[2] not in ")]":
+        enclosure = enclosed(text)
+        if enclosure is None or enclosure[0] not in "([" or enclosure[2] not in ")]":
             return None
-        ends = [part for _, part in split(found[1], (",", ";"))]
-        return Interval(found[0], ends[0], ends[1], found[2]) if len(ends) == 2 and all(ends) else None
+        ends = [part for _, part in split(enclosure[1], (",", ";"))]
+        return Interval(enclosure[0], ends[0], ends[1], enclosure[2]) if len(ends) == 2 and all(ends) else None
     if any(sign not in ("<", ">", "\\le", "\\ge") for sign, _ in sides[1:]):
         return None
     if len(sides) == 3 and is_name(sides[1][1]):

@@ -32,15 +32,15 @@ _EXPONENT = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)")
 _NUMERIC_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 
 
-def equal(gold: str, given: str) -> bool:
+def equal(gold: str, answer: str) -> bool:
     """Whether math-verify finds two cleaned expressions equal. False for what it cannot parse, or what would be too
     large to compute."""
     # math-verify sees no primes, and some capitals as small letters.
-    if gold.count("'") != given.count("'") or _differ_in_case(gold, given):
+    if gold.count("'") != answer.count("'") or _differ_in_case(gold, answer):
         return False
-    if _number_against_variable(gold, given) or not (computable(gold) and computable(given)):
+    if _number_against_variable(gold, answer) or not (computable(gold) and computable(answer)):
         return False
-    a, b = _parsed(gold), _parsed(given)
+    a, b = _parsed(gold), _parsed(answer)
     if a is None or b is None or _surely_different(a, b):
         return False
     return bool(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True))
@@ -73,19 +73,19 @@ def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
         return False
 
 
-def _number_against_variable(gold: str, given: str) -> bool:
+def _number_against_variable(gold: str, answer: str) -> bool:
     """Whether one is a plain number and the other a rational expression in a variable: they need no parsing."""
-    if re.search(r"\\(?:sin|cos|tan|sec|csc|cot|log|ln|exp|sum|prod|int|lim|binom|math)", gold + given):
+    if re.search(r"\\(?:sin|cos|tan|sec|csc|cot|log|ln|exp|sum|prod|int|lim|binom|math)", gold + answer):
         return False
     variable = [
-        bool(_VARIABLE.search(text)) and not re.search(r"[=<>]|\\(?:le|ge|in|ne)\b", text) for text in (gold, given)
+        bool(_VARIABLE.search(text)) and not re.search(r"[=<>]|\\(?:le|ge|in|ne)\b", text) for text in (gold, answer)
     ]
-    return (variable[1] and number(gold) is not None) or (variable[0] and number(given) is not None)
+    return (variable[1] and number(gold) is not None) or (variable[0] and number(answer) is not None)
 
 
-def _differ_in_case(gold: str, given: str) -> bool:
+def _differ_in_case(gold: str, answer: str) -> bool:
     """Whether one writes R where the other writes r."""
-    a, b = (set(re.sub(r"\\[A-Za-z]+", " ", text)) for text in (gold, given))
+    a, b = (set(re.sub(r"\\[A-Za-z]+", " ", text)) for text in (gold, answer))
     return any(letter.isalpha() and letter.swapcase() in b - a for letter in a - b)
 
 

@@ -45,7 +45,7 @@ mph
 erg ergs
 ev
 """
-_KNOWN = {name: line.split()[0] for line in _NAMES.split("\n") for name in line.split()}
+_UNITS = {name: line.split()[0] for line in _NAMES.split("\n") for name in line.split()}
 _TEXT_END = re.compile(
     r"^(.*?\S)\s*(\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}(?:\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\^\s*\{?\s*-?\d\s*\}?|/|\\cdot|\*|\s|(?<=[\s}/*])[A-Za-zµ]{1,3}(?=[\s/^{]|$))*)$",
@@ -84,21 +84,23 @@ def without_unit(text: str) -> tuple[str, str]:
 
 def _is_unit(words: str, attached: bool) -> bool:
     """5 cm, 5cm, 5 apples; not 5n, 4ac, 5 or 6."""
-    found = re.findall(r"[A-Za-zµ]+", words)
+    names = re.findall(r"[A-Za-zµ]+", words)
     if _NO_UNIT.search(words) or re.search(r"\s\d", words):
         return False
-    if all(_known(word) or word in ("per", "sq") for word in found):
-        return not attached or max(map(len, found)) > 1
-    return not attached and len(found[0]) > 1
+    if all(_unit(word) or word in ("per", "sq") for word in names):
+        return not attached or max(map(len, names)) > 1
+    return not attached and len(names[0]) > 1
 
 
 def qualified(text: str) -> bool:
     r"""Whether words in it change its meaning: 2\text{ or more}, 5\text{ factorial}."""
-    return "\\begin" not in text and any(_NO_UNIT.search(said) for said in re.findall(r"\\text\s*\{([^{}]*)\}", text))
+    return "\\begin" not in text and any(
+        _NO_UNIT.search(content) for content in re.findall(r"\\text\s*\{([^{}]*)\}", text)
+    )
 
 
-def _known(word: str) -> str | None:
-    return _LETTERS.get(word) if len(word) == 1 and word.isalpha() else _KNOWN.get(word.lower())
+def _unit(word: str) -> str | None:
+    return _LETTERS.get(word) if len(word) == 1 and word.isalpha() else _UNITS.get(word.lower())
 
 
 def _name(unit: str) -> str:
@@ -112,8 +114,8 @@ def _name(unit: str) -> str:
     for part in re.findall(r"[A-Za-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit):
         if part == "/" or part.startswith("^"):
             names.append(part.replace(" ", ""))
-        elif known := _known(part):
-            names.append(known)
+        elif name := _unit(part):
+            names.append(name)
         else:
             return ""
     return "".join(names) + (f"^{power}" if power > 1 else "")
