@@ -183,15 +183,15 @@ def move_adapter(model: torch.nn.Module, seed: int = 0, spread: float = 0.1) -> 
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
 
 
-def random_model(config) -> torch.nn.Module:
-    """With weights so large that not all tokens are about equally probable."""
+def random_model(config, biases: bool = False) -> torch.nn.Module:
+    """With weights so large that not all tokens are about equally probable. biases: whether those are not 0"""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter *= 8
-            elif name.endswith("bias"):
+            elif biases and name.endswith("bias"):
                 parameter.normal_()
     return model
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import weakref
+from functools import partial
 
+import engine_builders
 import numpy as np
 import pytest
 import torch
-from engine_builders import SMALL, SMALL_GPT2, random_model, repeated_prompts
+from engine_builders import SMALL, SMALL_GPT2, repeated_prompts
 from transformers import (
     DiffLlamaConfig,
     Gemma3Config,
@@ -30,6 +32,7 @@ from exgrpo_orlhf.engines.local.kv_cache import first
 from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.engines.rows import ForwardRow
 
+random_model = partial(engine_builders.random_model, biases=True)
 GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "experts_implementation": "eager"}
 CONFIGS = {
