@@ -55,7 +55,7 @@ class SupervisedTraining:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda done: shape(done + 1))
 
     def _steps_of_an_epoch(self) -> int:
-        return math.ceil(len(self.rows) / self._settings.batch_size)
+        return math.ceil(len(self.rows) / int(self._settings.batch_size))
 
     def batch(self, step: int) -> list[int]:
         """The rows of an optimiser step, counted from 1. Each epoch has its own order, of this seed alone."""
