@@ -1,6 +1,6 @@
 """Seconds of a step by the operations that it takes. Estimated, not measured: every assumption is a constant here.
 
-Left out: validation, and that a step waits for its longest response (docs/ahead.md has a simulation of that).
+Left out: validation, and that a step waits for its longest response.
 """
 
 from __future__ import annotations
