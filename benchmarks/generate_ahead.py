@@ -3,9 +3,9 @@
 
 On a machine without CUDA that has the stack (make openrlhf-cpu): runs of `--steps` steps with one actor and one vLLM
 engine, each on a pretended GPU of its own, on-policy and otherwise alike, synchronous and with
-train.generate_ahead = 1 in turns, `--turns` times. Generation is made the longer part: few responses, and long ones. A
-tiny model that has seen a little of long chains writes them. Seconds of a step are medians; the first 3 steps of a run
-never count.
+train.generate_ahead = True in turns, `--turns` times. Generation is made the longer part: few responses, and long
+ones. A tiny model that has seen a little of long chains writes them. Seconds of a step are medians; the first 3 steps
+of a run never count.
 
 A timeline is drawn with --png from a run's own begin and end of each generation and update (time/rollout_from and so on
 in metrics.jsonl). Other processes on these two cores distort the timings.
@@ -53,7 +53,7 @@ Span = tuple[float, float]
 
 def run(folder: Path, bindings: list[str], layout: list[str], ahead: int) -> list[dict[str, float]]:
     """The rows of a run's steps. Raises RuntimeError with its last words."""
-    given = [*bindings, f"train.generate_ahead = {ahead}"]
+    given = [*bindings, f"train.generate_ahead = {bool(ahead)}"]
     command = [sys.executable, f"{ROOT}/scripts/train.py", "--gin", "baselines/on_policy.gin", *layout]
     command += ["--out", str(folder), *(part for binding in given for part in ("--set", binding))]
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -65,9 +65,18 @@ def run(folder: Path, bindings: list[str], layout: list[str], ahead: int) -> lis
 
 
 def spans(rows: list[dict[str, float]], part: str) -> list[Span]:
-    """Begin and end of each step's generation or update, in seconds since the first of the rows began."""
-    zero = min(rows[0]["time/rollout_from"], rows[0]["time/update_from"])
-    return [(row[f"time/{part}_from"] - zero, row[f"time/{part}_to"] - zero) for row in rows]
+    """Begin and end of each step's generation or update, in seconds since the first of the rows began. A synchronous
+    step's row, written when it ends, has the seconds of its parts alone: they follow one another."""
+
+    def span(row: dict[str, float], part: str) -> Span:
+        if f"time/{part}_from" in row:
+            return row[f"time/{part}_from"], row[f"time/{part}_to"]
+        before = ("plan",) if part == "rollout" else ("plan", "rollout", "grade", "score", "inject", "assemble")
+        begin = row["time"] - row["time/step"] + sum(row[f"time/{name}"] for name in before)
+        return begin, begin + row[f"time/{part}"]
+
+    zero = min(span(rows[0], "rollout")[0], span(rows[0], "update")[0])
+    return [(begin - zero, end - zero) for begin, end in (span(row, part) for row in rows)]
 
 
 def overlap(rows: list[dict[str, float]]) -> float:

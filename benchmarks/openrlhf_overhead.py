@@ -46,7 +46,7 @@ from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.records import Grade, Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.training.loop import TrainingRun
+from exgrpo_orlhf.training.preparation import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -190,7 +190,7 @@ class MadeUp:
     def update(self, batch: MixedBatch, loss: Any) -> UpdateStats:
         flat = batch.flat_rows()
         policy = [self.measure(row.token_ids) for row in flat]
-        behaviour = [r.replayed.behaviour_logprobs if r.replayed else p for r, p in zip(flat, policy, strict=True)]
+        behaviour = [r.trajectory.behaviour_logprobs if r.trajectory else p for r, p in zip(flat, policy, strict=True)]
         rows = [ForwardRow(range(PROMPT_TOKENS), row.token_ids) for row in flat]
         began = time.perf_counter()
         if self.as_experience:
@@ -208,15 +208,15 @@ def paper(steps: int, step_seconds: float, small: bool) -> dict[str, Any]:
         from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
     b, k, engine = x.settings.questions_per_step, x.settings.group_size, MadeUp(as_experience)
     with tempfile.TemporaryDirectory(prefix="openrlhf-overhead-") as folder:
-        run = TrainingRun(replace(x, verifier=Graded()), lambda checkpoint: engine, Path(folder), "", {})
+        run = prepare(replace(x, verifier=Graded()), lambda checkpoint: engine, Path(folder), "", {})
         for i, question in enumerate(x.questions.load()[: 500 if small else STORED_QUESTIONS]):
             seen = k - i % 2  # rollouts: fresh K, replayed K − 1; else the few that are replayed first would come again
             run.buffer.record(question.id, Fraction(1 + i // 2 % (seen - 1), seen), 0)
             stored = [engine.tokens() for _ in range(STORED)]
             run.buffer.store([(question.id, Trajectory(ids, engine.measure(ids), 1.0, 0)) for ids in stored])
         rows = []
-        for step in range(1, WARM + steps + 1):
-            row = {name.removeprefix("time/"): value for name, value in run._step(step).items() if "time/" in name}
+        for _ in range(WARM + steps):
+            row = {name.removeprefix("time/"): value for name, value in run.step().items() if "time/" in name}
             row["metrics"] = row["step"] - sum(row[lap] for lap in (*OWN, "rollout", "grade", "update"))
             rows.append({**row, "own": sum(row[part] for part in OWN), "scored_tokens": engine.scored})
         run.tracker.close("FINISHED")

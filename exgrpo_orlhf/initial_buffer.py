@@ -25,7 +25,7 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
     """The buffer that a run starts with: a copy of the experiment's empty one, filled.
 
     `x.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
-    Raises ValueError for a folder that is no checkpoint, and as `snapshot.borrow` or `read_experts`.
+    Raises ValueError for a folder that is no checkpoint, and as `snapshot.load_for_new_run` or `read_experts`.
     """
     path, buffer = Path(str(x.experience)), copy.deepcopy(x.buffer)
     if (path / "replay").is_dir():  # a checkpoint
@@ -42,7 +42,7 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
         )
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        snapshot.borrow(path, buffer, prompts.fingerprint(), ids)
+        snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)
     else:
         experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
         for question, _ in experts:

@@ -5,8 +5,8 @@ checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and t
 checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
-checkpoint-<step>/adapter/    with LoRA: the adapter alone (adapters.py); the weights at the root are merged
-checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (ahead.py)
+checkpoint-<step>/adapter/    with LoRA: the adapter alone (engines/adapters.py); the weights at the root are merged
+checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (training/prefetch.py)
 best                          a link to the checkpoint with the highest train.best_metric
 """
 
@@ -96,8 +96,6 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.F
     try:
         partial.mkdir(parents=True)
         manifest.seal(partial, step, identity, write(partial))
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
         os.rename(partial, final)
         sync(run)
     except Exception as error:

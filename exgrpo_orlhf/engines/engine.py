@@ -60,7 +60,7 @@ def dumped(row: Row, policy: LogProbs, behaviour: LogProbs) -> dict[str, Any]:
         "token_ids": row.token_ids.tolist(),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
-        "replayed_from_step": None if row.replayed is None else row.replayed.step,
+        "replayed_from_step": None if row.trajectory is None else row.trajectory.step,
         "policy_logprobs": policy.tolist(),
         "behaviour_logprobs": behaviour.tolist(),
     }
@@ -86,8 +86,8 @@ class Engine(ABC):
 
     @abstractmethod
     def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
-        """Fresh ungraded responses, of each question as many as `plan.rollouts` says. Groups come in any order, and may
-        come one by one as they are completed. Raises EngineLost."""
+        """Fresh ungraded responses, of each question as many as `Plan.rollout_counts` says. Groups come in any order,
+        and may come one by one as they are completed. Raises EngineLost."""
 
     @abstractmethod
     def respond(
@@ -152,15 +152,20 @@ class Engine(ABC):
         """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
 
 
-class Going(Protocol):
-    """A training loop that is ready to start."""
+class Loop(Protocol):
+    """`training.preparation.prepare_and_run`. The OpenRLHF engine calls it in another process and takes it as an
+    argument, because it cannot import what lies above it."""
 
-    def go(self, stop: Stop) -> Outcome: ...
-
-
-# training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. The OpenRLHF engine
-# starts the loop in another process and takes it as an argument, because it cannot import what lies above it.
-Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
+    def __call__(
+        self,
+        experiment: Experiment,
+        make_engine: Callable[[Path | None], Engine],
+        folder: Path,
+        tracking_uri: str,
+        tags: Mapping[str, str],
+        stop: Stop,
+        questions: tuple[list[Question], list[Question]] | None = None,
+    ) -> Outcome: ...
 
 
 @dataclass(frozen=True, repr=False)

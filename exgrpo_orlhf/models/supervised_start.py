@@ -54,7 +54,7 @@ FORMAT = 1  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
-def take_curve(model: Path, run: Path, resumed: bool) -> None:
+def copy_curve(model: Path, run: Path, resumed: bool) -> None:
     """A run that begins with a supervised model keeps that model's curve, which is logged as part of the run."""
     if (model / CURVE).is_file():
         curve = (model / CURVE).read_bytes()
@@ -151,9 +151,9 @@ class SupervisedModel:
         identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
-    def taught(self) -> list[Question]:
+    def training_questions(self) -> list[Question]:
         """The questions of the examples, also of those of a supervised model that this one starts from."""
-        before = self.model.taught() if isinstance(self.model, SupervisedModel) else []
+        before = self.model.training_questions() if isinstance(self.model, SupervisedModel) else []
         return [*before, *(question for question, _ in self.examples.examples())]
 
     def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:

@@ -214,8 +214,8 @@ class MixedPolicyLoss:
         later_passes: where the batch was gone through again, the log-probs of each row that was measured again. They
             enter the ratios of fresh rows; everything else is of the first pass.
         """
-        fresh = [i for i, row in enumerate(rows) if row.replayed is None]
-        replayed = [i for i, row in enumerate(rows) if row.replayed is not None]
+        fresh = [i for i, row in enumerate(rows) if row.trajectory is None]
+        replayed = [i for i, row in enumerate(rows) if row.trajectory is not None]
         passes = [dict(enumerate(policy)), *later_passes]
         ratios = [(rows[i].advantage, part[i], behaviour[i]) for part in passes for i in fresh if i in part]
         stored = [policy[i].astype(np.float64) - behaviour[i] for i in replayed]

@@ -145,19 +145,24 @@ class ReplayBuffer:
         return sizes
 
     def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
-        """What is stored. `bucket_<level>`: `bucket_sizes`. With adaptive levels, where they are cut as well."""
-        sizes, buckets = self.bucket_sizes(buckets), buckets.adapted(self._candidates)
-        cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
-        return {
-            **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
-            **{name: float(cut) for name, cut in cuts.items()},
-            "replay/candidates": float(self.n_candidates),
-            "replay/trajectories": float(self.n_trajectories),
-            "replay/stored_tokens": float(self.n_tokens),
-            "replay/stored_bytes": float(self.n_bytes),
-            "replay/retired": float(len(self._retired)),
-            "replay/evicted": float(len(self.changes.evicted)),
+        """What is stored. `bucket_<level>`: `bucket_sizes`. Of adaptive levels, limits and retirement only where they
+        are bound."""
+        metrics: dict[str, float] = {f"replay/bucket_{level}": n for level, n in self.bucket_sizes(buckets).items()}
+        metrics |= {
+            "replay/candidates": self.n_candidates,
+            "replay/trajectories": self.n_trajectories,
+            "replay/stored_tokens": self.n_tokens,
         }
+        if buckets.quantiles is not None:
+            buckets = buckets.adapted(self._candidates)
+            metrics |= {"replay/cut_low": float(buckets.low), "replay/cut_high": float(buckets.high)}
+        if self.max_bytes is not None:
+            metrics["replay/stored_bytes"] = self.n_bytes
+        if (self.per_question, self.max_age, self.max_bytes) != (None, None, None):
+            metrics["replay/evicted"] = len(self.changes.evicted)
+        if self.retirement.at_accuracy is not None:
+            metrics["replay/retired"] = len(self._retired)
+        return {name: float(value) for name, value in metrics.items()}
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
@@ -194,15 +199,15 @@ class ReplayBuffer:
             accuracy, question_id = group.accuracy, group.question.id
             if accuracy is None:
                 continue
-            if self.counts_stored and group.replayed:
+            if self.counts_stored and group.is_replayed:
                 accuracy = Fraction(group.correct + 1, group.graded + 1)
             if question_id in self._retired:
-                if not self.retirement.is_back(accuracy):
+                if not self.retirement.should_return(accuracy):
                     continue
                 self._return(question_id)
             self.record(question_id, accuracy, step)
             record = self._records[question_id]
-            record.streak = record.streak + 1 if self.retirement.counts(accuracy) else 0
+            record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 
@@ -239,10 +244,10 @@ class ReplayBuffer:
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
             key = trajectory.key
-            known = next((i for i, old in enumerate(record.stored) if old.key == key), None)
+            earlier = next((i for i, old in enumerate(record.stored) if old.key == key), None)
             self._add(question_id, record, Stored(_owned(trajectory), key, self.next_sequence))
-            if known is not None:
-                self._forget(record, known)
+            if earlier is not None:
+                self._forget(record, earlier)
             self.next_sequence += 1
             stored += 1
             self._cap_question(question_id)

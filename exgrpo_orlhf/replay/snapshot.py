@@ -1,19 +1,18 @@
 """The replay buffer on disk: two Parquet tables and a manifest with their checksums.
 
-    manifest.json         format, version, counts, fingerprint, SHA-256 of each table; written last
+    manifest.json         format, version, counts, fingerprint, SHA-256 of each table
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
                           streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
                           sequence
 
-pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
+pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
+none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
@@ -23,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..files import checksum, sha256, sync
+from ..files import Entry, checksum, hashed, sha256, write
 from ..records import Trajectory
 from .buffer import QuestionRecord, ReplayBuffer, Stored
 from .retirement import RetirementPolicy
@@ -60,37 +59,31 @@ class SnapshotError(ValueError):
     """A snapshot that is missing, torn, or not one of ours."""
 
 
-def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
-    """Write a snapshot to `folder`, which must not exist yet, atomically.
+def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> dict[str, Entry]:
+    """Write a snapshot to `folder`, which must not exist yet. Returns size and hash of each table.
 
     fingerprint: what makes the token ids meaningful (tokenizer, template); `load` refuses another one
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        order = buffer.canonical_order()
-        pq.write_table(_questions_table(buffer, order), partial / _TABLES[0], compression="zstd")
-        pq.write_table(_trajectories_table(buffer, order), partial / _TABLES[1], compression="zstd")
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "fingerprint": fingerprint,
-            "questions": len(order),
-            "retired": len(buffer.retired),
-            "trajectories": buffer.n_trajectories,
-            "next_sequence": buffer.next_sequence,
-            "sha256": {name: sha256(partial / name) for name in _TABLES},
-        }
-        manifest["checksum"] = checksum(manifest)
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        os.rename(partial, folder)
-        sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    folder.mkdir(parents=True)
+    order = buffer.canonical_order()
+    entries = {}
+    for name, table in zip(_TABLES, (_questions_table(buffer, order), _trajectories_table(buffer, order)), strict=True):
+        with hashed(folder / name) as file:
+            pq.write_table(table, file, compression="zstd")
+        entries[name] = file.entry()
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "questions": len(order),
+        "retired": len(buffer.retired),
+        "trajectories": buffer.n_trajectories,
+        "next_sequence": buffer.next_sequence,
+        "sha256": {name: entry.sha256 for name, entry in entries.items()},
+    }
+    manifest["checksum"] = checksum(manifest)
+    write(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    return entries
 
 
 def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
@@ -131,7 +124,7 @@ def fingerprint(folder: Path) -> str:
     return str(_manifest(folder)["fingerprint"])
 
 
-def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
+def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
     """Fill an empty buffer, with which a new run starts, with accuracies and trajectories of another run's snapshot.
 
     questions: the ids of the new run's questions

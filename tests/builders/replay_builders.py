@@ -84,7 +84,7 @@ def train(
         chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
         groups = []
         for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
-            flips = draw.random(plan.rollouts(K)[len(groups)]) < skill
+            flips = draw.random(plan.rollout_counts(K)[len(groups)]) < skill
             tokens = draw.integers(1, 100, (K, 3))
             rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
             groups.append(RolloutGroup(question, tuple(rollouts), replayed))

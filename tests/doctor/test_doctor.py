@@ -77,7 +77,7 @@ def test_every_check_passes_on_the_cpu_test_layout_and_is_remembered(tmp_path):
 def test_a_layout_one_step_ahead_is_examined_with_rows_of_another_policy_and_trains_ahead(tmp_path):
     checks = ("logprobs", "gradient", "sync", "step", "resume")
     only = [part for name in checks for part in ("--only", name)]
-    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--set", "train.generate_ahead = 1", *only)
+    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--set", "train.generate_ahead = True", *only)
     assert status == 0, (lines, log_of(tmp_path))
     assert lines.keys() == {*checks}
     assert "rows, generated ahead, in 1 optimiser steps" in lines["gradient"]
@@ -145,7 +145,7 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
     finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
     assert not finding.remembered({**flags, "ds.zero_stage": 3})
-    ahead = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = 1"])
+    ahead = config.load(["base.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = True"])
     assert not finding.remembered(finding.layout_of(ahead))
 
 
@@ -286,5 +286,5 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
     ahead = parity.generated_ahead(parity.plain_engine(x, model, "float32"), batch)
-    assert all(row.replayed or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
+    assert all(row.trajectory or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
     assert parity.Difference.between(parity.plain(x, model, ahead, "float32"), right).error > 0.1, "a lost weight shows"

@@ -144,7 +144,7 @@ def test_the_questions_taught_are_those_of_all_starts_one_upon_another(raw_model
     second = supervised(raw_model, tmp_path, model=first, examples=ModularChains(count=4, seed=2))
     expected = [q for chains in (first.examples, second.examples) for q in chains.load()]
     assert isinstance(second, SupervisedModel)
-    assert second.taught() == expected
+    assert second.training_questions() == expected
 
 
 def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):

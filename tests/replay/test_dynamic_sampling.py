@@ -110,7 +110,7 @@ def test_the_stored_row_of_a_replayed_group_counts():
     _, sampled = sample(correct, max_rounds=2, fresh=0, replayed=3)
     assert sampled.plan.replayed == old[1:]
     assert len(sampled.plan.fresh) == 1
-    assert [g.replayed for g in sampled.groups] == [True, True, False]
+    assert [g.is_replayed for g in sampled.groups] == [True, True, False]
     assert not correct.plans[1].replayed
 
 

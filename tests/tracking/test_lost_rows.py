@@ -10,7 +10,7 @@ import pytest
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.models.supervised_start import CURVE, take_curve
+from exgrpo_orlhf.models.supervised_start import CURVE, copy_curve
 from exgrpo_orlhf.training.run import train
 
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
@@ -62,15 +62,15 @@ def test_a_curve_of_the_supervised_start_that_was_changed_is_copied_again(tmp_pa
     model.mkdir()
     run.mkdir()
     (model / CURVE).write_text('{"step": 1}\n{"step": 2}\n')
-    take_curve(model, run, resumed=False)
-    take_curve(model, run, resumed=True)
+    copy_curve(model, run, resumed=False)
+    copy_curve(model, run, resumed=True)
     assert caplog.messages == []
     for damage in (Path.unlink, lambda path: path.write_bytes(b""), without_row):
         caplog.clear()
         damage(run / CURVE)
-        take_curve(model, run, resumed=True)
+        copy_curve(model, run, resumed=True)
         assert (run / CURVE).read_bytes() == (model / CURVE).read_bytes()
         assert "was changed or deleted: it is copied again" in caplog.text
     (model / CURVE).unlink()
-    take_curve(model, run, resumed=True)
+    copy_curve(model, run, resumed=True)
     assert (run / CURVE).exists(), "the model's folder is not there any more: the run keeps what it has"

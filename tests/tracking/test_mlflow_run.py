@@ -104,7 +104,7 @@ def test_a_switched_on_part_has_its_metrics_in_mlflow():
         "ReplayMixer.start_at_accuracy = 0.35",
         "Evaluation.samples = 4",
         "Evaluation.temperature = 0.6",
-        "train.generate_ahead = 1",
+        "train.generate_ahead = True",
     ]
     clock = {"time/rollout_from", "time/rollout_to", "time/update_from", "time/update_to"}
     plain, full = (set(silent_metrics(config.load(["base.gin"], more))) for more in ([], on))

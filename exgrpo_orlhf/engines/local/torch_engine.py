@@ -98,9 +98,9 @@ class TorchEngine(Engine):
     # -- generate -----------------------------------------------------------------------------------------------------
 
     def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
+        """As many fresh responses as `plan.rollout_counts` says; groups in plan order, ungraded."""
         questions = [*plan.fresh, *plan.replayed]
-        owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
+        owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
         with self._merged():
             sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
@@ -108,7 +108,7 @@ class TorchEngine(Engine):
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
         return [
-            RolloutGroup(question, tuple(group), replayed=i >= len(plan.fresh))
+            RolloutGroup(question, tuple(group), is_replayed=i >= len(plan.fresh))
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 

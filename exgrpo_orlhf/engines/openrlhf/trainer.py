@@ -24,7 +24,7 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import Engine, EngineLost, Going, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
+from ..engine import Engine, EngineLost, Job, LogProbs, NonFiniteUpdate, UpdateStats, dumped
 from ..rows import ForwardRow, behaviour_logprobs
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -99,14 +99,10 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         return scheduler_steps(self.x)
 
     def fit(self) -> None:
-        self.loop().go(StopFile(self.job.run))
+        job = self.job
+        job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags, StopFile(job.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
-
-    def loop(self) -> Going:
-        """The training loop with this trainer as its engine, from the newest checkpoint."""
-        job = self.job
-        return job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
@@ -114,11 +110,11 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         questions = [*plan.fresh, *plan.replayed]
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
-            for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
+            for i, (question, count) in enumerate(zip(questions, plan.rollout_counts(group_size), strict=True))
         ]
         with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
             for i, rollouts in sampled:
-                yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
+                yield RolloutGroup(questions[i], tuple(rollouts), is_replayed=i >= len(plan.fresh))
 
     def respond(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float

@@ -50,10 +50,10 @@ def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(war
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         assert stats.entropies[i] == pytest.approx(float(expected[i][1].mean()), abs=1e-5)
-        if row.replayed is None:
+        if row.trajectory is None:
             assert stats.behaviour_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
+            assert stats.behaviour_logprobs[i].tobytes() == row.trajectory.behaviour_logprobs.tobytes()
 
 
 def descend(model, rate: float) -> None:
@@ -88,7 +88,7 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     use_sgd(engine, rate)
     stats = engine.update(batch, LOSS)
     assert_moved(engine, start, batch, model, steps=2)
-    w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.replayed is None])
+    w = np.concatenate([(b - a).exp().numpy() for a, b, r in zip(*passes, rows, strict=True) if r.trajectory is None])
     assert ((w < 0.8) | (w > 1.2)).any(), "the second pass meets the clip"
     # What is stored and reported is of the first pass; the second is kept apart.
     [again] = stats.later_passes
@@ -96,10 +96,10 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
         assert stats.entropies[i] == pytest.approx(float(entropies[i].mean()), abs=LOGPROB_ERROR)
-        if row.replayed is None:
+        if row.trajectory is None:
             assert stats.behaviour_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
         else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
+            assert stats.behaviour_logprobs[i].tobytes() == row.trajectory.behaviour_logprobs.tobytes()
         if i in again:
             assert again[i] == pytest.approx(passes[1][i].numpy(), abs=4 * LOGPROB_ERROR), "the weights are off too"
 

@@ -153,7 +153,7 @@ def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step
 def test_without_replay_and_by_tokens_a_step_is_openrlhfs_own_dr_grpo_step(warm_model):
     """The same samples through our actor, and through one with OpenRLHF's own forward pass and loss."""
     batch = mixed_batch(make_engine(warm_model), n=6)
-    groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.replayed]
+    groups = [(g, r) for g, r in zip(batch.groups, batch.rows, strict=True) if not g.is_replayed]
     batch = MixedBatch([g for g, _ in groups], [r for _, r in groups], batch.width)
     moved, norms, losses = [], [], []
     for theirs in (False, True):
@@ -251,13 +251,13 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
         assert stats.policy_logprobs[i].dtype == np.float32
         np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
         assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
-        stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
+        stored = stats.policy_logprobs[i] if flat[i].trajectory is None else flat[i].trajectory.behaviour_logprobs
         assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
 
 
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
-    trainer, batch = without_ray(warm_model, "train.generate_ahead = 1", *bindings)
+    trainer, batch = without_ray(warm_model, "train.generate_ahead = True", *bindings)
     batch = generated_ahead(make_engine(warm_model), batch)
     flat = batch.flat_rows()
     stats = trainer.update(batch, LOSS)

@@ -238,7 +238,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     run = tmp_path / "run"
     run.mkdir()
     (run / "kill-an-engine").touch()
-    more = ("train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
+    more = ("train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
     more += ("train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
     arguments = bindings(warm_model, *more)
     log = finish(start(run, False, *arguments), run, 1)
