@@ -62,7 +62,7 @@ def test_importance_weights_of_rows_put_into_a_group_are_of_the_log_probs_as_the
     batch, stats = seen[-1]
     rows = list(zip(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, strict=True))
     injected = [(row, policy, behaviour) for row, policy, behaviour in rows if row.trajectory is not None]
-    assert len(injected) == len(kept) == metrics["replay/injected"] + 8 * metrics["replay/actual_share"] > 4
+    assert len(injected) == len(kept) == metrics.get("replay/injected", 0) + 8 * metrics["replay/actual_share"] > 4
     for row, _, behaviour in injected:
         assert behaviour.tobytes() == kept[row.question.id][row.trajectory.key]
     expected = np.concatenate([behaviour for _, _, behaviour in injected])

@@ -227,7 +227,7 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     assert sum(row["policy/skipped_updates"] for row in done[1:]) > 0
     assert all(row["replay/candidates_scored"] == 0 for row in done[1:])
     assert sum(row["reward/mean"] for row in done[1:]) > 0
-    assert all(row["reward/ungradable"] == 0 for row in done[1:])
+    assert all(row["reward/timeout_share"] == row["reward/error_share"] == 0 for row in done[1:])
     assert_every_sync_arrived(run, 3)
 
 
@@ -335,5 +335,5 @@ def test_su01s_recipe_trains_and_its_stored_successes_enter_with_their_log_probs
     assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
     assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
     assert any(row["replay/actual_share"] > 0 for row in done)
-    assert all(row["replay/injected"] == 0 for row in done)
+    assert not any("replay/injected" in row for row in done)
     assert_every_sync_arrived(run, 6)
