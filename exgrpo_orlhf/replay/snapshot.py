@@ -13,7 +13,7 @@ none and is refused. In a checkpoint, the checkpoint's own manifest seals the sn
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -41,7 +41,7 @@ _QUESTIONS = pa.schema(
         ("retired_step", pa.int64()),  # null unless retired
     ]
 )
-_TRAJECTORIES = pa.schema(
+TRAJECTORIES = pa.schema(
     [
         ("question_id", pa.string()),
         ("token_ids", pa.large_list(pa.int32())),
@@ -66,10 +66,11 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> dict[str, Entr
     """
     folder.mkdir(parents=True)
     order = buffer.canonical_order()
+    tables = (_question_rows(buffer, order), _QUESTIONS), (_trajectory_rows(buffer, order), TRAJECTORIES)
     entries = {}
-    for name, table in zip(_TABLES, (_questions_table(buffer, order), _trajectories_table(buffer, order)), strict=True):
+    for name, (rows, schema) in zip(_TABLES, tables, strict=True):
         with hashed(folder / name) as file:
-            pq.write_table(table, file, compression="zstd")
+            write_table(rows, schema, file)
         entries[name] = file.entry()
     manifest = {
         "format": FORMAT,
@@ -104,18 +105,21 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: the checksum does not match its manifest; the file is damaged")
     questions = pq.read_table(folder / _TABLES[0])
     trajectories = pq.read_table(folder / _TABLES[1])
-    for name, table, schema in ((_TABLES[0], questions, _QUESTIONS), (_TABLES[1], trajectories, _TRAJECTORIES)):
+    for name, table, schema in ((_TABLES[0], questions, _QUESTIONS), (_TABLES[1], trajectories, TRAJECTORIES)):
         if not table.schema.equals(schema):
             raise SnapshotError(f"{folder / name}: expected the columns {schema.names}, found {table.schema.names}")
     records: dict[str, QuestionRecord] = {}
     retired: dict[str, int] = {}
-    for row in questions.to_pylist():
-        if row["retired_step"] is not None:
-            retired[row["question_id"]] = row["retired_step"]
+    for question_id, numerator, denominator, observed, streak, retired_step in read_rows(questions):
+        if retired_step is not None:
+            retired[question_id] = retired_step
         else:
-            accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
-            records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"], row["streak"])
-    buffer.restore(records.items(), _rows(trajectories), retired, manifest["next_sequence"])
+            records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak)
+    stored = []
+    for question_id, *fields, sequence in read_rows(trajectories):
+        trajectory = Trajectory(*fields)
+        stored.append((question_id, Stored(trajectory, trajectory.key, sequence)))
+    buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
     return buffer
 
 
@@ -153,45 +157,35 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
     return buffer
 
 
-def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    records = [buffer.records[question_id] for question_id in order]
-    none = [None] * len(buffer.retired)
-    columns: list[list[Any]] = [
-        order + list(buffer.retired),
-        [record.accuracy.numerator for record in records] + none,
-        [record.accuracy.denominator for record in records] + none,
-        [record.observed_step for record in records] + none,
-        [record.streak for record in records] + none,
-        [None] * len(records) + list(buffer.retired.values()),
-    ]
-    return _table(columns, _QUESTIONS)
+def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
+    for question_id in order:
+        record = buffer.records[question_id]
+        accuracy = record.accuracy.numerator, record.accuracy.denominator
+        yield question_id, *accuracy, record.observed_step, record.streak, None
+    for question_id, step in buffer.retired.items():
+        yield question_id, None, None, None, None, step
 
 
-def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    rows = [(question_id, stored) for question_id in order for stored in buffer.records[question_id].stored]
-    fields = [name for name in _TRAJECTORIES.names if name not in ("question_id", "sequence")]
-    columns: list[list[Any]] = [
-        [question_id for question_id, _ in rows],
-        *([getattr(stored.trajectory, name) for _, stored in rows] for name in fields),
-        [stored.sequence for _, stored in rows],
-    ]
-    return _table(columns, _TRAJECTORIES)
+def _trajectory_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
+    for question_id in order:
+        for trajectory, _, sequence in buffer.records[question_id].stored:
+            yield question_id, *(getattr(trajectory, name) for name in TRAJECTORIES.names[1:-1]), sequence
 
 
-def _table(columns: list[list[Any]], schema: pa.Schema) -> pa.Table:
-    return pa.table([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
+def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, file: Any) -> None:
+    """Write rows of values, in the schema's order, as Parquet. file: a path, or a binary file"""
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    pq.write_table(pa.table(arrays, schema=schema), file, compression="zstd")
 
 
-def _rows(table: pa.Table) -> list[tuple[str, Stored]]:
-    # Lists of tokens become arrays, without a detour over Python's integers.
+def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table. Lists of tokens become arrays of their own: a view would keep all of them alive."""
     columns = [
-        column.to_numpy() if pa.types.is_large_list(column.type) else column.to_pylist() for column in table.columns
+        [array.copy() for array in column.to_numpy()] if pa.types.is_large_list(column.type) else column.to_pylist()
+        for column in table.columns
     ]
-    rows = []
-    for question_id, token_ids, behaviour, *fields, sequence in zip(*columns, strict=True):
-        trajectory = Trajectory(token_ids.copy(), behaviour.copy(), *fields)  # a view would keep all of them
-        rows.append((question_id, Stored(trajectory, trajectory.key, sequence)))
-    return rows
+    return zip(*columns, strict=True)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
+SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
@@ -229,8 +230,7 @@ class MlflowTracker:
         if self._system is not None:
             self._system.finish()
         monitor: Any = SystemMetricsMonitor
-        seconds = self._settings.system_seconds
-        self._system = monitor(self._run_id, seconds, resume_logging=True, tracking_uri=self._uri)
+        self._system = monitor(self._run_id, SYSTEM_SECONDS, resume_logging=True, tracking_uri=self._uri)
         self._system.start()
 
     def _known_run(self) -> Any:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ..engines.engine import LogProbs
 from ..records import Grade, Question, Rollout, RolloutGroup, Trajectory
-from ..replay import Plan
+from ..replay import Plan, snapshot
 
 log = logging.getLogger(__name__)
 FOLDER = "ahead"
@@ -43,17 +43,7 @@ _ROLLOUTS = pa.schema(
         ("policy_step", pa.int64()),
     ]
 )
-_CANDIDATES = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("token_ids", pa.large_list(pa.int32())),
-        ("behaviour_logprobs", pa.large_list(pa.float32())),
-        ("reward", pa.float64()),
-        ("step", pa.int64()),
-        ("finish", pa.string()),
-        ("sound", pa.bool_()),
-    ]
-)
+_CANDIDATES = pa.schema(list(snapshot.TRAJECTORIES)[:-1])  # without `sequence`
 
 
 class PrefetchedBatch(NamedTuple):
@@ -116,10 +106,8 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
         for question, trajectories in batch.plan.candidates.items()
         for one in trajectories
     ]
-    for name, rows, schema in (("rollouts", rollouts, _ROLLOUTS), ("candidates", stored, _CANDIDATES)):
-        columns = zip(*rows, strict=True) if rows else [[]] * len(schema)
-        arrays = [pa.array(list(column), kind) for column, kind in zip(columns, schema.types, strict=True)]
-        pq.write_table(pa.table(arrays, schema=schema), folder / f"{name}.parquet", compression="zstd")
+    snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
+    snapshot.write_table(stored, _CANDIDATES, folder / "candidates.parquet")
 
 
 def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> PrefetchedBatch:
@@ -128,7 +116,9 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for question_id, is_replayed, ids, finish, *grade, behaviour, version in _rows(folder / "rollouts.parquet"):
+    for question_id, is_replayed, ids, finish, *grade, behaviour, version in snapshot.read_rows(
+        pq.read_table(folder / "rollouts.parquet")
+    ):
         rollout = Rollout(ids, finish, Grade(*grade), None, behaviour, version)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
@@ -136,15 +126,7 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     for group in groups.values():
         planned[group.is_replayed].append(group.question)
     candidates: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
-    for question_id, *values in _rows(folder / "candidates.parquet"):
+    for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
         candidates[groups[question_id].question].append(Trajectory(*values))
     plan = Plan(step, planned[False], planned[True], candidates, rollouts_per_replayed=rollouts_per_replayed)
     return PrefetchedBatch(plan, list(groups.values()))
-
-
-def _rows(path: Path) -> list[tuple[Any, ...]]:
-    columns = [
-        [ids.copy() for ids in column.to_numpy()] if pa.types.is_large_list(column.type) else column.to_pylist()
-        for column in pq.read_table(path).columns
-    ]
-    return list(zip(*columns, strict=True))

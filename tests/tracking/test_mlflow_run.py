@@ -19,7 +19,7 @@ from run_builders import ROOT, small_bindings, wait_until
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker
+from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, tracker
 from exgrpo_orlhf.tracking.client import page
 from exgrpo_orlhf.tracking.inputs import digest
 from exgrpo_orlhf.training.run import train
@@ -148,12 +148,13 @@ def test_a_resumed_run_says_how_often_it_was_killed(store, tmp_path, caplog):
     assert "keeps its first values" not in caplog.text
 
 
-def test_the_machine_is_measured_if_bound(store, tmp_path):
+def test_the_machine_is_measured_if_bound(store, tmp_path, monkeypatch):
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    settings = Tracking(flush_seconds=0.05, system_metrics=True, system_seconds=0.2)
-    tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags={})
-    wait_until(lambda: tracker.run_id and "system/cpu_utilization_percentage" in the_run(store).data.metrics)
-    tracker.close("FINISHED")
+    monkeypatch.setattr(tracker, "SYSTEM_SECONDS", 0.2)
+    settings = Tracking(flush_seconds=0.05, system_metrics=True)
+    sender = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags={})
+    wait_until(lambda: sender.run_id and "system/cpu_utilization_percentage" in the_run(store).data.metrics)
+    sender.close("FINISHED")
     assert the_run(store).info.status == "FINISHED"
 
 

@@ -18,7 +18,7 @@ from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT, address
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
 from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
-from exgrpo_orlhf.training.loop import run
+from exgrpo_orlhf.training import run
 
 FAST = Tracking(flush_seconds=0.05)
 

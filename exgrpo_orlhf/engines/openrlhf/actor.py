@@ -34,7 +34,7 @@ from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss, RolloutCorrection, update_metrics
 
-_EVERYTHING = 10**9  # checkpoints, GiB: OpenRLHF keeps them all; checkpoints.py removes old ones
+KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF keeps them all; checkpoints/folder.py removes old ones
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,8 +299,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
                 self.actor.model,
                 str(Path(folder) / "_actor"),
                 f"global_step{step}",
-                _EVERYTHING,
-                _EVERYTHING,
+                KEEP_ALL,
+                KEEP_ALL,
                 {"global_step": step},
             )
         if self.actor.adapter is None:
