@@ -233,16 +233,23 @@ OPTIONS = {
 }
 
 
+KILLED = ("in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead", "adapter and ahead")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_path):
-    """And in that run the options do what they say."""
+    """And in that run the options do what they say. Some are killed as well."""
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)
     shorter = [*bindings(warm_model, phase), "train.steps = 5"]
     train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
+    if name in KILLED:
+        kill_at_a_random_moment(warm_model, phase, tmp_path / "killed")
+        run_here(warm_model, phase, tmp_path / "killed", resume=True)
+        assert_same_ending(tmp_path / "killed", tmp_path / "straight")
     done = timeless(tmp_path / "run")[1:]
     assert any(row.get("replay/candidates_scored", 0) > 0 for row in done) == (
         name not in ("unscored", "late", "masked")
@@ -298,18 +305,6 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert max(row["replay/age_max"] for row in done) == 3
         retired = [row["replay/retired"] for row in done]
         assert any(later < earlier for earlier, later in itertools.pairwise(retired)), "some have returned"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead", "adapter and ahead"]
-)
-def test_killed_with_options_and_resumed_equals_a_straight_run(name, warm_model, tmp_path):
-    phase = [*MIXED_PHASE, *OPTIONS[name]]
-    run_here(warm_model, phase, tmp_path / "straight", resume=False)
-    kill_at_a_random_moment(warm_model, phase, tmp_path / "run")
-    run_here(warm_model, phase, tmp_path / "run", resume=True)
-    assert_same_ending(tmp_path / "run", tmp_path / "straight")
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
