@@ -69,8 +69,9 @@ def main() -> int:
 def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
     import torch
 
+    from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
-    from exgrpo_orlhf.study.runner import Runner, described, hours
+    from exgrpo_orlhf.study.runner import Runner, described
     from exgrpo_orlhf.study.runs import Measured, seconds_left, table
     from exgrpo_orlhf.tracking.client import own_tags
 
@@ -90,7 +91,7 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     jobs = arguments.jobs or _jobs(runs)
     counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
     left = seconds_left(waiting, measured, jobs)
-    pace = "" if left is None else f", {hours(left)} at the pace so far"
+    pace = "" if left is None else f", {duration(left)} at the pace so far"
     print(f"{group}: {len(runs)} runs, {counts}{pace}", file=sys.stderr)
     script, tags = PROJECT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
     runner = Runner(group, waiting, measured, script=script, jobs=jobs, threads=arguments.threads, tags=tags)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from ..progress import duration
 from ..stopping import StopRequest
 from .runs import Measured, StudyRun, in_use, seconds_left
 
@@ -155,13 +156,9 @@ class Runner:
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
             *(self._group, len(self.finished), self._total, len(self.running), now, len(self.failed)),
-            *(len(self.waiting), "" if left is None else f"; {hours(left)} left, until {until:%a %H:%M}"),
+            *(len(self.waiting), "" if left is None else f"; {duration(left)} left, until {until:%a %H:%M}"),
         )
 
 
 def described(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ...questions.boxes import BOX, last_box
+
 LONGEST = 5_000  # characters; a longer text is no answer
 
 _INVISIBLE = re.compile(
@@ -16,8 +18,6 @@ _INVISIBLE = re.compile(
 CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
-_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_FRAME = re.compile(rf"{_BOX.pattern}.*\}}", re.DOTALL).fullmatch  # a box that holds nothing but another box
 _STATEMENT = re.compile(
     r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
     r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?)"
@@ -81,28 +81,6 @@ def tagged(text: str) -> str | None:
     return re.split(r"</answer>", text[found[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
 
 
-def last_box(text: str) -> str | None:
-    """The content of the last box that is closed and not empty; the innermost where boxes are nested."""
-    starts = {match.end(): match for match in _BOX.finditer(text)}
-    if not starts:
-        return None
-    opened: list[int] = []
-    found: tuple[int, int] | None = None
-    bare: str | None = None
-    for match in re.finditer(r"\\?[{}]|\\\\", text):  # an escaped brace is a character, not a bracket
-        if match[0] == "{":
-            opened.append(match.start())
-        elif match[0] == "}" and opened:
-            start = opened.pop()
-            content = text[start + 1 : match.start()].strip()
-            if start in starts and content and not (found and found[0] > start and _FRAME(content.strip("$ "))):
-                found = (start + 1, match.start())
-    for end, match in starts.items():  # \boxed 5 and \boxed5
-        if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (found[0] if found else -1):
-            bare = short[0]
-    return bare if bare is not None else text[found[0] : found[1]].strip() if found else None
-
-
 def answer_part(response: str) -> tuple[str, str | None]:
     """(the text in which to look for the answer, what the answer tags hold or None where there are none). A box is
     looked for in all of the text, before and after the tags."""
@@ -117,8 +95,8 @@ def answer_in(response: str) -> list[Extracted]:
     box = last_box(text)
     if box is not None:
         return [Extracted(box, True, False)] if len(box) <= LONGEST else []
-    text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)  # an empty box
-    text = re.split(_BOX.pattern + r"\{", text)[0]  # a box that is never closed: the answer was cut off
+    text = re.sub(BOX.pattern + r"\{\s*\}", "", text)  # an empty box
+    text = re.split(BOX.pattern + r"\{", text)[0]  # a box that is never closed: the answer was cut off
     if inside and "\n" not in inside:
         return [Extracted(inside[:LONGEST], True, True)]
     text = _NEGATED.sub(r"\1 ", text)
