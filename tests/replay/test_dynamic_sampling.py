@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from run_builders import MIXED_PHASE, assert_same_ending, bindings, run_here, small_bindings, timeless
+from run_builders import small_bindings, timeless
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -245,17 +245,6 @@ def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_i
         assert len(of_step) == len(set(of_step))
     known = pq.read_table(tmp_path / "on" / "checkpoint-3" / "replay" / "questions.parquet").to_pydict()
     assert set(known["question_id"]) == set(asked), "accuracy or retirement, of the filtered ones too"
-
-
-def test_a_resumed_run_equals_a_straight_one(warm_model, tmp_path):
-    phase = [*MIXED_PHASE, "DynamicSampling.max_rounds = 2"]
-    run_here(warm_model, phase, tmp_path / "straight", resume=False)
-    shorter = [*bindings(warm_model, phase), "train.steps = 5"]
-    train(config.load(["base.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
-    run_here(warm_model, phase, tmp_path / "run", resume=True)
-    assert_same_ending(tmp_path / "run", tmp_path / "straight")
-    rounds = [row["rollout/rounds"] for row in timeless(tmp_path / "run")[1:]]
-    assert max(rounds[:5]) > 1 < max(rounds[5:]), "questions were drawn again before and after"
 
 
 def test_an_epoch_that_nobody_can_draw_from_is_not_counted():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
-from run_builders import bindings, run_here, small_bindings, timeless
+from run_builders import small_bindings, timeless
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -239,14 +239,6 @@ def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm
     for steps in (2, 3, 7, 9):
         run_steps(warm_model, [*ON_POLICY, AHEAD, f"train.steps = {steps}"], tmp_path / "ahead")
     assert asked(tmp_path / "ahead") == asked(tmp_path / "synchronous")
-
-
-def test_an_extended_run_equals_a_longer_one_to_the_bit(warm_model, tmp_path):
-    run_here(warm_model, [AHEAD], tmp_path / "straight", resume=False)
-    shorter = config.load(["base.gin"], [*bindings(warm_model, [AHEAD]), "train.steps = 5"])
-    train(shorter, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
-    run_here(warm_model, [AHEAD], tmp_path / "run", resume=True)
-    assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
 
 
 def test_a_batch_is_read_as_it_was_written(tmp_path):

@@ -288,6 +288,8 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
                 row["rollout/response_tokens"] * 4 * (8 + row.get("rollout/filtered_groups", 0))
             )
         assert any(row["replay/actual_share"] > 0 for row in done)
+        rounds = [row["rollout/rounds"] for row in done]
+        assert max(rounds[:5]) > 1 < max(rounds[5:]), "questions were drawn again before and after the resume"
     elif name.startswith("adapter"):
         matrices = load_file(tmp_path / "run" / f"checkpoint-{STEPS}" / "adapter" / "adapter_model.safetensors")
         assert any(".lora_B." in name and value.abs().max() > 0 for name, value in matrices.items())
