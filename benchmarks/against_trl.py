@@ -64,7 +64,8 @@ class Ours:
         self.steps += 1
         groups = self.engine.rollout(Plan(self.steps, self.questions[first : first + B], [], {}), K)
         groups = self.x.verifier.grade_groups(groups, self.engine.decode)
-        return self.x.mixer.assemble(groups, {}, self.x.advantages)
+        mixer = self.x.mixer
+        return mixer.assemble(mixer.complete(groups, {}), self.x.advantages)
 
     def step(self) -> None:
         batch = self.rollouts()

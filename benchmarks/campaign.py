@@ -82,7 +82,7 @@ VARIANTS = {
         "train.keep = 1",
         "train.best_metric = 'eval/greedy_accuracy'",
     ],
-    "one step ahead": ["train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0"],
+    "one step ahead": ["train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0"],
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}
 KILLS = ("at a uniform moment", *CALLS)

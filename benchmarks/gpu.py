@@ -162,7 +162,7 @@ def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> di
         for part in micro_batches(rows, work.tokens):
             terms = []
             for i, logprobs, _ in statistics(part):
-                old = of_batch[i].replayed
+                old = of_batch[i].trajectory
                 past = logprobs.detach() if old is None else torch.from_numpy(old.behaviour_logprobs).to(work.device)
                 w = (logprobs - past).exp()
                 terms.append(-of_batch[i].advantage * (w if old is None else w / (w + work.loss.beta)).sum())

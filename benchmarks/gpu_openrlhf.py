@@ -61,7 +61,7 @@ def openrlhf_actor(work: Work, packed: bool) -> Figures:
     measured = timed(work, measure_all)
     logprobs, entropies = zip(*measured.first, strict=True)
     pairs = zip(batch.flat_rows(), logprobs, strict=True)
-    old = [now if row.replayed is None else row.replayed.behaviour_logprobs for row, now in pairs]
+    old = [now if row.trajectory is None else row.trajectory.behaviour_logprobs for row, now in pairs]
     maker = MixedExperienceMaker(None, None, None, None, None, actor.strategy, actor.tokenizer)
 
     def update() -> Figures:

@@ -57,7 +57,6 @@ def making(folder: Path) -> Iterator[Path]:
             unfinished.mkdir()
             yield unfinished
             manifest.seal(unfinished, None, folder.name, {})
-            sync(unfinished)
             try:
                 unfinished.rename(folder)
                 sync(folder.parent)

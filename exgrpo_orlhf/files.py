@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 
 @contextmanager
@@ -48,6 +48,42 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Entry(NamedTuple):
+    """What a file was written as."""
+
+    bytes: int
+    sha256: str
+
+
+class HashedFile:
+    """A binary file to write to, which hashes what it is given."""
+
+    closed = False  # pyarrow asks
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash, self._bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._hash.update(data)
+        self._bytes += memoryview(data).nbytes
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def entry(self) -> Entry:
+        return Entry(self._bytes, self._hash.hexdigest())
+
+
+@contextmanager
+def hashed(path: Path) -> Iterator[HashedFile]:
+    """A new file to write to. At the end of the block it is on the disk."""
+    with path.open("wb") as file:
+        yield HashedFile(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sha256(path: Path) -> str:

@@ -21,13 +21,13 @@ from .replay import ReplayBuffer, snapshot
 from .rewards import Verifier
 
 
-def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
+def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
     """The buffer that a run starts with: a copy of the experiment's empty one, filled.
 
-    `x.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
-    Raises ValueError for a folder that is no checkpoint, and as `snapshot.borrow` or `read_experts`.
+    `experiment.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
+    Raises ValueError for a folder that is no checkpoint, and as `snapshot.load_for_new_run` or `read_experts`.
     """
-    path, buffer = Path(str(x.experience)), copy.deepcopy(x.buffer)
+    path, buffer = Path(str(experiment.experience)), copy.deepcopy(experiment.buffer)
     if (path / "replay").is_dir():  # a checkpoint
         path /= "replay"
     elif saved := checkpoints.find(path):
@@ -42,13 +42,13 @@ def load(x: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -
         )
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        snapshot.borrow(path, buffer, prompts.fingerprint(), ids)
+        snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)
     else:
-        experts = read_experts(path, questions, prompts, x.verifier, x.sampling.max_response_tokens)
+        experts = read_experts(path, questions, prompts, experiment.verifier, experiment.sampling.max_response_tokens)
         for question, _ in experts:
             buffer.record(question.id, Fraction(1, 2), 0)  # not measured yet: any accuracy above 0 makes it a candidate
         buffer.store((question.id, trajectory) for question, trajectory in experts)
-    if not x.mixer.collects and not buffer.n_candidates:
+    if not experiment.mixer.collects and not buffer.n_candidates:
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "
             "(retired questions have no trajectories; those at 0 count with ReplayBuffer.replays_unsolved = True)"
@@ -71,11 +71,11 @@ def read_experts(
     line: one that is no object, that belongs to no question of the run or to several, or whose response is no text,
     empty, longer than `max_tokens` with its end token, has an end token already, or is not correct.
     """
-    known: dict[object, list[Question]] = {}
+    by_key: dict[object, list[Question]] = {}
     for question in questions:
         for key in (question.id, question.prompt):
-            known.setdefault(key, []).append(question)
-    place, asked, encoded = place_of(path), [], []  # one a line
+            by_key.setdefault(key, []).append(question)
+    place, matches, encoded = place_of(path), [], []  # one a line
     for row, record in enumerate(read_rows(path, lambda columns: None, (), "Work.experience")):
         where, response = place.of(row), record.get("response")
         if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
@@ -83,29 +83,29 @@ def read_experts(
         keys: list[object] = [str(record["id"])] if "id" in record else []
         if "prompt" in record:
             keys.append(read_prompt(record, where, '"id" in its place', "prompt"))
-        found = [question for question in known.get(keys[0], []) if question in known.get(keys[-1], [])]
-        if len(found) != 1:
+        same = [question for question in by_key.get(keys[0], []) if question in by_key.get(keys[-1], [])]
+        if len(same) != 1:
             shown = " and ".join(f"{key!r:.200}" for key in keys)
-            raise ValueError(f"{where}: {len(found) or 'none'} of the run's questions have {shown}")
+            raise ValueError(f"{where}: {len(same) or 'none'} of the run's questions have {shown}")
         try:
             ids = prompts.encode_response(response, max_tokens)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        asked.append(found[0])
+        matches.append(same[0])
         encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
-    said = [str(prompts.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
-    grades = verifier.grade_all(list(zip(asked, said, strict=True)))
-    for row, (question, text, grade) in enumerate(zip(asked, said, grades, strict=True)):
+    texts = [str(prompts.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
+    grades = verifier.grade_all(list(zip(matches, texts, strict=True)))
+    for row, (question, text, grade) in enumerate(zip(matches, texts, grades, strict=True)):
         if not grade.correct or grade.reward is None:
-            said_of_it = "must be correct" if grade.reward is not None else "could not be graded (right or not)"
+            problem = "must be correct" if grade.reward is not None else "could not be graded (right or not)"
             raise ValueError(
-                f"{place.of(row)}: an expert's response {said_of_it}; the verdict is {grade.verdict!r}, the answer "
+                f"{place.of(row)}: an expert's response {problem}; the verdict is {grade.verdict!r}, the answer "
                 f"{question.answer!r}, the response {text!r:.200}"
             )
     return [
         (question, Trajectory(ids, np.zeros(len(ids), np.float32), grade.reward or 0.0, 0, sound=grade.sound))
-        for question, ids, grade in zip(asked, encoded, grades, strict=True)
+        for question, ids, grade in zip(matches, encoded, grades, strict=True)
     ]
 
 

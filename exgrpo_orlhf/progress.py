@@ -13,9 +13,6 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-SPANS = ("rollout", "update")  # parts whose begin and end are logged too: with train.generate_ahead they overlap
-
-
 class Clock:
     """Seconds of each part of a step.
 
@@ -43,18 +40,17 @@ class Clock:
                 first, last = self.spans.get(name, (begin, end))
                 self.spans[name] = min(first, begin), max(last, end)
 
-    def lap_after(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
+    def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """The same items; the lap ends when there are no more."""
         yield from items
         self.lap(name)
 
-    def times(self) -> dict[str, float]:
-        return {
-            **{f"time/{name}": seconds for name, seconds in self.laps.items()},
-            **{f"time/{name}_from": self.spans[name][0] for name in SPANS if name in self.spans},
-            **{f"time/{name}_to": self.spans[name][1] for name in SPANS if name in self.spans},
-            "time/step": time.perf_counter() - self.begin,
-        }
+    def times(self, spans: bool = False) -> dict[str, float]:
+        """Seconds of each part and of all. spans: with begin and end of generation and update, which may overlap"""
+        metrics = {f"time/{name}": seconds for name, seconds in self.laps.items()}
+        for name in ("rollout", "update") if spans else ():
+            metrics[f"time/{name}_from"], metrics[f"time/{name}_to"] = self.spans[name]
+        return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 
 def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | None:
@@ -65,9 +61,9 @@ def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | Non
     return next((("validation " + name.rpartition("/")[2], metrics[name]) for name in sampled), None)
 
 
-def evaluations_left(done: int, steps: int, every: int | None) -> int:
-    """How many evaluations follow step `done`: one in every `every` steps, and one at the end."""
-    return 0 if every is None or done >= steps else -(-steps // every) - done // every
+def evaluations_left(step: int, steps: int, every: int | None) -> int:
+    """How many evaluations follow step `step`: one in every `every` steps, and one at the end."""
+    return 0 if every is None or step >= steps else -(-steps // every) - step // every
 
 
 def duration(seconds: float) -> str:
@@ -79,7 +75,7 @@ class Progress:
     """A line every few seconds: where the run is, how it does, when it ends."""
 
     def __init__(self, name: str, step: int, steps: int, eval_every: int | None, evaluation: float) -> None:
-        """step: the last one that is done; evaluation: seconds that the last evaluation took, 0 if there was none"""
+        """step: the last one so far; evaluation: seconds that the last evaluation took, 0 if there was none"""
         self.name, self.steps, self.every, self.evaluation = name, steps, eval_every, evaluation
         self.last = time.perf_counter()
         self.took: deque[float] = deque(maxlen=50)  # seconds of the last steps, with checkpoints, without evaluations
@@ -102,9 +98,9 @@ class Progress:
             step,
             self.steps,
             metrics["reward/mean"],
-            100 * metrics["replay/actual_share"],
-            metrics["replay/trajectories"],
-            metrics["replay/retired"],
+            100 * metrics.get("replay/actual_share", 0),
+            metrics.get("replay/trajectories", 0),
+            metrics.get("replay/retired", 0),
             "" if accuracy is None else f"  {accuracy[0]} {accuracy[1]:.3f}",
             metrics["time/step"],
             *divmod(round(left), 60),

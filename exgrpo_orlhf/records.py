@@ -152,12 +152,12 @@ class Measured(NamedTuple):
 class RolloutGroup:
     """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory.
 
-    replayed: whether its question was planned to be replayed
+    is_replayed: whether its question was planned to be replayed
     """
 
     question: Question
     rollouts: tuple[Rollout, ...]
-    replayed: bool
+    is_replayed: bool
 
     @property
     def graded(self) -> int:
@@ -182,21 +182,32 @@ class RolloutGroup:
             return None
         return _fraction(self.correct, graded)
 
-    def completed(self, stored: Trajectory | None, width: int) -> list[Rollout | Trajectory]:
-        """The rows that are trained on, `width` = K of them in a whole group.
+    def completed(self, stored: Trajectory | None, width: int) -> CompletedGroup:
+        """The group with the rows that are trained on, `width` = K of them in a whole group.
 
         A stored success joins fewer than K rollouts as the last row. Of K rollouts it takes the place of the one with
         the lowest reward: of one that could not be graded before any other, and of equal ones of the last. None: the
         rollouts as they are. Raises ValueError before grading.
         """
         rows: list[Rollout | Trajectory] = list(self.rollouts)
-        if stored is None:
-            return rows
-        if len(rows) < width:
-            return [*rows, stored]
-        rewards = [-math.inf if rollout.reward is None else rollout.reward for rollout in self.rollouts]
-        rows[min(range(len(rows)), key=lambda i: (rewards[i], -i))] = stored
-        return rows
+        if stored is not None and len(rows) < width:
+            rows.append(stored)
+        elif stored is not None:
+            rewards = [-math.inf if rollout.reward is None else rollout.reward for rollout in self.rollouts]
+            rows[min(range(len(rows)), key=lambda i: (rewards[i], -i))] = stored
+        return CompletedGroup(self, rows)
+
+
+class CompletedGroup(NamedTuple):
+    """A graded group with the rows that are trained on: its rollouts, and the stored trajectory if it gets one."""
+
+    group: RolloutGroup
+    rows: list[Rollout | Trajectory]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of the rows that could be graded."""
+        return [row.reward for row in self.rows if row.reward is not None]
 
 
 @dataclass(frozen=True)
@@ -218,7 +229,7 @@ class Row:
         return self.response.token_ids
 
     @property
-    def replayed(self) -> Trajectory | None:
+    def trajectory(self) -> Trajectory | None:
         """The stored trajectory, or None for a fresh rollout."""
         return self.response if isinstance(self.response, Trajectory) else None
 
@@ -240,8 +251,9 @@ class MixedBatch:
     def metrics(self, step: int, entropies: Sequence[float]) -> dict[str, float]:
         """Fresh and replayed rows apart. entropies: of each row of the flattened batch
 
-        `policy/entropy_sound` and `…_lucky` are of the correct fresh rollouts whose reasoning was checked, and left out
-        where there are none: the paper replays the lowest entropy because it expects valid reasoning there.
+        `policy/entropy_sound` and `…_lucky` are of the correct fresh rollouts whose reasoning was checked: the paper
+        replays the lowest entropy because it expects valid reasoning there. They, `replay/lucky_guess_rate` and, of
+        rows that were generated ahead, `rollout/age_mean` are left out where there are no such rows.
         """
         pairs = list(zip(self.flat_rows(), entropies, strict=True))
         checked: dict[str, list[float]] = {}
@@ -249,18 +261,20 @@ class MixedBatch:
             grade = row.response.grade if isinstance(row.response, Rollout) else None
             if grade is not None and grade.correct and grade.sound is not None:
                 checked.setdefault("sound" if grade.sound else "lucky", []).append(entropy)
-        replayed = [row.replayed for row, _ in pairs if row.replayed is not None]
-        ages = [step - trajectory.step for trajectory in replayed]
+        trajectories = [row.trajectory for row, _ in pairs if row.trajectory is not None]
+        ages = [step - trajectory.step for trajectory in trajectories]
+        soundness = [trajectory.sound for trajectory in trajectories if trajectory.sound is not None]
         fresh = [row.response.policy_step for row, _ in pairs if isinstance(row.response, Rollout)]
+        sampling_ages = [step - sampled for sampled in fresh if sampled is not None]
         return {
-            "rollout/age_mean": mean([0 if sampled is None else step - sampled for sampled in fresh]),
+            **({"rollout/age_mean": mean(sampling_ages)} if sampling_ages else {}),
+            **({"replay/lucky_guess_rate": soundness.count(False) / len(soundness)} if soundness else {}),
             "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in self.rows]),
-            "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.replayed is None]),
-            "replay/entropy": mean([entropy for row, entropy in pairs if row.replayed is not None]),
+            "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.trajectory is None]),
+            "replay/entropy": mean([entropy for row, entropy in pairs if row.trajectory is not None]),
             "replay/age_mean": mean(ages),
             "replay/age_max": float(max(ages, default=0)),
-            "replay/lucky_guess_rate": mean([not one.sound for one in replayed if one.sound is not None]),
-            "replay/response_tokens": mean([len(trajectory) for trajectory in replayed]),
+            "replay/response_tokens": mean([len(trajectory) for trajectory in trajectories]),
             **{f"policy/entropy_{kind}": mean(values) for kind, values in checked.items()},
         }
 

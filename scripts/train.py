@@ -70,8 +70,8 @@ def main() -> int:
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.openrlhf is not None and not finding.remembered(finding.layout_of(experiment)):
-        given = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in overrides]
-        layout = " ".join(f"{option} {value}" for option, value in given)
+        options = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in overrides]
+        layout = " ".join(f"{option} {value}" for option, value in options)
         print(
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,
@@ -95,8 +95,8 @@ def main() -> int:
         **({"set": "\n".join(overrides)} if overrides else {}),
         **dict(arguments.tag),
     }
-    if said := [words for file in arguments.gin if (words := gin_files.hypothesis(gin_files.find(file, None)))]:
-        tags["mlflow.note.content"] = "\n\n".join(said)  # the description at the top of the run's page
+    if hypotheses := [text for file in arguments.gin if (text := gin_files.hypothesis(gin_files.find(file, None)))]:
+        tags["mlflow.note.content"] = "\n\n".join(hypotheses)  # the description at the top of the run's page
     try:
         if arguments.smoke:
             refuse_earlier(run, resume)  # before the imports that take seconds
@@ -105,14 +105,8 @@ def main() -> int:
             for line in smoke(experiment, run, uri):
                 print(line, flush=True)
             return 0
-        outcome = train(
-            experiment,
-            run,
-            resume=resume,
-            resume_from=arguments.resume_from,
-            tracking_uri=uri,
-            tags=tags,
-        )
+        earlier = arguments.resume_from
+        outcome = train(experiment, run, resume=resume, resume_from=earlier, tracking_uri=uri, tags=tags)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError, EngineLost) as error:
@@ -126,7 +120,7 @@ def main() -> int:
     return 0
 
 
-def _dry_run(x: Experiment, run: Path) -> int:
+def _dry_run(experiment: Experiment, run: Path) -> int:
     """Prints the plan of the run, and a line for each thing that is wrong or missing. Returns the exit status.
 
     No step is made, and no model is loaded except a GGUF file that must be converted first.
@@ -144,15 +138,15 @@ def _dry_run(x: Experiment, run: Path) -> int:
     from exgrpo_orlhf.questions.prompts import PromptEncoder
     from exgrpo_orlhf.training.load_questions import load_questions
 
-    s, mixer, longest = x.settings, x.mixer, memory.longest_sequence(x)
+    s, mixer, longest = experiment.settings, experiment.mixer, memory.longest_sequence(experiment)
     problems: list[str] = []
-    questions: list[Question] = []
-    asked: list[Question] = []
+    training: list[Question] = []
+    validation: list[Question] = []
     path, config, count = None, None, None
     with _noted(problems):
-        questions, asked = load_questions(x)
-        print(f"questions   {len(questions):,} to train on, {len(asked):,} for validation", flush=True)
-    model = x.model
+        training, validation = load_questions(experiment)
+        print(f"questions   {len(training):,} to train on, {len(validation):,} for validation", flush=True)
+    model = experiment.model
     while isinstance(model, SupervisedModel):  # its sizes and its tokenizer are those of what it is made of
         model = model.model
     name = getattr(model, "path", type(model).__name__)
@@ -160,14 +154,14 @@ def _dry_run(x: Experiment, run: Path) -> int:
         print(f"model       {name}: trained when the run begins; --smoke trains it now")
     else:
         with _noted(problems, f"PretrainedModel.path = {name!r}: " if isinstance(model, PretrainedModel) else ""):
-            whole = not isinstance(model, PretrainedModel) or find_gguf(name) or is_adapter(Path(name).expanduser())
-            path = str(model.prepare()) if whole else weights.locate(name)
+            is_made = not isinstance(model, PretrainedModel) or find_gguf(name) or is_adapter(Path(name).expanduser())
+            path = str(model.prepare()) if is_made else weights.locate(name)
     if path is not None:
         with _noted(problems):
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            count = memory.parameters_of(config, x.lora)
+            count = memory.parameters_of(config, experiment.lora)
             sizes = [f"{each / 1e6:,.1f} million" for each in count]
-            trained = f" ({sizes[1]} of them trained, LoRA)" if x.lora.rank else ""
+            trained = f" ({sizes[1]} of them trained, LoRA)" if experiment.lora.rank else ""
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
             print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
             problems += filter(None, [too_few_positions(config, longest, name)])
@@ -178,55 +172,57 @@ def _dry_run(x: Experiment, run: Path) -> int:
                     weights.check(path, tokenizer)
             else:
                 problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
-            prompts = PromptEncoder(x.prompts, tokenizer)
-            for question in questions[:1]:
+            prompts = PromptEncoder(experiment.prompts, tokenizer)
+            for question in training[:1]:
                 tokens = len(prompts.token_ids(question))
                 print(f"prompt      {tokens} tokens, with a question of {question.source}:")
                 print(textwrap.indent(prompts.render(question), " " * 12, lambda _: True), flush=True)
-            prompts.check([*questions, *asked])
-    updates = x.optimizer.steps_per_batch * x.optimizer.passes_per_batch
+            prompts.check([*training, *validation])
+    updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
     print(f"batch       {s.questions_per_step} questions × {s.group_size} rows of at most {longest:,} tokens", end="; ")
     print(f"{updates} optimiser step{'s' if updates > 1 else ''}")
-    validation = f"validation every {s.eval_every}" if s.eval_every and x.validation else "no validation"
-    print(f"steps       {s.steps:,}; {validation}; a checkpoint every {s.save_every}, {s.keep} of them kept")
+    evaluations = f"validation every {s.eval_every}" if s.eval_every and experiment.validation else "no validation"
+    print(f"steps       {s.steps:,}; {evaluations}; a checkpoint every {s.save_every}, {s.keep} of them kept")
     at, share = mixer.start_at_accuracy, f"ρ = {float(mixer.rho):g}, {int(mixer.rho * s.questions_per_step)} questions"
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
     kind = f"{'late injection' if mixer.late_injection else f'{share} of a batch'}, from {start}"
     print(f"replay      {kind if mixer.replays else 'none'}")
-    if x.openrlhf is not None:
+    if experiment.openrlhf is not None:
         with _noted(problems):
-            flags.command_line(x, x.openrlhf.all_flags(), name, run, resume=False)
+            flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
     if config is not None and count is not None:
-        _print_needs(x, config, count, run)
+        _print_needs(experiment, config, count, run)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 2 if problems else 0
 
 
-def _print_needs(x: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
+def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import hours, memory
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
 
-    buffer = buffer_bytes(x, 0.5, min(hours.RESPONSE, x.sampling.max_response_tokens))
+    buffer = buffer_bytes(experiment, 0.5, min(hours.RESPONSE, experiment.sampling.max_response_tokens))
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
     checkpoint = 4 * count[0] + 8 * count[1]  # the local engine's weights and Adam, float32
-    if x.openrlhf is None or x.openrlhf.cpu_bench:
+    settings = experiment.openrlhf
+    if settings is None or settings.cpu_bench:
         weights = size(4 * count[0] + 12 * count[1])
         print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
     else:
-        card, checkpoint = hours.CARDS[x.openrlhf.gpu], memory.checkpoint_bytes(*count)
-        sums = memory.memory_of(x, config, card.memory)
-        cache = f"{sums.cache:,} tokens, {sums.cache / memory.longest_sequence(x):.0f} of the longest rows"
-        print(f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({x.openrlhf.gpu}); vLLM's cache {cache}")
-        if short := memory.too_little_memory(x, sums, card.memory):
+        card, checkpoint = hours.CARDS[settings.gpu], memory.checkpoint_bytes(*count)
+        sums = memory.memory_of(experiment, config, card.memory)
+        rows = sums.cache / memory.longest_sequence(experiment)
+        cache = f"{sums.cache:,} tokens, {rows:.0f} of the longest rows"
+        print(f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({settings.gpu}); vLLM's cache {cache}")
+        if short := memory.too_little_memory(experiment, sums, card.memory):
             print(f"            TOO LITTLE: {short}")
         print(f"host memory estimated: {size(sums.host)} a node, and {beside}")
-        step, gpus = hours.step_of(x, count[0], card)
-        total = x.settings.steps * step / 3600
+        step, gpus = hours.step_of(experiment, count[0], card)
+        total = experiment.settings.steps * step / 3600
         print(f"time        estimated: {duration(step)} a step, {total:.0f} h a run, {total * gpus:,.0f} GPU-hours")
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
-    print(f"disk        estimated: {disk_text(x, checkpoint + buffer, free)}")
+    print(f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}")
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def test_a_model_that_is_next_to_never_right_learns_from_experts_in_every_group(
 def test_a_run_that_collects_nothing_leaves_its_experience_as_it_came(warm_model, experts, tmp_path):
     rows = go(warm_model, tmp_path / "run", experts, "train.steps = 4", "RetirementPolicy.at_accuracy = 0.25")
     assert any(row["reward/pass_at_1"] > 0 for row in rows[1:]), "there were successes to store and to retire by"
-    assert all(row["replay/stored"] == row["replay/retired"] == 0 for row in rows[1:])
+    assert all(row["replay/stored"] == row.get("replay/retired", 0) == 0 for row in rows[1:])
     folder = tmp_path / "run" / "checkpoint-4" / "replay"
     kept = pq.read_table(folder / "trajectories.parquet").to_pydict()
     assert len(kept["step"]) == len(QUESTIONS)

@@ -24,7 +24,7 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
 
 
 def sampled(*groups) -> dict[str, float]:
-    return Sampled(Plan(1, [], [], {}), [], list(groups), 1).metrics()
+    return Sampled(Plan(1, [], [], {}), [], [one.completed(None, 1) for one in groups], None).metrics()
 
 
 def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), later=(), **bounds):
@@ -60,14 +60,14 @@ def test_weights_of_replayed_tokens_equal_a_plain_computation(scale):
     """T18: maximum, effective sample size and saturated share of w* over exactly the replayed tokens."""
     rows = [row(5), row(7, stored_at=1), row(3), row(40, stored_at=4), row(1, stored_at=9)]
     policy, behaviour = random_logprobs(rows, scale)
-    found = measured(rows, policy, behaviour)
+    metrics = measured(rows, policy, behaviour)
     w = ratios(policy, behaviour, (1, 3, 4))
     assert len(w) == 48
-    assert found["replay/log_weight_max"] == pytest.approx(math.log(max(w)), abs=1e-6)
-    assert found["replay/ess"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w) / len(w))
+    assert metrics["replay/log_weight_max"] == pytest.approx(math.log(max(w)), abs=1e-6)
+    assert metrics["replay/ess"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w) / len(w))
     shaped = [x / (x + BETA) for x in w]
     flat = [f for f in shaped if f * (1 - f) < 0.01]
-    assert found["replay/saturated_share"] == pytest.approx(len(flat) / len(w))
+    assert metrics["replay/saturated_share"] == pytest.approx(len(flat) / len(w))
     if scale == 6.0:
         assert 0 < len(flat) < len(w)
 
@@ -81,12 +81,12 @@ def test_effective_sample_size_of_equal_weights_is_all_and_of_one_giant_is_one_t
 def test_fresh_ratios_equal_a_plain_computation():
     rows = [row(30, advantage=0.5), row(30, advantage=-0.5), row(9, stored_at=1), row(30, advantage=0.0)]
     policy, behaviour = random_logprobs(rows, 0.4)
-    found = measured(rows, policy, behaviour, clip=(0.1, 0.3))
+    metrics = measured(rows, policy, behaviour, clip=(0.1, 0.3))
     w = ratios(policy, behaviour, (0, 1, 3))
-    assert found["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w) / 90)
+    assert metrics["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w) / 90)
     clipped = sum(x > 1.3 for x in w[:30]) + sum(x < 0.9 for x in w[30:60])
     assert 0 < clipped < 60
-    assert found["policy/clip_share"] == pytest.approx(clipped / 90)
+    assert metrics["policy/clip_share"] == pytest.approx(clipped / 90)
     assert measured(rows, policy, behaviour, clip=(None, None))["policy/clip_share"] == 0
 
 
@@ -111,10 +111,10 @@ def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
 
 def test_truncated_share_is_of_the_weights_above_the_largest_one():
     policy, behaviour = [[0.0, -1.0, -1.0, -1.0]], [[-1.0, -1.0, -1.5, -9.0]]  # log w* = 1, 0, 0.5, 8
-    found = measured([row(4, stored_at=0)], policy, behaviour, max_weight=2.0)  # log 2 = 0.69
-    assert found["replay/truncated_share"] == 0.5
-    assert found["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
-    assert found["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
+    metrics = measured([row(4, stored_at=0)], policy, behaviour, max_weight=2.0)  # log 2 = 0.69
+    assert metrics["replay/truncated_share"] == 0.5
+    assert metrics["replay/log_weight_max"] == pytest.approx(8), "the weights before truncation"
+    assert metrics["replay/saturated_share"] == 0, "of the truncated weight: e^8 would be saturated"
     assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
     unshaped = MixedPolicyLoss(shaping=False).replayed_metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
     assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
@@ -125,18 +125,18 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
 def test_a_fresh_weight_is_truncated_before_it_is_compared_with_the_clip_as_in_the_loss():
     policy, behaviour = [[0.0, -1.0, -1.0, -1.5]], [[-1.0, -1.5, -1.0, -1.0]]  # log w = 1, 0.5, 0, −0.5
     for bound, truncated, clipped in ((1.1, 0.5, 0), (1.3, 0.5, 0.5), (2.0, 0.25, 0.5)):
-        found = measured([row(4, advantage=0.5)], policy, behaviour, max_fresh_weight=bound)
-        assert (found["policy/truncated_share"], found["policy/clip_share"]) == (truncated, clipped)
+        metrics = measured([row(4, advantage=0.5)], policy, behaviour, max_fresh_weight=bound)
+        assert (metrics["policy/truncated_share"], metrics["policy/clip_share"]) == (truncated, clipped)
     assert "policy/truncated_share" not in measured([row(4)], policy, behaviour)
 
 
 def test_ages_entropies_and_lengths_are_of_fresh_and_replayed_rows_apart():
     rows = [row(5), row(7, stored_at=2), row(3), row(4, stored_at=9)]
     logprobs = [[-1.0] * len(r.token_ids) for r in rows]
-    found = measured(rows, logprobs, logprobs, [1.0, 0.25, 3.0, 0.75], step=12)
-    assert (found["replay/age_mean"], found["replay/age_max"]) == (6.5, 10)
-    assert (found["policy/entropy_fresh"], found["replay/entropy"]) == (2.0, 0.5)
-    assert found["replay/response_tokens"] == 5.5
+    metrics = measured(rows, logprobs, logprobs, [1.0, 0.25, 3.0, 0.75], step=12)
+    assert (metrics["replay/age_mean"], metrics["replay/age_max"]) == (6.5, 10)
+    assert (metrics["policy/entropy_fresh"], metrics["replay/entropy"]) == (2.0, 0.5)
+    assert metrics["replay/response_tokens"] == 5.5
 
 
 def test_entropies_of_sound_and_lucky_answers_are_of_correct_fresh_rows_whose_reasoning_was_checked():
@@ -145,8 +145,8 @@ def test_entropies_of_sound_and_lucky_answers_are_of_correct_fresh_rows_whose_re
     fresh = [replace(row(4), response=replace(row(4).response, grade=grade)) for grade in grades]
     rows = [*fresh, row(4), row(4, stored_at=1, sound=True)]
     logprobs = [[-1.0] * 4] * 7
-    found = measured(rows, logprobs, logprobs, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-    assert (found["policy/entropy_sound"], found["policy/entropy_lucky"]) == (2.5, 2.0)
+    metrics = measured(rows, logprobs, logprobs, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+    assert (metrics["policy/entropy_sound"], metrics["policy/entropy_lucky"]) == (2.5, 2.0)
     without = measured(rows[3:], logprobs[3:], logprobs[3:])
     assert not {"policy/entropy_sound", "policy/entropy_lucky"} & without.keys(), "there is nothing to average"
 
@@ -155,40 +155,41 @@ def test_lucky_guesses_are_counted_among_replayed_rows_whose_reasoning_was_check
     rows = [row(2, stored_at=1, sound=sound) for sound in (True, False, None, True)]
     logprobs = [[-1.0, -1.0]] * 4
     assert measured(rows, logprobs, logprobs)["replay/lucky_guess_rate"] == pytest.approx(1 / 3)
+    assert "replay/lucky_guess_rate" not in measured(rows[2:3], logprobs[:1], logprobs[:1]), "none was checked"
 
 
 def test_an_empty_replay_set_gives_zero_everywhere():
     """T10: no NaN."""
     rows = [row(3), row(4)]
-    found = measured(rows, [[-1.0] * 3, [-2.0] * 4], [[-1.0] * 3, [-2.0] * 4], [1.0, 2.0])
-    replay = {name: value for name, value in found.items() if name.startswith("replay/")}
-    assert len(replay) == 8
+    metrics = measured(rows, [[-1.0] * 3, [-2.0] * 4], [[-1.0] * 3, [-2.0] * 4], [1.0, 2.0])
+    replay = {name: value for name, value in metrics.items() if name.startswith("replay/")}
+    assert len(replay) == 7
     assert set(replay.values()) == {0.0}
 
 
 def test_an_empty_fresh_set_gives_zero_everywhere():
     """T10: ρ = 1 leaves fresh rows in every group, an engine's shard may hold none."""
-    found = measured([row(3, stored_at=1)], [[-1.0] * 3], [[-1.5] * 3], [1.0])
-    assert {value for name, value in found.items() if name.startswith("policy/")} == {0.0}
-    assert all(map(math.isfinite, found.values()))
+    metrics = measured([row(3, stored_at=1)], [[-1.0] * 3], [[-1.5] * 3], [1.0])
+    assert {value for name, value in metrics.items() if name.startswith("policy/")} == {0.0}
+    assert all(map(math.isfinite, metrics.values()))
 
 
 @pytest.mark.parametrize("log_weight", [1e4, -1e4, 800.0, -800.0])
 def test_extreme_weights_of_replayed_tokens_do_not_overflow(log_weight):
     """T18."""
     policy = [[-1.0, -1.0, -1.0 + log_weight]]
-    found = measured([row(3, stored_at=0)], policy, [[-1.0, -1.0, -1.0]])
-    assert all(map(math.isfinite, found.values()))
-    assert found["replay/log_weight_max"] == max(0.0, log_weight)
-    assert found["replay/saturated_share"] == pytest.approx(1 / 3)
-    assert found["replay/ess"] == pytest.approx(1 / 3 if log_weight > 0 else 2 / 3)
+    metrics = measured([row(3, stored_at=0)], policy, [[-1.0, -1.0, -1.0]])
+    assert all(map(math.isfinite, metrics.values()))
+    assert metrics["replay/log_weight_max"] == max(0.0, log_weight)
+    assert metrics["replay/saturated_share"] == pytest.approx(1 / 3)
+    assert metrics["replay/ess"] == pytest.approx(1 / 3 if log_weight > 0 else 2 / 3)
 
 
 @pytest.mark.parametrize("log_ratio", [800.0, -800.0])
 def test_extreme_ratios_of_fresh_tokens_do_not_overflow(log_ratio):
-    found = measured([row(2), row(2)], [[-1.0, -1.0 + log_ratio], [-1.0] * 2], [[-1.0] * 2] * 2)
-    assert all(map(math.isfinite, found.values()))
-    assert found["policy/clip_share"] == (0.25 if log_ratio > 0 else 0)
+    metrics = measured([row(2), row(2)], [[-1.0, -1.0 + log_ratio], [-1.0] * 2], [[-1.0] * 2] * 2)
+    assert all(map(math.isfinite, metrics.values()))
+    assert metrics["policy/clip_share"] == (0.25 if log_ratio > 0 else 0)
 
 
 # -- rewards ----------------------------------------------------------------------------------------------------------
@@ -203,14 +204,13 @@ def test_reward_metrics_equal_a_plain_count():
         rollout("no_answer", range(10), finish="length"),
         rollout("timeout", range(12)),
     )
-    found = sampled(RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"]))
-    assert found["reward/mean"] == pytest.approx(3 / 6)
-    assert found["reward/pass_at_1"] == pytest.approx(3 / 6)
-    assert found["reward/lucky_guess_rate"] == pytest.approx(1 / 2)
-    assert found["reward/no_answer_share"] == pytest.approx(1 / 8)
-    assert found["reward/ungradable"] == 2
-    assert found["rollout/response_tokens"] == pytest.approx(46 / 8)
-    assert found["rollout/truncated_share"] == pytest.approx(2 / 8)
+    metrics = sampled(RolloutGroup(QUESTIONS[0], rollouts, False), group(["error", "wrong"]))
+    assert metrics["reward/mean"] == pytest.approx(3 / 6)
+    assert metrics["reward/pass_at_1"] == pytest.approx(3 / 6)
+    assert metrics["reward/lucky_guess_rate"] == pytest.approx(1 / 2)
+    assert metrics["reward/no_answer_share"] == pytest.approx(1 / 8)
+    assert metrics["rollout/response_tokens"] == pytest.approx(46 / 8)
+    assert metrics["rollout/truncated_share"] == pytest.approx(2 / 8)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,10 @@ def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(ve
 
 def test_rewards_of_nothing_are_zero():
     """T10."""
-    assert {value for name, value in sampled().items() if name != "rollout/rounds"} == {0.0}
+    assert set(sampled().values()) == {0.0}
     none = sampled(group(["timeout", "error"]))
-    assert (none["reward/mean"], none["reward/pass_at_1"], none["reward/lucky_guess_rate"]) == (0, 0, 0)
+    assert (none["reward/mean"], none["reward/pass_at_1"]) == (0, 0)
+    assert "reward/lucky_guess_rate" not in none, "no reasoning was checked"
 
 
 # -- buffer and plan --------------------------------------------------------------------------------------------------
@@ -248,19 +249,19 @@ def test_rewards_of_nothing_are_zero():
 @pytest.mark.parametrize("replays_unsolved", [False, True])
 def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
     """Unsolved are all with something stored, whether they can be replayed or not."""
-    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), replays_unsolved=replays_unsolved)
+    buffer = ReplayBuffer(RetirementPolicy(), replays_unsolved=replays_unsolved)
     for i, correct in enumerate([0, 0, 1, 2, 3, 4, 6, 7, 8, 5]):
         buffer.record(QUESTIONS[i].id, Fraction(correct, 8), 0)
         if i != 9:  # observed, nothing stored
             buffer.store([(QUESTIONS[i].id, trajectory(range(i + 1)))])
     buffer.record(QUESTIONS[10].id, Fraction(1, 8), 0)
     buffer.retire(QUESTIONS[10].id, 1)
-    found = buffer.metrics(DifficultyBuckets())
-    levels = [found[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
+    metrics = buffer.metrics(DifficultyBuckets())
+    levels = [metrics[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
     assert levels == [2, 2, 3, 1, 1]
-    assert found["replay/candidates"] == (9 if replays_unsolved else 7)
-    assert (found["replay/trajectories"], found["replay/stored_tokens"]) == (9, 45)
-    assert found["replay/retired"] == 1
+    assert metrics["replay/candidates"] == (9 if replays_unsolved else 7)
+    assert (metrics["replay/trajectories"], metrics["replay/stored_tokens"]) == (9, 45)
+    assert metrics["replay/retired"] == 1
 
 
 def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
@@ -268,9 +269,9 @@ def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
     for i, sixteenths in enumerate([12, 12, 13, 14, 15, 15]):
         buffer.record(QUESTIONS[i].id, Fraction(sixteenths, 16), 0)
         buffer.store([(QUESTIONS[i].id, trajectory([1]))])
-    found = buffer.metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
-    assert [found[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
-    assert (found["replay/cut_low"], found["replay/cut_high"]) == (12 / 16, 14 / 16)
+    metrics = buffer.metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
+    assert [metrics[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
+    assert (metrics["replay/cut_low"], metrics["replay/cut_high"]) == (12 / 16, 14 / 16)
     assert "replay/cut_low" not in buffer.metrics(DifficultyBuckets())
     empty = ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
     assert set(empty.values()) == {0.0}

@@ -1,37 +1,17 @@
 """A run's checkpoints: folders that are whole or not there, and the manifest of what each consists of."""
 
-from .folder import (
-    BEST,
-    CheckpointError,
-    RunFolderError,
-    UnusableCheckpoint,
-    claim,
-    find,
-    mark_best,
-    name_end_tokens,
-    read_state,
-    refuse_earlier,
-    remove_partial,
-    save,
-    set_aside,
-    to_resume,
-    write_state,
-)
-
-__all__ = [
-    "BEST",
-    "CheckpointError",
-    "RunFolderError",
-    "UnusableCheckpoint",
-    "claim",
-    "find",
-    "mark_best",
-    "name_end_tokens",
-    "read_state",
-    "refuse_earlier",
-    "remove_partial",
-    "save",
-    "set_aside",
-    "to_resume",
-    "write_state",
-]
+from .folder import BEST as BEST
+from .folder import CheckpointError as CheckpointError
+from .folder import RunFolderError as RunFolderError
+from .folder import UnusableCheckpoint as UnusableCheckpoint
+from .folder import claim as claim
+from .folder import find as find
+from .folder import mark_best as mark_best
+from .folder import name_end_tokens as name_end_tokens
+from .folder import read_state as read_state
+from .folder import refuse_earlier as refuse_earlier
+from .folder import remove_partial as remove_partial
+from .folder import save as save
+from .folder import set_aside as set_aside
+from .folder import to_resume as to_resume
+from .folder import write_state as write_state

@@ -5,8 +5,8 @@ checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and t
 checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
-checkpoint-<step>/adapter/    with LoRA: the adapter alone (lora.py); the weights at the root are merged
-checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (ahead.py)
+checkpoint-<step>/adapter/    with LoRA: the adapter alone (engines/lora.py); the weights at the root are merged
+checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (training/prefetch.py)
 best                          a link to the checkpoint with the highest train.best_metric
 """
 
@@ -79,8 +79,8 @@ def refuse_earlier(run: Path, resume: bool) -> None:
 
 def find(run: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by step, oldest first. An unfinished one never bears such a name."""
-    found = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    paths = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
+    return dict(sorted(paths.items()))
 
 
 def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.Files], keep: int) -> Path:
@@ -96,8 +96,6 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.F
     try:
         partial.mkdir(parents=True)
         manifest.seal(partial, step, identity, write(partial))
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
         os.rename(partial, final)
         sync(run)
     except Exception as error:
@@ -106,7 +104,7 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.F
         raise CheckpointError(
             f"{final} could not be written ({type(error).__name__}: {error}); {free:.0f} MiB are free there. "
             + ("No checkpoint exists yet" if last is None else f"checkpoint-{last} is untouched")
-            + ". Mend that (make room, if the disk is full) and start again with --resume"
+            + ". Fix that (make room, if the disk is full) and start again with --resume"
         ) from error
     best = (run / BEST).resolve()
     for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
@@ -130,25 +128,25 @@ def to_resume(
     Raises UnusableCheckpoint for one that is damaged, or of another run, configuration or base model. Nothing is
     changed then, and no other checkpoint is taken in its place.
     """
-    found = {path.name: path for path in find(run).values()}
-    name = name or next(reversed(found), None)
+    paths = {path.name: path for path in find(run).values()}
+    name = name or next(reversed(paths), None)
     if name is None:
         return None
-    if name not in found:
+    if name not in paths:
         raise UnusableCheckpoint(
-            f"--resume-from {name}: {run} has no such checkpoint; it has {', '.join(found) or 'none at all'}"
+            f"--resume-from {name}: {run} has no such checkpoint; it has {', '.join(paths) or 'none at all'}"
         )
-    *older, newest = list(found.values())[: list(found).index(name) + 1]
+    *older, newest = list(paths.values())[: list(paths).index(name) + 1]
     try:
         _verify(newest, contents)
     except manifest.ManifestError as error:
-        whole = next((path for path in reversed(older) if _is_whole(path)), None)
+        complete = next((path for path in reversed(older) if _is_complete(path)), None)
         raise UnusableCheckpoint(
             f"{error}; "
             + (
                 "no older checkpoint is complete: begin the run again under another --name"
-                if whole is None
-                else f"continue from the next older complete checkpoint with --resume-from {whole.name} instead of "
+                if complete is None
+                else f"continue from the next older complete checkpoint with --resume-from {complete.name} instead of "
                 "--resume"
             )
         ) from error
@@ -158,7 +156,7 @@ def to_resume(
             f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
             "the model that the run began with, or start a new run under another --name"
         )
-    for path in list(found.values())[len(older) + 1 :]:
+    for path in list(paths.values())[len(older) + 1 :]:
         aside = path.with_name(f"{path.name}.set-aside")
         shutil.rmtree(aside, ignore_errors=True)
         log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
@@ -168,14 +166,14 @@ def to_resume(
 def _verify(checkpoint: Path, contents: bool) -> None:
     """Raises ManifestError."""
     saved = manifest.verify(checkpoint, contents)
-    known = checkpoint.parent / IDENTITY
-    if known.exists() and (ours := known.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+    identity = checkpoint.parent / IDENTITY
+    if identity.exists() and (ours := identity.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
         raise manifest.ManifestError(
-            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {known} names {ours}"
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {identity} names {ours}"
         )
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
     """As far as that can be said without reading all of it."""
     try:
         _verify(checkpoint, contents=False)
@@ -257,7 +255,7 @@ def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:
     file = checkpoint / "generation_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     named = config.get("eos_token_id")
-    known = {token for token in (named if isinstance(named, list) else [named]) if token is not None}
-    if not known >= {*end}:
-        config["eos_token_id"] = sorted(known | {*end})
+    tokens = {token for token in (named if isinstance(named, list) else [named]) if token is not None}
+    if not tokens >= {*end}:
+        config["eos_token_id"] = sorted(tokens | {*end})
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -7,16 +7,14 @@ where its writer takes a stream (`writing`), else straight afterwards (`record_f
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ..files import checksum, sha256, sync, write
+from ..files import Entry, HashedFile, checksum, hashed, sha256, sync, write
 
 NAME = "manifest.json"
 FORMAT = "exgrpo-checkpoint"
@@ -26,13 +24,6 @@ _THREADS = 8  # files that are hashed at a time
 
 class ManifestError(RuntimeError):
     """A checkpoint that is not as it was saved. The message names the file and what is wrong with it."""
-
-
-class Entry(NamedTuple):
-    """One file."""
-
-    bytes: int
-    sha256: str
 
 
 Files = dict[str, Entry]  # by path inside the checkpoint, such as 'trainer/state.json'
@@ -47,33 +38,12 @@ class Manifest(NamedTuple):
     files: Files
 
 
-class HashedFile:
-    """A binary file to write to, which hashes what it is given."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._hash, self._bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._hash.update(data)
-        self._bytes += len(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def entry(self) -> Entry:
-        return Entry(self._bytes, self._hash.hexdigest())
-
-
 @contextmanager
 def writing(folder: Path, path: Path, files: Files) -> Iterator[HashedFile]:
     """A file of the checkpoint `folder` to write to. At the end of the block it is on the disk and in `files`."""
-    with path.open("wb") as file:
-        hashed = HashedFile(file)
-        yield hashed
-        file.flush()
-        os.fsync(file.fileno())
-    files[path.relative_to(folder).as_posix()] = hashed.entry()
+    with hashed(path) as file:
+        yield file
+    files[path.relative_to(folder).as_posix()] = file.entry()
 
 
 def record_files(folder: Path, paths: Iterable[Path]) -> Files:
@@ -83,16 +53,16 @@ def record_files(folder: Path, paths: Iterable[Path]) -> Files:
         sync(path)
         return Entry(path.stat().st_size, sha256(path))
 
-    wanted = list(paths)
+    paths = list(paths)
     with ThreadPoolExecutor(_THREADS) as threads:
-        names = [path.relative_to(folder).as_posix() for path in wanted]
-        return dict(zip(names, threads.map(record, wanted), strict=True))
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        return dict(zip(names, threads.map(record, paths), strict=True))
 
 
 def seal(folder: Path, step: int | None, run: str, written: Files) -> None:
-    """Write the manifest of a checkpoint, or of a cached model, that is otherwise complete.
+    """Write the manifest of a checkpoint, or of a cached model, that is otherwise complete, and put it on the disk.
 
-    written: files that were hashed by whoever wrote them; the others are hashed here
+    written: files that were hashed and synced by whoever wrote them; the others are hashed and synced here
     Raises ManifestError for one of them that is not there, or has another size.
     """
     for name, entry in written.items():
@@ -107,6 +77,8 @@ def seal(folder: Path, step: int | None, run: str, written: Files) -> None:
         "files": {name: files[name]._asdict() for name in sorted(files)},
     }
     write(folder / NAME, _text({**entries, "checksum": checksum(entries)}))
+    for path in (*filter(Path.is_dir, folder.rglob("*")), folder):
+        sync(path)
 
 
 def read(folder: Path, renamed: bool = False) -> Manifest:
@@ -207,9 +179,9 @@ def _wrong_size(path: Path, entry: Entry) -> str | None:
 
 def _wrong_content(path: Path, entry: Entry) -> str | None:
     try:
-        found = sha256(path)
+        digest = sha256(path)
     except OSError as error:
         return f"{path}: the file cannot be read ({error})"
-    if found == entry.sha256:
+    if digest == entry.sha256:
         return None
-    return f"{path}: the content is not what was saved (SHA-256 {found[:12]}… instead of {entry.sha256[:12]}…)"
+    return f"{path}: the content is not what was saved (SHA-256 {digest[:12]}… instead of {entry.sha256[:12]}…)"

@@ -27,6 +27,7 @@ from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
 from ..replay import snapshot
 from ..training.loop import TrainingRun
+from ..training.preparation import prepare
 from . import parity
 from .actors import compare_weights
 from .finding import FINDINGS, Finding, judged
@@ -249,18 +250,18 @@ class DoctorTrainer(MixedTrainer):
         """Two steps of training succeed (three if each batch is generated one step ahead), the last one with replay if
         the experiment has replay, and save a checkpoint."""
         run = self._run()
-        run.go(StopFile(self.job.run))
+        run.run(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
         last = rows[-1]
         self._saved_state().write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
-        if self.x.mixer.rho and not last["replay/actual_share"]:
+        if self.x.mixer.rho and not last.get("replay/actual_share"):
             bad.append("replayed questions")
         times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
         done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "
-        done += f"{100 * last['replay/actual_share']:.0f} % replayed; seconds: {times}"
+        done += f"{100 * last.get('replay/actual_share', 0):.0f} % replayed; seconds: {times}"
         return judged(
             "step",
             not bad,
@@ -275,23 +276,22 @@ class DoctorTrainer(MixedTrainer):
         again = self.job.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
         for table in ("questions.parquet", "trajectories.parquet"):
-            saved = self.job.run / f"checkpoint-{run.step}" / "replay" / table
+            saved = self.job.run / f"checkpoint-{run.steps}" / "replay" / table
             if (again / table).read_bytes() != saved.read_bytes():
                 bad.append(table)
-        begun, stored = run.step, run.buffer.n_trajectories
-        run.go(StopFile(self.job.run))
-        same = f"weights, optimiser and {stored} stored trajectories as after step {begun}; step {run.step} done"
+        begun, stored = run.steps, run.buffer.n_trajectories
+        run.run(StopFile(self.job.run))
+        same = f"weights, optimiser and {stored} stored trajectories as after step {begun}; step {run.steps} done"
         return judged(
             "resume",
-            not bad and run.step == begun + 1,
+            not bad and run.steps == begun + 1,
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )
 
     def _run(self) -> TrainingRun:
-        run = self.loop()
-        assert isinstance(run, TrainingRun)  # the doctor launches with this loop
-        return run
+        job = self.job
+        return prepare(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
 
     def _saved_state(self) -> Path:
         return self.job.run / "states.json"

@@ -21,7 +21,7 @@ from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..settings import OpenRLHF
-from ..training.loop import TrainingRun
+from ..training.preparation import prepare_and_run
 from . import machine, tiny
 from .finding import CLUSTER, FINDINGS, Finding, judged, layout_of, remember
 
@@ -152,7 +152,7 @@ def _on_the_layout(
                     experiment,
                     paths[1],
                     Path(paths[0]) / "run",
-                    loop=TrainingRun,
+                    loop=prepare_and_run,
                     resume=experiment is not x,
                     tracking_uri="unused",
                     tags={},

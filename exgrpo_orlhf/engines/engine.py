@@ -67,8 +67,8 @@ class Engine(ABC):
 
     @abstractmethod
     def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
-        """Fresh ungraded responses, of each question as many as `plan.rollouts` says. Groups come in any order, and may
-        come one by one as they are completed. Raises EngineLost."""
+        """Fresh ungraded responses, of each question as many as `Plan.rollout_counts` says. Groups come in any order,
+        and may come one by one as they are completed. Raises EngineLost."""
 
     @abstractmethod
     def generate_for(

@@ -77,7 +77,7 @@ def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[n
         "token_ids": row.token_ids.tolist(),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
-        "replayed_from_step": None if row.replayed is None else row.replayed.step,
+        "replayed_from_step": None if row.trajectory is None else row.trajectory.step,
         "policy_logprobs": policy.tolist(),
         "behaviour_logprobs": behaviour.tolist(),
     }

@@ -47,7 +47,7 @@ def table(runs: Mapping[str, Rows]) -> str:
         steps = [row for row in rows if "reward/mean" in row]
         shares = [accuracy[0], accuracy[-1], max(accuracy)]
         for metric in ("reward/mean", "reward/lucky_guess_rate"):
-            last = [row[metric] for row in steps[-20:]]
+            last = [row.get(metric, 0.0) for row in steps[-20:]]
             shares.append(sum(last) / len(last))
         tokens, minutes = rows[-1]["cost/generated_tokens"] / 1e6, sum(row["time/step"] for row in steps) / 60
         lines.append((name, *(f"{share:.3f}" for share in shares), f"{tokens:.2f} M", f"{minutes:.1f}"))

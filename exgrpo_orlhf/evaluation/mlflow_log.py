@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..redaction import without_password
-from ..tracking.client import LOG_TAG, connect, experiment_id, first_line, known_run, log_metrics, tagged_run
+from ..tracking.client import LOG_TAG, connect, experiment_id, find_run, first_line, log_metrics, tagged_run
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics
@@ -92,7 +92,7 @@ def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | Non
     model = results["record"]["model"]
     if model["run"] is None:
         return None
-    if model["mlflow_run_id"] is not None and (run := known_run(client, model["mlflow_run_id"])):
+    if model["mlflow_run_id"] is not None and (run := find_run(client, model["mlflow_run_id"])):
         if run.info.lifecycle_stage == "deleted":
             log.warning("MLflow's run %s, which trained this checkpoint, is deleted", run.info.run_id)
             return None

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from .boxes import last_box
+
 Row = Mapping[str, Any]
 Convert = Callable[[Row], tuple[str, str]]
 
@@ -78,7 +80,7 @@ def choice(question: str, options: str, answer: str) -> Conversion:
 
 def boxed(question: str, solution: str) -> Conversion:
     """The answer is the content of the solution's last box."""
-    return Conversion((question, solution), lambda row: (row[question], last_boxed(row[solution])))
+    return Conversion((question, solution), lambda row: (row[question], last_box(row[solution]) or ""))
 
 
 @_reads("question", "answer")
@@ -135,20 +137,6 @@ def gpqa(row: Row) -> tuple[str, str]:
     seed = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big")
     order = np.random.default_rng(seed).permutation(4).tolist()
     return _with_choices(question, "ABCD", [options[i].strip() for i in order]), "ABCD"[order.index(0)]
-
-
-def last_boxed(text: str) -> str:
-    """The content of a text's last \\boxed{…}, braces balanced; '' if there is none or it is empty."""
-    _, *boxes = re.split(r"\\(?:boxed|fbox)\s*", text)
-    rest = boxes[-1] if boxes else ""
-    if not rest.startswith("{"):  # \boxed 7
-        return next(iter(rest.split("$")[0].split()), "")
-    depth = 0
-    for i, character in enumerate(rest):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return rest[1:i].strip()
-    return ""
 
 
 def _with_choices(question: str, labels: Iterable[str], options: Iterable[str]) -> str:

@@ -89,9 +89,10 @@ class ReplayBuffer:
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
-        self._records: dict[str, QuestionRecord] = {}
-        self._retired: dict[str, int] = {}  # question id → step at which it retired, in that order
-        self._candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact accuracy
+        # To be read; changed by the methods below alone.
+        self.records: dict[str, QuestionRecord] = {}
+        self.retired: dict[str, int] = {}  # question id → step at which it retired, in that order
+        self.candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact latest accuracy, none of them empty
         self._order: OrderedDict[int, str] = OrderedDict()  # sequence → question id, the oldest trajectory first
         self.n_with_trajectories = 0  # questions with stored trajectories, candidates or fallen to 0
         self.n_tokens = 0  # stored response tokens
@@ -101,22 +102,8 @@ class ReplayBuffer:
     # -- what is in it ------------------------------------------------------------------------------------------------
 
     @property
-    def retired(self) -> Mapping[str, int]:
-        """Retired question ids and the step at which each retired."""
-        return self._retired
-
-    @property
-    def records(self) -> Mapping[str, QuestionRecord]:
-        return self._records
-
-    @property
-    def candidates(self) -> Mapping[Fraction, IndexedSet]:
-        """Candidate question ids by exact latest accuracy; no empty bucket."""
-        return self._candidates
-
-    @property
     def n_candidates(self) -> int:
-        return sum(map(len, self._candidates.values()))
+        return sum(map(len, self.candidates.values()))
 
     @property
     def n_trajectories(self) -> int:
@@ -129,35 +116,36 @@ class ReplayBuffer:
 
     def trajectories(self, question_id: str) -> list[Trajectory]:
         """The stored trajectories of a question, oldest first. Raises KeyError for a question without a record."""
-        return [stored.trajectory for stored in self._records[question_id].stored]
+        return [stored.trajectory for stored in self.records[question_id].stored]
 
     def newest_step(self, question_id: str) -> int:
         """Step of a question's newest trajectory. Raises KeyError without a record, IndexError without a trajectory."""
-        return self._records[question_id].stored[-1].trajectory.step
+        return self.records[question_id].stored[-1].trajectory.step
 
     def bucket_sizes(self, buckets: DifficultyBuckets) -> dict[Level, int]:
         """Candidates at each level; unsolved: all that is stored, but fallen to 0."""
-        buckets = buckets.adapted(self._candidates)
+        buckets = buckets.adapted(self.candidates)
         sizes = dict.fromkeys(LEVELS, 0)
-        for accuracy, members in self._candidates.items():
+        for accuracy, members in self.candidates.items():
             sizes[buckets.level(accuracy)] += len(members)
         sizes["unsolved"] += self.n_with_trajectories - self.n_candidates
         return sizes
 
     def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
-        """What is stored. `bucket_<level>`: `bucket_sizes`. With adaptive levels, where they are cut as well."""
-        sizes, buckets = self.bucket_sizes(buckets), buckets.adapted(self._candidates)
-        cuts = {} if buckets.quantiles is None else {"replay/cut_low": buckets.low, "replay/cut_high": buckets.high}
-        return {
-            **{f"replay/bucket_{level}": float(size) for level, size in sizes.items()},
-            **{name: float(cut) for name, cut in cuts.items()},
-            "replay/candidates": float(self.n_candidates),
-            "replay/trajectories": float(self.n_trajectories),
-            "replay/stored_tokens": float(self.n_tokens),
-            "replay/stored_bytes": float(self.n_bytes),
-            "replay/retired": float(len(self._retired)),
-            "replay/evicted": float(len(self.changes.evicted)),
-        }
+        """What is stored. `bucket_<level>`: `bucket_sizes`. Adaptive levels, limits, retirement: only where bound."""
+        metrics: dict[str, float] = {f"replay/bucket_{level}": n for level, n in self.bucket_sizes(buckets).items()}
+        metrics["replay/candidates"], metrics["replay/trajectories"] = self.n_candidates, self.n_trajectories
+        metrics["replay/stored_tokens"] = self.n_tokens
+        if buckets.quantiles is not None:
+            buckets = buckets.adapted(self.candidates)
+            metrics["replay/cut_low"], metrics["replay/cut_high"] = float(buckets.low), float(buckets.high)
+        if self.max_bytes is not None:
+            metrics["replay/stored_bytes"] = self.n_bytes
+        if (self.per_question, self.max_age, self.max_bytes) != (None, None, None):
+            metrics["replay/evicted"] = len(self.changes.evicted)
+        if self.retirement.at_accuracy is not None:
+            metrics["replay/retired"] = len(self.retired)
+        return {name: float(value) for name, value in metrics.items()}
 
     # -- what changes it ----------------------------------------------------------------------------------------------
 
@@ -165,12 +153,12 @@ class ReplayBuffer:
         """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
         self.changes = Changes()
         if self.max_age is not None:
-            while self._order and self._records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
+            while self._order and self.records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
                 self._evict(self._oldest())
         if self.retirement.returns_after is not None:
             due = step - self.retirement.returns_after
-            while self._retired and next(iter(self._retired.values())) <= due:
-                self._return(next(iter(self._retired)))
+            while self.retired and next(iter(self.retired.values())) <= due:
+                self._return(next(iter(self.retired)))
 
     def revisit(self, step: int, most: int, rng: np.random.Generator) -> list[str]:
         """Where `RetirementPolicy.revisits_every` is due: ids of ⌊share·retired⌋ questions, at most `most`, which are
@@ -178,8 +166,8 @@ class ReplayBuffer:
         every, share = self.retirement.revisits_every, self.retirement.revisited_share
         if every is None or step % every:
             return []
-        n = min(int(as_fraction(share) * len(self._retired)), most)
-        retired = list(self._retired)
+        n = min(int(as_fraction(share) * len(self.retired)), most)
+        retired = list(self.retired)
         chosen = [retired[i] for i in rng.choice(len(retired), n, replace=False).tolist()] if n else []
         for question_id in chosen:
             self._return(question_id)
@@ -194,15 +182,15 @@ class ReplayBuffer:
             accuracy, question_id = group.accuracy, group.question.id
             if accuracy is None:
                 continue
-            if self.counts_stored and group.replayed:
+            if self.counts_stored and group.is_replayed:
                 accuracy = Fraction(group.correct + 1, group.graded + 1)
-            if question_id in self._retired:
-                if not self.retirement.is_back(accuracy):
+            if question_id in self.retired:
+                if not self.retirement.should_return(accuracy):
                     continue
                 self._return(question_id)
             self.record(question_id, accuracy, step)
-            record = self._records[question_id]
-            record.streak = record.streak + 1 if self.retirement.counts(accuracy) else 0
+            record = self.records[question_id]
+            record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 
@@ -210,11 +198,11 @@ class ReplayBuffer:
         """Set a question's latest accuracy. Raises ValueError outside [0, 1] or for a retired question."""
         if not 0 <= accuracy <= 1:
             raise ValueError(f"question {question_id}: an accuracy lies in [0, 1], got {accuracy}")
-        if question_id in self._retired:
+        if question_id in self.retired:
             raise ValueError(f"question {question_id} is retired and takes no new accuracy")
-        record = self._records.get(question_id)
+        record = self.records.get(question_id)
         if record is None:
-            self._records[question_id] = QuestionRecord(accuracy, step)
+            self.records[question_id] = QuestionRecord(accuracy, step)
             return
         record.observed_step = step
         if record.accuracy != accuracy:
@@ -231,18 +219,18 @@ class ReplayBuffer:
         """
         stored = 0
         for question_id, trajectory in experience:
-            if question_id in self._retired:
+            if question_id in self.retired:
                 continue
-            record = self._records.get(question_id)
+            record = self.records.get(question_id)
             if record is None:
                 raise ValueError(f"question {question_id} has no accuracy yet: observe its group before storing")
             if trajectory.finish != "stop":
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
             key = trajectory.key
-            known = next((i for i, old in enumerate(record.stored) if old.key == key), None)
+            earlier = next((i for i, old in enumerate(record.stored) if old.key == key), None)
             self._add(question_id, record, Stored(_owned(trajectory), key, self.next_sequence))
-            if known is not None:
-                self._forget(record, known)
+            if earlier is not None:
+                self._forget(record, earlier)
             self.next_sequence += 1
             stored += 1
             self._cap_question(question_id)
@@ -252,16 +240,16 @@ class ReplayBuffer:
     def retire(self, question_id: str, step: int) -> None:
         """Take a question out of the buffer. Raises KeyError if it has no record."""
         self.remove(question_id)
-        self._retired[question_id] = step
+        self.retired[question_id] = step
         self.changes.retired.append(question_id)
 
     def remove(self, question_id: str) -> None:
         """Forget a question and its trajectories. Raises KeyError if it has no record."""
-        record = self._records[question_id]
+        record = self.records[question_id]
         self._leave_bucket(question_id, record)
         while record.stored:
             self._forget(record, -1)
-        del self._records[question_id]
+        del self.records[question_id]
 
     def restore(
         self,
@@ -274,13 +262,13 @@ class ReplayBuffer:
 
         records: without trajectories, in `canonical_order`; stored: (question id, trajectory) in any order
         """
-        if self._records or self._retired:
+        if self.records or self.retired:
             raise ValueError("only an empty buffer can be restored")
-        self._records.update(records)
-        self._retired.update(retired)
+        self.records.update(records)
+        self.retired.update(retired)
         for question_id, one in sorted(stored, key=lambda pair: pair[1].sequence):
-            self._add(question_id, self._records[question_id], one, enter=False)
-        for question_id, record in self._records.items():
+            self._add(question_id, self.records[question_id], one, enter=False)
+        for question_id, record in self.records.items():
             self._enter_bucket(question_id, record)
             self._cap_question(question_id)  # the snapshot may be another run's, with other limits
         self._cap_bytes()
@@ -291,14 +279,14 @@ class ReplayBuffer:
 
         Restoring in this order gives every bucket the order it had, so that a resumed sampler draws the same.
         """
-        ordered = [member for accuracy in sorted(self._candidates) for member in self._candidates[accuracy]]
+        ordered = [member for accuracy in sorted(self.candidates) for member in self.candidates[accuracy]]
         seen = set(ordered)
-        return ordered + sorted(question_id for question_id in self._records if question_id not in seen)
+        return ordered + sorted(question_id for question_id in self.records if question_id not in seen)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _cap_question(self, question_id: str) -> None:
-        while self.per_question is not None and len(self._records[question_id].stored) > self.per_question:
+        while self.per_question is not None and len(self.records[question_id].stored) > self.per_question:
             self._evict(question_id)
 
     def _cap_bytes(self) -> None:
@@ -327,26 +315,26 @@ class ReplayBuffer:
 
     def _evict(self, question_id: str) -> None:
         """Forget a question's oldest trajectory."""
-        record = self._records[question_id]
+        record = self.records[question_id]
         self._forget(record, 0)
         if not record.stored:
             self._leave_bucket(question_id, record)
         self.changes.evicted.append(question_id)
 
     def _return(self, question_id: str) -> None:
-        del self._retired[question_id]
+        del self.retired[question_id]
         self.changes.returned.append(question_id)
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
         if record.stored and (record.accuracy > 0 or self.replays_unsolved):
-            self._candidates.setdefault(record.accuracy, IndexedSet()).add(question_id)
+            self.candidates.setdefault(record.accuracy, IndexedSet()).add(question_id)
 
     def _leave_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        bucket = self._candidates.get(record.accuracy)
+        bucket = self.candidates.get(record.accuracy)
         if bucket is not None and question_id in bucket:
             bucket.remove(question_id)
             if not bucket:
-                del self._candidates[record.accuracy]
+                del self.candidates[record.accuracy]
 
 
 def _owned(trajectory: Trajectory) -> Trajectory:

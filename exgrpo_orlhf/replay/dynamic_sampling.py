@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..records import MixedBatch, RolloutGroup, Trajectory, mean
+from ..records import CompletedGroup, MixedBatch, mean
 from ..settings import at_least, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
@@ -16,34 +16,37 @@ from .mixer import FreshSource
 class Sampled:
     """What a step has sampled.
 
-    plan: the questions of the batch; groups: the batch, graded; everything: with the groups that were left out
-    rounds: of rollouts
+    plan: the questions of the batch; groups: the batch; all_groups: with the groups that were left out
+    rounds: of rollouts; None where groups are never replaced
     """
 
     plan: Plan
-    groups: list[RolloutGroup]
-    everything: list[RolloutGroup]
-    rounds: int
+    groups: list[CompletedGroup]
+    all_groups: list[CompletedGroup]
+    rounds: int | None
 
     def metrics(self) -> dict[str, float]:
-        """Of all fresh rollouts of the step. `lucky_guess_rate`: correct answers whose reasoning does not hold."""
-        rollouts = [rollout for group in self.everything for rollout in group.rollouts]
+        """Of all fresh rollouts of the step. `lucky_guess_rate`: correct answers whose reasoning does not hold, left
+        out where the reasoning of none was checked."""
+        rollouts = [rollout for completed in self.all_groups for rollout in completed.group.rollouts]
         grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
         gradable = [grade for grade in grades if grade.reward is not None]
-        checked = [grade for grade in gradable if grade.correct and grade.sound is not None]
-        return {
+        soundness = [grade.sound for grade in gradable if grade.correct and grade.sound is not None]
+        metrics = {
             "reward/mean": mean([grade.reward for grade in gradable if grade.reward is not None]),
             "reward/pass_at_1": mean([grade.correct for grade in gradable]),
-            "reward/lucky_guess_rate": mean([not grade.sound for grade in checked]),
             "reward/no_answer_share": mean([grade.verdict == "no_answer" for grade in grades]),
             "reward/timeout_share": mean([grade.verdict == "timeout" for grade in grades]),
             "reward/error_share": mean([grade.verdict == "error" for grade in grades]),
-            "reward/ungradable": float(len(grades) - len(gradable)),
             "rollout/response_tokens": mean([len(rollout.token_ids) for rollout in rollouts]),
             "rollout/truncated_share": mean([rollout.finish == "length" for rollout in rollouts]),
-            "rollout/rounds": float(self.rounds),
-            "rollout/filtered_groups": float(len(self.everything) - len(self.groups)),
         }
+        if soundness:
+            metrics["reward/lucky_guess_rate"] = soundness.count(False) / len(soundness)
+        if self.rounds is not None:
+            metrics["rollout/rounds"] = float(self.rounds)
+            metrics["rollout/filtered_groups"] = float(len(self.all_groups) - len(self.groups))
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -86,65 +89,53 @@ class DynamicSampling:
         )
 
     def replacements(
-        self,
-        plan: Plan,
-        groups: Sequence[RolloutGroup],
-        stored: Mapping[str, Trajectory],
-        width: int,
-        rounds: int,
-        fresh: FreshSource,
-        buffer: ReplayBuffer,
+        self, plan: Plan, groups: Sequence[CompletedGroup], rounds: int, fresh: FreshSource, buffer: ReplayBuffer
     ) -> Plan | None:
         """Newly drawn questions in place of those without a signal, no question twice; None where sampling is done.
 
-        groups: what the step has sampled so far, graded; stored: the trajectory of each question that has one
-        width: K; rounds: of rollouts so far
+        groups: what the step has sampled so far; rounds: of rollouts so far
         """
         if rounds > self.max_rounds:
             return None
-        missing = plan.questions - sum(self._rank(group, stored, width) == 0 for group in groups)
+        missing = plan.questions - sum(self._rank(one) == 0 for one in groups)
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = fresh.draw(missing, {group.question.id for group in groups}, retired, plan.step)
+        drawn = fresh.draw(missing, {one.group.question.id for one in groups}, retired, plan.step)
         return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
 
-    def select(
-        self, plan: Plan, groups: list[RolloutGroup], stored: Mapping[str, Trajectory], width: int, rounds: int
-    ) -> Sampled:
+    def select(self, plan: Plan, groups: list[CompletedGroup], rounds: int) -> Sampled:
         """The batch: as many groups as were planned, those to be trained on before others."""
+        counted = rounds if self.max_rounds else None
         if len(groups) == plan.questions:
-            return Sampled(plan, groups, groups, rounds)
-        best = sorted(groups, key=lambda group: self._rank(group, stored, width))[: plan.questions]
-        ids = {group.question.id for group in best}
-        batch = [group for group in groups if group.question.id in ids]
+            return Sampled(plan, groups, groups, counted)
+        best = {one.group.question.id for one in sorted(groups, key=self._rank)[: plan.questions]}
+        batch = [one for one in groups if one.group.question.id in best]
         of_batch = replace(
             plan,
-            fresh=[group.question for group in batch if not group.replayed],
-            replayed=[group.question for group in batch if group.replayed],
+            fresh=[one.group.question for one in batch if not one.group.is_replayed],
+            replayed=[one.group.question for one in batch if one.group.is_replayed],
         )
-        return Sampled(of_batch, batch, groups, rounds)
+        return Sampled(of_batch, batch, groups, counted)
 
     def masked(self, batch: MixedBatch) -> MixedBatch:
         """The batch with the groups outside the range out of the loss, where `masks` is set."""
         if not self.masks:
             return batch
-        outside = [not self._in_range([row.response.reward for row in rows]) for rows in batch.rows]
+        rewards = [[row.response.reward for row in rows if row.response.reward is not None] for rows in batch.rows]
         rows = [
-            [replace(row, advantage=0.0, in_loss=False) for row in rows] if out else rows
-            for rows, out in zip(batch.rows, outside, strict=True)
+            rows if self._in_range(graded) else [replace(row, advantage=0.0, in_loss=False) for row in rows]
+            for rows, graded in zip(batch.rows, rewards, strict=True)
         ]
         return replace(batch, rows=rows)
 
-    def _in_range(self, rewards: Sequence[float | None]) -> bool:
-        """Whether the mean of the graded rows' rewards, of which there is one, lies between the bounds."""
-        graded = [reward for reward in rewards if reward is not None]
+    def _in_range(self, rewards: Sequence[float]) -> bool:
+        """Whether the mean of these rewards lies between the bounds; of none it is 0."""
         low, high = self.min_reward, self.max_reward
-        value = sum(graded) / len(graded) if graded else 0.0
+        value = sum(rewards) / len(rewards) if rewards else 0.0
         return (low is None or value >= low) and (high is None or value <= high)
 
-    def _rank(self, group: RolloutGroup, stored: Mapping[str, Trajectory], width: int) -> int:
+    def _rank(self, completed: CompletedGroup) -> int:
         """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
-        rows = group.completed(stored.get(group.question.id), width)
-        rewards = [row.reward for row in rows]
-        if len({reward for reward in rewards if reward is not None}) < 2:
+        rewards = completed.rewards
+        if len(set(rewards)) < 2:
             return 1
         return 0 if self._in_range(rewards) else 2

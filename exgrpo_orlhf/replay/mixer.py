@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
 from ..settings import Bound, Count, PositiveShare, Share, check, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
@@ -36,7 +36,7 @@ class Plan:
 
     candidates: the stored trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
-    beside: fresh rollouts of a replayed question; None: K−1
+    rollouts_per_replayed: fresh rollouts of a replayed question; None: K−1
     """
 
     step: int
@@ -44,16 +44,16 @@ class Plan:
     replayed: list[Question]
     candidates: dict[Question, list[Trajectory]]
     round: int = 0
-    beside: int | None = None
+    rollouts_per_replayed: int | None = None
 
     @property
     def questions(self) -> int:
         return len(self.fresh) + len(self.replayed)
 
-    def rollouts(self, group_size: int) -> list[int]:
+    def rollout_counts(self, group_size: int) -> list[int]:
         """Rollouts of each question, fresh ones first."""
-        beside = group_size - 1 if self.beside is None else self.beside
-        return [group_size] * len(self.fresh) + [beside] * len(self.replayed)
+        per_replayed = group_size - 1 if self.rollouts_per_replayed is None else self.rollouts_per_replayed
+        return [group_size] * len(self.fresh) + [per_replayed] * len(self.replayed)
 
     def metrics(self) -> dict[str, float]:
         """What was mixed."""
@@ -156,7 +156,7 @@ class ReplayMixer:
         )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
-        self.fresh_beside = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
+        self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
         self.late_injection = late_injection
         self.rng = rng
         self.store_up_to = store_up_to if isinstance(store_up_to, str | None) else as_fraction(store_up_to)
@@ -185,38 +185,31 @@ class ReplayMixer:
         """The step's ρ, exact; 0 before the delayed start is over. Replay may begin in the step after the start."""
         if self.started_at is None:
             return Fraction(0)
-        done = min(max(step - self.started_at - 1, 0), self.rho_steps)
-        return self.rho + (self.rho_end - self.rho) * done / self.rho_steps
+        steps = min(max(step - self.started_at - 1, 0), self.rho_steps)
+        return self.rho + (self.rho_end - self.rho) * steps / self.rho_steps
 
-    def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, whole: bool = False) -> Plan:
+    def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, fills_batch: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
 
         Drawing a full fresh batch and throwing part of it away would lose those questions for the epoch.
-        whole: where retired questions leave too few, they return; otherwise the batch is a smaller one
+        fills_batch: where retired questions leave too few, they return; otherwise the batch is a smaller one
         """
         replayed: list[Question] = []
         if (rho := self.rho_at(step)) > 0:
-            wanted = int(rho * self.questions_per_step)  # n = min(⌊ρB⌋, |E|)
-            allowed = int(self.max_pool_share * buffer.n_candidates)
+            # n = min(⌊ρB⌋, |E|)
+            n = min(int(rho * self.questions_per_step), int(self.max_pool_share * buffer.n_candidates))
             buckets = self.buckets.adapted(buffer.candidates)
-            ids = self.sampler.sample(
-                buffer.candidates,
-                min(wanted, allowed),
-                self.group_size,
-                buckets,
-                self.rng,
-                buffer.newest_step,
-            )
+            ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
             replayed = [fresh.question(question_id) for question_id in ids]
         left = self.questions_per_step - len(replayed)
         revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, left, self.rng)]
         taken = {question.id for question in (*replayed, *revisited)}
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
         drawn = revisited + fresh.draw(left - len(revisited), taken, retired, step)
-        if whole and (missing := left - len(drawn)):
+        if fills_batch and (missing := left - len(drawn)):
             drawn += fresh.draw(missing, taken | {question.id for question in drawn}, (), step)
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, drawn, replayed, candidates, beside=self.fresh_beside)
+        return Plan(step, drawn, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
 
     def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.
@@ -226,8 +219,7 @@ class ReplayMixer:
         if self.late_injection is None or not self.started:
             return {}
         failed = [group.question for group in groups if group.accuracy == 0 and group.question.id in buffer.records]
-        found = {question: buffer.trajectories(question.id) for question in failed}
-        return {question: stored for question, stored in found.items() if stored}
+        return {question: stored for question in failed if (stored := buffer.trajectories(question.id))}
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
@@ -237,38 +229,40 @@ class ReplayMixer:
         if as_fraction(sum(group.correct for group in groups)) / graded > self.start_at_accuracy:
             self.started_at = step
 
-    def assemble(
-        self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory], advantages: Advantages
-    ) -> MixedBatch:
-        """Complete groups with their stored trajectory (`RolloutGroup.completed`) and compute advantages over the rows
-        that are trained on.
+    def complete(self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory]) -> list[CompletedGroup]:
+        """The groups with the rows that are trained on (`RolloutGroup.completed`).
 
-        A stored success keeps its stored reward: it is never graded again.
         chosen: the stored trajectory of each replayed question, and of each that gets one by late injection
         Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
         no stored trajectory.
         """
-        rewards = np.zeros((len(groups), self.group_size))
-        gradable = np.zeros((len(groups), self.group_size), dtype=bool)
-        members: list[list[Rollout | Trajectory]] = []
-        for g, group in enumerate(groups):
-            if len(group.rollouts) != (self.fresh_beside if group.replayed else self.group_size):
+        completed = []
+        for group in groups:
+            if len(group.rollouts) != (self.rollouts_per_replayed if group.is_replayed else self.group_size):
                 raise ValueError(
                     f"question {group.question.id}: {len(group.rollouts)} rollouts"
-                    f"{' and a stored one' if group.replayed else ''} do not make a group of K = {self.group_size}"
-                    f" with {self.fresh_beside} beside a stored one"
+                    f"{' and a stored one' if group.is_replayed else ''} do not make a group of K = {self.group_size}"
+                    f" with {self.rollouts_per_replayed} beside a stored one"
                 )
-            stored = chosen[group.question.id] if group.replayed else chosen.get(group.question.id)
-            members.append(group.completed(stored, self.group_size))
-            for i, one in enumerate(members[g]):
+            stored = chosen[group.question.id] if group.is_replayed else chosen.get(group.question.id)
+            completed.append(group.completed(stored, self.group_size))
+        return completed
+
+    def assemble(self, groups: Sequence[CompletedGroup], advantages: Advantages) -> MixedBatch:
+        """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
+        graded again. Raises ValueError if a group is not graded."""
+        rewards = np.zeros((len(groups), self.group_size))
+        gradable = np.zeros((len(groups), self.group_size), dtype=bool)
+        for g, (_, members) in enumerate(groups):
+            for i, one in enumerate(members):
                 if one.reward is not None:
                     rewards[g, i], gradable[g, i] = one.reward, True
         values = advantages(rewards, gradable)
         rows = [
-            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members[g])]
-            for g, group in enumerate(groups)
+            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members)]
+            for g, (group, members) in enumerate(groups)
         ]
-        return MixedBatch(list(groups), rows, self.group_size)
+        return MixedBatch([group for group, _ in groups], rows, self.group_size)
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step, of
@@ -302,8 +296,13 @@ class ReplayMixer:
             return group.correct == 1
         return group.accuracy <= self.store_up_to
 
-    def metrics(self) -> dict[str, float]:
-        return {"replay/started": float(self.started)}
+    def metrics(self, groups: Iterable[RolloutGroup], chosen: Collection[str]) -> dict[str, float]:
+        """Of the parts that are switched on. groups: of the batch; chosen: ids of questions with a stored trajectory"""
+        metrics = {} if self.start_at_accuracy is None else {"replay/started": float(self.started)}
+        if self.late_injection is not None:
+            injected = [group for group in groups if not group.is_replayed and group.question.id in chosen]
+            metrics["replay/injected"] = float(len(injected))
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         return {"started_at": self.started_at, "rng": self.rng.bit_generator.state}

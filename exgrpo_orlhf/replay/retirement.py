@@ -53,10 +53,10 @@ class RetirementPolicy:
             "RetirementPolicy.leaves_fresh is True; use RetirementPolicy.returns_after",
         )
 
-    def counts(self, accuracy: Fraction) -> bool:
-        """Whether one observation counts towards retirement."""
+    def is_mastered(self, accuracy: Fraction) -> bool:
+        """Whether an observation of this accuracy counts towards retirement."""
         return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
 
-    def is_back(self, accuracy: Fraction) -> bool:
+    def should_return(self, accuracy: Fraction) -> bool:
         """Whether a retired question with this accuracy returns."""
         return self.returns_below is not None and accuracy < as_fraction(self.returns_below)

@@ -1,20 +1,19 @@
 """The replay buffer on disk: two Parquet tables and a manifest with their checksums.
 
-    manifest.json         format, version, counts, fingerprint, SHA-256 of each table; written last
+    manifest.json         format, version, counts, fingerprint, SHA-256 of each table
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
                           streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
                           sequence
 
-pandas, DuckDB or Polars open the tables. A snapshot appears under its name only when complete and on the disk.
+pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
+none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..files import checksum, sha256, sync
+from ..files import Entry, checksum, hashed, sha256, write
 from ..records import Trajectory
 from .buffer import QuestionRecord, ReplayBuffer, Stored
 from .retirement import RetirementPolicy
@@ -42,7 +41,7 @@ _QUESTIONS = pa.schema(
         ("retired_step", pa.int64()),  # null unless retired
     ]
 )
-_TRAJECTORIES = pa.schema(
+TRAJECTORIES = pa.schema(
     [
         ("question_id", pa.string()),
         ("token_ids", pa.large_list(pa.int32())),
@@ -60,37 +59,32 @@ class SnapshotError(ValueError):
     """A snapshot that is missing, torn, or not one of ours."""
 
 
-def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> None:
-    """Write a snapshot to `folder`, which must not exist yet, atomically.
+def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> dict[str, Entry]:
+    """Write a snapshot to `folder`, which must not exist yet. Returns size and hash of each table.
 
     fingerprint: what makes the token ids meaningful (tokenizer, template); `load` refuses another one
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        order = buffer.canonical_order()
-        pq.write_table(_questions_table(buffer, order), partial / _TABLES[0], compression="zstd")
-        pq.write_table(_trajectories_table(buffer, order), partial / _TABLES[1], compression="zstd")
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "fingerprint": fingerprint,
-            "questions": len(order),
-            "retired": len(buffer.retired),
-            "trajectories": buffer.n_trajectories,
-            "next_sequence": buffer.next_sequence,
-            "sha256": {name: sha256(partial / name) for name in _TABLES},
-        }
-        manifest["checksum"] = checksum(manifest)
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        os.rename(partial, folder)
-        sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    folder.mkdir(parents=True)
+    order = buffer.canonical_order()
+    tables = (_question_rows(buffer, order), _QUESTIONS), (_trajectory_rows(buffer, order), TRAJECTORIES)
+    entries = {}
+    for name, (rows, schema) in zip(_TABLES, tables, strict=True):
+        with hashed(folder / name) as file:
+            write_table(rows, schema, file)
+        entries[name] = file.entry()
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "questions": len(order),
+        "retired": len(buffer.retired),
+        "trajectories": buffer.n_trajectories,
+        "next_sequence": buffer.next_sequence,
+        "sha256": {name: entry.sha256 for name, entry in entries.items()},
+    }
+    manifest["checksum"] = checksum(manifest)
+    write(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    return entries
 
 
 def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
@@ -111,18 +105,21 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: the checksum does not match its manifest; the file is damaged")
     questions = pq.read_table(folder / _TABLES[0])
     trajectories = pq.read_table(folder / _TABLES[1])
-    for name, table, schema in ((_TABLES[0], questions, _QUESTIONS), (_TABLES[1], trajectories, _TRAJECTORIES)):
+    for name, table, schema in ((_TABLES[0], questions, _QUESTIONS), (_TABLES[1], trajectories, TRAJECTORIES)):
         if not table.schema.equals(schema):
             raise SnapshotError(f"{folder / name}: expected the columns {schema.names}, found {table.schema.names}")
     records: dict[str, QuestionRecord] = {}
     retired: dict[str, int] = {}
-    for row in questions.to_pylist():
-        if row["retired_step"] is not None:
-            retired[row["question_id"]] = row["retired_step"]
+    for question_id, numerator, denominator, observed, streak, retired_step in read_rows(questions):
+        if retired_step is not None:
+            retired[question_id] = retired_step
         else:
-            accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
-            records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"], row["streak"])
-    buffer.restore(records.items(), _rows(trajectories), retired, manifest["next_sequence"])
+            records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak)
+    stored = []
+    for question_id, *fields, sequence in read_rows(trajectories):
+        trajectory = Trajectory(*fields)
+        stored.append((question_id, Stored(trajectory, trajectory.key, sequence)))
+    buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
     return buffer
 
 
@@ -131,7 +128,7 @@ def fingerprint(folder: Path) -> str:
     return str(_manifest(folder)["fingerprint"])
 
 
-def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
+def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
     """Fill an empty buffer, with which a new run starts, with accuracies and trajectories of another run's snapshot.
 
     questions: the ids of the new run's questions
@@ -160,45 +157,35 @@ def borrow(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Coll
     return buffer
 
 
-def _questions_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    records = [buffer.records[question_id] for question_id in order]
-    none = [None] * len(buffer.retired)
-    columns: list[list[Any]] = [
-        order + list(buffer.retired),
-        [record.accuracy.numerator for record in records] + none,
-        [record.accuracy.denominator for record in records] + none,
-        [record.observed_step for record in records] + none,
-        [record.streak for record in records] + none,
-        [None] * len(records) + list(buffer.retired.values()),
-    ]
-    return _table(columns, _QUESTIONS)
+def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
+    for question_id in order:
+        record = buffer.records[question_id]
+        accuracy = record.accuracy.numerator, record.accuracy.denominator
+        yield question_id, *accuracy, record.observed_step, record.streak, None
+    for question_id, step in buffer.retired.items():
+        yield question_id, None, None, None, None, step
 
 
-def _trajectories_table(buffer: ReplayBuffer, order: list[str]) -> pa.Table:
-    rows = [(question_id, stored) for question_id in order for stored in buffer.records[question_id].stored]
-    fields = [name for name in _TRAJECTORIES.names if name not in ("question_id", "sequence")]
-    columns: list[list[Any]] = [
-        [question_id for question_id, _ in rows],
-        *([getattr(stored.trajectory, name) for _, stored in rows] for name in fields),
-        [stored.sequence for _, stored in rows],
-    ]
-    return _table(columns, _TRAJECTORIES)
+def _trajectory_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
+    for question_id in order:
+        for trajectory, _, sequence in buffer.records[question_id].stored:
+            yield question_id, *(getattr(trajectory, name) for name in TRAJECTORIES.names[1:-1]), sequence
 
 
-def _table(columns: list[list[Any]], schema: pa.Schema) -> pa.Table:
-    return pa.table([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
+def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, file: Any) -> None:
+    """Write rows of values, in the schema's order, as Parquet. file: a path, or a binary file"""
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    pq.write_table(pa.table(arrays, schema=schema), file, compression="zstd")
 
 
-def _rows(table: pa.Table) -> list[tuple[str, Stored]]:
-    # Lists of tokens become arrays, without a detour over Python's integers.
+def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table. Lists of tokens become arrays of their own: a view would keep all of them alive."""
     columns = [
-        column.to_numpy() if pa.types.is_large_list(column.type) else column.to_pylist() for column in table.columns
+        [array.copy() for array in column.to_numpy()] if pa.types.is_large_list(column.type) else column.to_pylist()
+        for column in table.columns
     ]
-    rows = []
-    for question_id, token_ids, behaviour, *fields, sequence in zip(*columns, strict=True):
-        trajectory = Trajectory(token_ids.copy(), behaviour.copy(), *fields)  # a view would keep all of them
-        rows.append((question_id, Stored(trajectory, trajectory.key, sequence)))
-    return rows
+    return zip(*columns, strict=True)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

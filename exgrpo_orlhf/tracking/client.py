@@ -116,7 +116,7 @@ def page(uri: str, experiment: str) -> str:
     return f"mlflow ui --backend-store-uri {without_password(uri)}, then http://127.0.0.1:5000/{part}"
 
 
-def known_run(client: MlflowClient, run_id: str) -> Run | None:
+def find_run(client: MlflowClient, run_id: str) -> Run | None:
     """The run with this id, deleted or not; None if there is none."""
     from mlflow.exceptions import MlflowException
 
@@ -130,17 +130,17 @@ def known_run(client: MlflowClient, run_id: str) -> Run | None:
 
 def tagged_run(client: MlflowClient, experiments: Sequence[str], tag: str, value: str) -> Run | None:
     """A run of these experiments with this tag; None if there is none."""
-    found = client.search_runs(list(experiments), filter_string=f"tags.{tag} = '{value}'", max_results=1)
-    return found[0] if found else None
+    runs = client.search_runs(list(experiments), filter_string=f"tags.{tag} = '{value}'", max_results=1)
+    return runs[0] if runs else None
 
 
 def all_runs(client: MlflowClient, experiment: str, query: str, page: int = 1000) -> Iterator[Run]:
     """Every run of an experiment that passes a filter. page: runs of one request"""
     token = None
     while True:
-        found = client.search_runs([experiment], query, max_results=page, page_token=token)
-        yield from found
-        token = found.token
+        runs = client.search_runs([experiment], query, max_results=page, page_token=token)
+        yield from runs
+        token = runs.token
         if not token:
             return
 

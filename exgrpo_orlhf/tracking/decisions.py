@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 Decode = Callable[[npt.NDArray[np.int32]], str]
 
 
-class Considered(NamedTuple):
+class ScoredCandidates(NamedTuple):
     """What a stored trajectory was chosen from. measured: of each, or empty where the choice needed no forward pass"""
 
     stored: Sequence[Trajectory]
@@ -37,11 +37,11 @@ class Considered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step, when it is done.
+class StepRecord:
+    """One step, when it has ended.
 
     sampled: all groups, graded, those that were left out of the batch too
-    considered: by question id, for each replayed question and each candidate for late injection
+    scored: by question id, for each replayed question and each candidate for late injection
     entropies, policy, behaviour: of each row of the flattened batch, as `UpdateStats` has them
     stored: the experience of the step, by question id and trajectory
     buckets: candidates by level
@@ -50,7 +50,7 @@ class Step:
     step: int
     sampled: Sequence[RolloutGroup]
     batch: MixedBatch
-    considered: Mapping[str, Considered]
+    scored: Mapping[str, ScoredCandidates]
     entropies: Sequence[float]
     policy: Sequence[Floats]
     behaviour: Sequence[Floats]
@@ -72,7 +72,7 @@ class DecisionLog:
         """Raises ValueError for a file with a corrupt line, naming file and line."""
         self.decisions, self.rollouts = StepLog(run / "decisions.jsonl"), StepLog(run / "rollouts.jsonl")
 
-    def append(self, step: Step, decode: Decode) -> None:
+    def append(self, step: StepRecord, decode: Decode) -> None:
         """Write a step's decisions, and in every `TEXTS_EVERY`-th step some of its rollouts. Raises OSError."""
         self.decisions.write_row(decisions(step), compact=True)
         if step.step % TEXTS_EVERY == 0:
@@ -91,7 +91,7 @@ class DecisionLog:
         self.rollouts.sync()
 
 
-def decisions(step: Step) -> dict[str, Any]:
+def decisions(step: StepRecord) -> dict[str, Any]:
     """A row of `decisions.jsonl`: two tables of columns, `questions` and `replays`, and what changed in the buffer."""
     stored = Counter(question_id for question_id, _ in step.stored if question_id not in step.retired)
     in_batch = {group.question.id: rows for group, rows in step.groups()}
@@ -99,9 +99,9 @@ def decisions(step: Step) -> dict[str, Any]:
     for group in step.sampled:
         rows = in_batch.get(group.question.id, [])
         grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
-        fresh = [step.entropies[i] for i, row in rows if row.replayed is None]
-        again = [(i, row.replayed) for i, row in rows if row.replayed is not None]
-        kind = "replayed" if group.replayed else "injected" if again else "fresh"
+        fresh = [step.entropies[i] for i, row in rows if row.trajectory is None]
+        again = [(i, row.trajectory) for i, row in rows if row.trajectory is not None]
+        kind = "replayed" if group.is_replayed else "injected" if again else "fresh"
         questions.append(
             {
                 "id": group.question.id[:ID],
@@ -128,9 +128,9 @@ def decisions(step: Step) -> dict[str, Any]:
     }
 
 
-def _replay(step: Step, question_id: str, i: int, chosen: Trajectory) -> dict[str, Any]:
+def _replay(step: StepRecord, question_id: str, i: int, chosen: Trajectory) -> dict[str, Any]:
     """What the log says of a stored row. i: its position in the flattened batch"""
-    stored, measured = step.considered[question_id]
+    stored, measured = step.scored[question_id]
     place = next(n for n, one in enumerate(stored) if one is chosen)
     others = [one.entropy for n, one in enumerate(measured) if n != place]
     log_weights = step.policy[i].astype(np.float64) - step.behaviour[i]
@@ -154,20 +154,20 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-def texts(step: Step, decode: Decode) -> list[dict[str, Any]]:
+def texts(step: StepRecord, decode: Decode) -> list[dict[str, Any]]:
     """The questions of a row of `rollouts.jsonl`: one that is fresh in this step and one with a stored trajectory.
 
     Of each kind it is the one whose id is the smallest: ids are hashes, and the same few questions are then logged
     again and again, so that their answers can be compared over time.
     """
     groups = step.groups()
-    with_stored = [one for one in groups if any(row.replayed is not None for _, row in one[1])]
-    fresh = [one for one in groups if all(row.replayed is None for _, row in one[1])]
+    with_stored = [one for one in groups if any(row.trajectory is not None for _, row in one[1])]
+    fresh = [one for one in groups if all(row.trajectory is None for _, row in one[1])]
     kinds = [min(kind, key=lambda one: one[0].question.id) for kind in (fresh, with_stored) if kind]
     return [_texts(step, group, rows, decode) for group, rows in kinds]
 
 
-def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode: Decode) -> dict[str, Any]:
+def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], decode: Decode) -> dict[str, Any]:
     question = group.question
     prompt = with_roles(question.prompt)
     responses = []
@@ -177,12 +177,12 @@ def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode:
     kept = correct[: max(RESPONSES // 2, RESPONSES - len(others))]  # half of each kind, as far as there are
     for i, rollout in [*kept, *others[: RESPONSES - len(kept)]]:
         assert rollout.grade is not None  # or it is in neither
-        said = {"verdict": rollout.grade.verdict, "sound": rollout.grade.sound, "finish": rollout.finish}
+        grade = {"verdict": rollout.grade.verdict, "sound": rollout.grade.sound, "finish": rollout.finish}
         now = {"entropy": round(float(step.entropies[i]), 4), "now": step.policy[i]}
-        responses.append({"kind": "fresh", **said, **_response(rollout.token_ids, now, decode)})
-    at, chosen = next(((i, row.replayed) for i, row in rows if row.replayed is not None), (0, None))
+        responses.append({"kind": "fresh", **grade, **_response(rollout.token_ids, now, decode)})
+    at, chosen = next(((i, row.trajectory) for i, row in rows if row.trajectory is not None), (0, None))
     if chosen is not None:
-        stored, measured = step.considered[question.id]
+        stored, measured = step.scored[question.id]
         chosen_first = sorted(range(len(stored)), key=lambda n: stored[n] is not chosen)
         for n in sorted(chosen_first[:RESPONSES]):
             one = stored[n]
@@ -197,7 +197,7 @@ def _texts(step: Step, group: RolloutGroup, rows: list[tuple[int, Row]], decode:
             )
     return {
         "id": question.id[:ID],
-        "as": "replayed" if group.replayed else "fresh" if chosen is None else "injected",
+        "as": "replayed" if group.is_replayed else "fresh" if chosen is None else "injected",
         "prompt": prompt[:PROMPT],
         "answer": question.answer[:PROMPT],
         "responses": responses,
@@ -208,12 +208,12 @@ def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Dec
     """Text by token, with log-probs in nats; of a long response without the tokens (`left_out`) in its middle."""
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
-    found: dict[str, Any] = {"tokens": len(ids), "left_out": out}
-    found["text"] = [piece for part in parts for piece in pieces(ids[part], decode)]
+    row: dict[str, Any] = {"tokens": len(ids), "left_out": out}
+    row["text"] = [piece for part in parts for piece in pieces(ids[part], decode)]
     for name, value in values.items():
         is_array = isinstance(value, np.ndarray)
-        found[name] = [round(float(x), 2) for part in parts for x in value[part]] if is_array else value
-    return found
+        row[name] = [round(float(x), 2) for part in parts for x in value[part]] if is_array else value
+    return row
 
 
 def pieces(ids: npt.NDArray[np.int32], decode: Decode) -> list[str]:
@@ -222,15 +222,15 @@ def pieces(ids: npt.NDArray[np.int32], decode: Decode) -> list[str]:
     A token is decoded with what precedes it, because its text may depend on that (a space at the beginning of a word).
     Where several tokens make one character, the last of them has it and the others are ''.
     """
-    found: list[str] = []
-    begin = complete = 0  # tokens from `begin` are decoded together; those before `complete` are in `found` as text
+    parts: list[str] = []
+    begin = complete = 0  # tokens from `begin` are decoded together; those before `complete` are in `parts`
     before = ""
     for end in range(1, len(ids) + 1):
         text = decode(ids[begin:end])
         if text.endswith("\ufffd") and end < len(ids) and end - complete < 4:  # UTF-8 has up to 4 bytes a character
-            found.append("")
+            parts.append("")
             continue
-        found.append(text[len(before) :])
+        parts.append(text[len(before) :])
         begin, complete = complete, end
         before = decode(ids[begin:end])
-    return found
+    return parts

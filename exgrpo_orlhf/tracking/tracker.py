@@ -23,7 +23,7 @@ from typing import Any, Literal
 from ..records import Question
 from ..redaction import without_password
 from ..settings import Tracking
-from .client import LOG_TAG, address, connect, experiment_id, first_line, known_run, load, page, tagged_run
+from .client import LOG_TAG, address, connect, experiment_id, find_run, first_line, load, page, tagged_run
 from .inputs import datasets
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
 
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
+SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
@@ -44,7 +45,6 @@ class MlflowTracker:
         found by the log's identity.
     start: the finished curve of the supervised start that the run began with
     questions: by context ('training', 'validation'), logged as datasets
-    leave_out: metrics that are not sent, by name or by the beginning of a name, which ends in '/'
 
     An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
@@ -61,7 +61,6 @@ class MlflowTracker:
         run_id: str | None = None,
         start: MetricsLog | None = None,
         questions: Mapping[str, Sequence[Question]] | None = None,
-        leave_out: Sequence[str] = (),
     ) -> None:
         for name in (*params, *tags):
             check_name(name)
@@ -72,7 +71,6 @@ class MlflowTracker:
         self._run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}
         self._questions = questions or {}
-        self._leave_out = leave_out
         self._started = int(time.time() * 1000)
         self._client: Any = None
         self._system: Any = None
@@ -136,11 +134,11 @@ class MlflowTracker:
             try:
                 self._catch_up(closing)
             except Exception as error:  # whatever MLflow, its database or the network came up with
-                known, self._connected = self._failure is not None, False
+                was_lost, self._connected = self._failure is not None, False
                 self._failure = first_line(error, 500)
-                if closing and known:
+                if closing and was_lost:
                     return
-                if not known:
+                if not was_lost:
                     logger.warning(
                         "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
                         *(without_password(self._uri), self._failure, self._log.path),
@@ -189,13 +187,9 @@ class MlflowTracker:
             if len(batch) + len(row) + 1 > METRICS_PER_CALL:
                 yield batch
                 batch = []
-            sent = {name: value for name, value in row.items() if not self._left_out(name)}
-            batch += [Metric(name, value, milliseconds, step) for name, value in {**sent, step_metric: step}.items()]
+            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, step_metric: step}.items()]
         if batch:
             yield batch
-
-    def _left_out(self, metric: str) -> bool:
-        return any(metric.startswith(name) if name.endswith("/") else metric == name for name in self._leave_out)
 
     def _connect(self) -> None:
         """Finds or makes the run, completes its params, and reads back how far it got."""
@@ -236,14 +230,13 @@ class MlflowTracker:
         if self._system is not None:
             self._system.finish()
         monitor: Any = SystemMetricsMonitor
-        seconds = self._settings.system_seconds
-        self._system = monitor(self._run_id, seconds, resume_logging=True, tracking_uri=self._uri)
+        self._system = monitor(self._run_id, SYSTEM_SECONDS, resume_logging=True, tracking_uri=self._uri)
         self._system.start()
 
     def _known_run(self) -> Any:
         if self._run_id is None:
             return None
-        run = known_run(self._client, self._run_id)
+        run = find_run(self._client, self._run_id)
         if run is None:
             logger.warning(
                 "MLflow at %s has no run %s; all steps go to another run there",

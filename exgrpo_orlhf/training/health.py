@@ -1,4 +1,4 @@
-"""Warnings about a run that trains but learns little, or not what it should: each is said once."""
+"""Warnings about a run that trains but learns little, or not what it should: each is logged once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FILLING = 20  # steps after the start of replay in which the buffer may still be
 
 
 class _Sign(NamedTuple):
-    """metric: its mean over the last STEPS is compared; below: whether low values are bad; bound; says: what it means,
+    """metric: its mean over the last STEPS is compared; below: whether low values are bad; bound; text: what it means,
     with its value as {}, and what to look at; with_replay: counts steps with replayed questions only"""
 
     metric: str
     below: bool
     bound: float
-    says: str
+    text: str
     with_replay: bool = False
 
 
@@ -61,7 +61,7 @@ _NOT_STARTED = (
 
 
 class Health:
-    """Looks at each step's metrics. What is said already is not said again in this process."""
+    """Looks at each step's metrics. A warning is logged once in a process."""
 
     def __init__(
         self, rows: Iterable[Mapping[str, float]], planned: int = 0, start_at_accuracy: float | Fraction | None = None
@@ -71,7 +71,7 @@ class Health:
         self.planned, self.start_at_accuracy = planned, start_at_accuracy
         self.best = 0.0  # Pass@1 of a batch
         self.seen: dict[str, deque[float]] = {}
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
         self.replaying = 0  # steps since replay began
         for row in rows:
             self._take(row)
@@ -82,21 +82,21 @@ class Health:
         for sign in _SIGNS:
             mean = self._mean(sign.metric)
             if mean is not None and (mean < sign.bound if sign.below else mean > sign.bound):
-                self._say(sign.metric, step, sign.says.format(mean))
+                self._warn(sign.metric, step, sign.text.format(mean))
         waiting = self.start_at_accuracy is not None and not metrics.get("replay/started")
-        if waiting and 3 * step >= self.planned and "start" not in self.said:
-            self.said.add("start")
+        if waiting and 3 * step >= self.planned and "start" not in self.logged:
+            self.logged.add("start")
             log.warning(_NOT_STARTED, step, self.planned, self.start_at_accuracy, self.best)
         share = self._mean("replay/actual_share")
         if rho and share is not None and share < rho / 2:
-            self._say("replay/actual_share", step, _STARVED.format(share, rho))
+            self._warn("replay/actual_share", step, _STARVED.format(share, rho))
 
     def _take(self, row: Mapping[str, float]) -> None:
         if not row["step"]:
             return
         self.best = max(self.best, row.get("reward/pass_at_1", 0.0))
         replayed = row.get("replay/actual_share", 0)
-        self.replaying += row.get("replay/started", 0) == 1
+        self.replaying += row.get("replay/started", 1) == 1  # it is absent where replay is not delayed
         names = [sign.metric for sign in _SIGNS if replayed or not sign.with_replay]
         for name in names + ["replay/actual_share"] * (self.replaying > FILLING):
             if name in row:
@@ -106,7 +106,7 @@ class Health:
         values = self.seen.get(metric, ())
         return sum(values) / STEPS if len(values) == STEPS else None
 
-    def _say(self, metric: str, step: int, text: str) -> None:
-        if metric not in self.said:
-            self.said.add(metric)
+    def _warn(self, metric: str, step: int, text: str) -> None:
+        if metric not in self.logged:
+            self.logged.add(metric)
             log.warning("step %d: in the last %d steps %s", step, STEPS, text)

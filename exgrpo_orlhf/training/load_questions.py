@@ -10,22 +10,18 @@ from ..questions.text import plain_text
 from ..records import Question
 
 
-def load_questions(x: Experiment) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. Raises ValueError if they overlap, for train.best_metric, as their sources and
-    as `Verifier.check`."""
-    questions, asked = x.questions.load(), x.validation.load() if x.validation else []
-    check_metric(x.settings.best_metric, x.evaluation, asked)
-    examples = x.model.training_questions() if isinstance(x.model, SupervisedModel) else []
-    _refuse_overlap([*questions, *examples], asked)
-    x.verifier.check([*questions, *asked])
-    return questions, asked
+def load_questions(experiment: Experiment) -> tuple[list[Question], list[Question]]:
+    """Training and validation questions.
 
-
-def _refuse_overlap(questions: list[Question], validation: list[Question]) -> None:
-    """Raises ValueError for validation questions that are training questions or a supervised start's examples, in the
-    same words (scripts/prepare_data.py --check-overlap finds those that share a run of words)."""
-    shared = same_questions(questions, validation)
-    if shared:
+    Raises ValueError for train.best_metric, as their sources and as `Verifier.check`, and for validation questions that
+    are training questions or a supervised start's examples, in the same words (scripts/prepare_data.py --check-overlap
+    finds those that share a run of words).
+    """
+    training = experiment.questions.load()
+    validation = experiment.validation.load() if experiment.validation else []
+    check_metric(experiment.settings.best_metric, experiment.evaluation, validation)
+    examples = experiment.model.training_questions() if isinstance(experiment.model, SupervisedModel) else []
+    if shared := same_questions([*training, *examples], validation):
         mine, theirs = shared[0]
         raise ValueError(
             f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
@@ -33,3 +29,5 @@ def _refuse_overlap(questions: list[Question], validation: list[Question]) -> No
             "to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
             "--write-clean FILE writes"
         )
+    experiment.verifier.check([*training, *validation])
+    return training, validation

@@ -1,4 +1,4 @@
-"""The batch that is generated one step ahead (train.generate_ahead = 1): made beside an update, kept in checkpoints.
+"""The batch that is generated one step ahead (train.generate_ahead): made beside an update, kept in checkpoints.
 
     ahead/rollouts.parquet     one row a rollout, groups in the plan's order: question_id, replayed, token_ids, finish,
                                verdict, reward, sound, extracted, behaviour_logprobs, policy_step
@@ -14,17 +14,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..engines.engine import LogProbs
-from ..progress import Clock
 from ..records import Grade, Question, Rollout, RolloutGroup, Trajectory
-from ..replay import Plan
+from ..replay import Plan, snapshot
 
 log = logging.getLogger(__name__)
 FOLDER = "ahead"
@@ -43,20 +43,10 @@ _ROLLOUTS = pa.schema(
         ("policy_step", pa.int64()),
     ]
 )
-_CANDIDATES = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("token_ids", pa.large_list(pa.int32())),
-        ("behaviour_logprobs", pa.large_list(pa.float32())),
-        ("reward", pa.float64()),
-        ("step", pa.int64()),
-        ("finish", pa.string()),
-        ("sound", pa.bool_()),
-    ]
-)
+_CANDIDATES = pa.schema(list(snapshot.TRAJECTORIES)[:-1])  # without `sequence`
 
 
-class Begun(NamedTuple):
+class PrefetchedBatch(NamedTuple):
     """A step's plan and its first rollouts, graded, in the plan's order."""
 
     plan: Plan
@@ -78,85 +68,65 @@ def sampled_by(groups: Sequence[RolloutGroup], logprobs: Sequence[LogProbs], ste
     ]
 
 
-class Beside(Generic[T]):
-    """A call that runs in a thread while the caller goes on, or synchronously.
+def start(call: Callable[[], T], in_thread: bool) -> Future[T]:
+    """Make a call in a daemon thread, for which a program that ends does not wait; or at once, and raise at once."""
+    future: Future[T] = Future()
 
-    clock: which the call uses; error: what it has raised so far in its thread
-    """
-
-    def __init__(self, call: Callable[[], T], clock: Clock, in_thread: bool) -> None:
-        self._call, self._found, self.clock = call, list[T](), clock
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="generate-ahead", daemon=True) if in_thread else None
-        if self._thread:
-            self._thread.start()
-        else:
-            self._found.append(call())
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._found.append(self._call())
+            future.set_result(call())
         except BaseException as error:
-            self.error = error
+            future.set_exception(error)
 
-    def result(self) -> T:
-        """Waits for it. Raises what it raised."""
-        if self._thread:
-            self._thread.join()
-        if self.error:
-            raise self.error
-        return self._found[0]
+    if in_thread:
+        threading.Thread(target=run, name="generate-ahead", daemon=True).start()
+    else:
+        future.set_result(call())
+    return future
 
 
-def log_error(coming: Beside[Any] | None) -> None:
-    """Logs what the call beside a failed update has raised: one of the two is often the cause of the other."""
-    if coming and coming.error:
-        log.error("the batch that was generated beside this update failed too: %s", coming.error)
+def log_error(future: Future[Any] | None) -> None:
+    """Logs what the batch beside a failed update has raised: one of the two is often the cause of the other."""
+    if future and future.done() and (error := future.exception()):
+        log.error("the batch that was generated beside this update failed too: %s", error)
 
 
-def save(begun: Begun, folder: Path) -> None:
+def save(batch: PrefetchedBatch, folder: Path) -> None:
     """Write the two tables into a new folder."""
     folder.mkdir()
     rollouts: list[list[Any]] = []
-    for group in begun.groups:
+    for group in batch.groups:
         for one in group.rollouts:
             assert one.grade is not None  # a batch is graded when it is complete
             grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
-            known = [one.behaviour_logprobs, one.policy_step]
-            rollouts.append([group.question.id, group.replayed, one.token_ids, one.finish, *grade, *known])
+            policy = [one.behaviour_logprobs, one.policy_step]
+            rollouts.append([group.question.id, group.is_replayed, one.token_ids, one.finish, *grade, *policy])
     stored = [
         [question.id, *(getattr(one, name) for name in _CANDIDATES.names[1:])]
-        for question, trajectories in begun.plan.candidates.items()
+        for question, trajectories in batch.plan.candidates.items()
         for one in trajectories
     ]
-    for name, rows, schema in (("rollouts", rollouts, _ROLLOUTS), ("candidates", stored, _CANDIDATES)):
-        columns = zip(*rows, strict=True) if rows else [[]] * len(schema)
-        arrays = [pa.array(list(column), kind) for column, kind in zip(columns, schema.types, strict=True)]
-        pq.write_table(pa.table(arrays, schema=schema), folder / f"{name}.parquet", compression="zstd")
+    snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
+    snapshot.write_table(stored, _CANDIDATES, folder / "candidates.parquet")
 
 
-def load(folder: Path, question: Callable[[str], Question], step: int, beside: int) -> Begun:
+def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> PrefetchedBatch:
     """What was saved.
 
-    question: by its id; step: that trains on the batch; beside: fresh rollouts of a replayed question
+    question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for asked, replayed, ids, finish, *grade, behaviour, version in _rows(folder / "rollouts.parquet"):
+    for question_id, is_replayed, ids, finish, *grade, behaviour, version in snapshot.read_rows(
+        pq.read_table(folder / "rollouts.parquet")
+    ):
         rollout = Rollout(ids, finish, Grade(*grade), None, behaviour, version)
-        before = groups[asked].rollouts if asked in groups else ()
-        groups[asked] = RolloutGroup(question(asked), (*before, rollout), replayed)
+        earlier = groups[question_id].rollouts if question_id in groups else ()
+        groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
-        planned[group.replayed].append(group.question)
+        planned[group.is_replayed].append(group.question)
     candidates: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
-    for asked, *values in _rows(folder / "candidates.parquet"):
-        candidates[groups[asked].question].append(Trajectory(*values))
-    return Begun(Plan(step, planned[False], planned[True], candidates, beside=beside), list(groups.values()))
-
-
-def _rows(path: Path) -> list[tuple[Any, ...]]:
-    columns = [
-        [ids.copy() for ids in column.to_numpy()] if pa.types.is_large_list(column.type) else column.to_pylist()
-        for column in pq.read_table(path).columns
-    ]
-    return list(zip(*columns, strict=True))
+    for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
+        candidates[groups[question_id].question].append(Trajectory(*values))
+    plan = Plan(step, planned[False], planned[True], candidates, rollouts_per_replayed=rollouts_per_replayed)
+    return PrefetchedBatch(plan, list(groups.values()))

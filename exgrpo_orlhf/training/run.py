@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, to_resume
-from ..engines.engine import Engine
+from ..engines.engine import Engine, Loop
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest
 from ..tracking.client import address
 from .load_questions import load_questions
-
-if TYPE_CHECKING:
-    from .loop import TrainingRun
 
 
 def train(
@@ -28,29 +24,29 @@ def train(
     tracking_uri: str,
     tags: Mapping[str, str],
     resume_from: str | None = None,
-    loop: type[TrainingRun] | None = None,
+    loop: Loop | None = None,
 ) -> Outcome:
     """Train in the folder `run`, from the start or from its newest checkpoint, which is verified first.
 
     resume_from: the name of an older checkpoint to resume from, such as 'checkpoint-100'
     tracking_uri: where MLflow is unless a binding or the environment says otherwise
-    loop: in the place of TrainingRun
+    loop: instead of `preparation.prepare_and_run`
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     refuse_earlier(run, resume)
     if experiment.tracking.enabled:
         address(experiment.tracking, tracking_uri)
-    loaded = load_questions(experiment)
+    questions = load_questions(experiment)
     # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
-    from .loop import TrainingRun
+    from .preparation import prepare_and_run
 
-    loop = loop or TrainingRun
+    loop = loop or prepare_and_run
     transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.lora.rank is not None or experiment.loss.kl_coef > 0:  # a resumed run needs the base model again
         experiment = replace(experiment, base=weights.fingerprint(model_path))
     if experiment.settings.engine == "openrlhf":
-        from ..engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are wanted
+        from ..engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are needed
 
         return launch(
             experiment,
@@ -61,7 +57,7 @@ def train(
             resume_from=resume_from,
             tracking_uri=tracking_uri,
             tags=tags,
-            loaded=loaded,
+            loaded=questions,
             logs=run / "logs",
         )
 
@@ -70,7 +66,7 @@ def train(
     settings = experiment.local
     assert settings is not None  # it is bound where train.engine is 'local'
 
-    def engine(checkpoint: Path | None) -> Engine:
+    def make_engine(checkpoint: Path | None) -> Engine:
         return TorchEngine(
             settings,
             experiment.optimizer,
@@ -86,4 +82,4 @@ def train(
     with claim(run, resume), StopRequest() as stop:
         contents = experiment.settings.verify_checkpoint
         to_resume(run, dict(experiment.identity), name=resume_from, contents=contents, base=experiment.base)
-        return loop(experiment, engine, run, tracking_uri, tags, loaded).go(stop)
+        return loop(experiment, make_engine, run, tracking_uri, tags, stop, questions)

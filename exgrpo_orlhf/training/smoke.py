@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 
+from ..engines.engine import Engine
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
@@ -27,133 +28,137 @@ from ..redaction import without_password
 from ..stopping import Stop
 from ..tracking.client import address, connect, first_line
 from .load_questions import load_questions
-from .loop import TrainingRun
+from .preparation import Questions, prepare
 from .run import train
 
 _REPORT = "smoke.json"
 _SECONDS = 60.0  # the last step is as large as this time allows
 
 
-class SmokeRun(TrainingRun):
-    """A tiny step, another one to measure, and on the local engine one of at most the run's own size."""
+def trial(
+    experiment: Experiment,
+    make_engine: Callable[[Path | None], Engine],
+    folder: Path,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+    stop: Stop,
+    questions: Questions | None = None,
+) -> Outcome:
+    """A tiny step, another one to measure, and on the local engine one of at most the run's own size; a checkpoint.
+    What they took is written to the folder. An `engines.engine.Loop`."""
+    run = prepare(experiment, make_engine, folder, tracking_uri, tags, questions)
+    mixer = run.experiment.mixer
+    if mixer.started_at is None:
+        mixer.started_at = 0  # so that what replay needs is tried too, where the first step has a success
+    tiny = planned = experiment.settings.questions_per_step
+    if not run.engine.whole_batches:
+        tiny = min(planned, max(2, experiment.optimizer.steps_per_batch))
+    steps: list[dict[str, float]] = []
 
-    def go(self, stop: Stop) -> Outcome:
-        x = self.x
-        done: list[dict[str, float]] = []
-        if x.mixer.started_at is None:
-            x.mixer.started_at = 0  # so that what replay needs is tried too, where the first step has a success
-        tiny, whole = x.settings.questions_per_step, x.settings.questions_per_step
-        if not self.engine.whole_batches:
-            tiny = min(whole, max(2, x.optimizer.steps_per_batch))
-        for size in (tiny, tiny, None):
-            if size is None:
-                size = self._largest(tiny, whole, done[-1]["time/step"])
-                if size <= tiny:
-                    break
-            x.mixer.questions_per_step = self.batch_size = size
-            metrics = self._step(self.step + 1)
-            self.step += 1
-            done.append({**metrics, "questions": size})
-            if stop.signal:
-                break
-        begin = time.perf_counter()
-        self._save()
-        folder = self.run / f"checkpoint-{self.step}"
-        model = getattr(self.engine, "model", None)  # OpenRLHF's is in other processes
-        report = {
-            "steps": done,
-            "save": time.perf_counter() - begin,
-            "checkpoint": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-            "parameters": None if model is None else sum(each.numel() for each in model.parameters()),
-            "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        }
-        (self.run / _REPORT).write_text(json.dumps(report), encoding="utf-8")
-        self.tracker.close("FINISHED")
-        return Outcome(self.step, self.step, stop.signal)
+    def make_step(size: int) -> None:
+        mixer.questions_per_step = size
+        steps.append({**run.step(), "questions": size})
 
-    def _largest(self, tiny: int, whole: int, seconds: float) -> int:
-        """Questions of a step that takes at most `_SECONDS`, if it takes no longer per question than a tiny one."""
-        if self.engine.whole_batches:
-            return 0
-        unit = self.x.optimizer.steps_per_batch
-        return min(whole, int(_SECONDS / seconds * tiny) // unit * unit)
+    make_step(tiny)
+    if not stop.signal:
+        make_step(tiny)
+    if not (stop.signal or run.engine.whole_batches):
+        # Questions of a step that takes at most `_SECONDS`, if it takes no longer per question than a tiny one.
+        unit = experiment.optimizer.steps_per_batch
+        largest = min(planned, int(_SECONDS / steps[-1]["time/step"] * tiny) // unit * unit)
+        if largest > tiny:
+            make_step(largest)
+    begin = time.perf_counter()
+    run.save()
+    checkpoint = folder / f"checkpoint-{run.steps}"
+    model = getattr(run.engine, "model", None)  # OpenRLHF's is in other processes
+    report = {
+        "steps": steps,
+        "save": time.perf_counter() - begin,
+        "checkpoint": sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()),
+        "parameters": None if model is None else sum(each.numel() for each in model.parameters()),
+        "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
+    (folder / _REPORT).write_text(json.dumps(report), encoding="utf-8")
+    run.tracker.close("FINISHED")
+    return Outcome(run.steps, run.steps, stop.signal)
 
 
-def smoke(x: Experiment, run: Path, tracking_uri: str) -> Iterator[str]:
+def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]:
     """Yields the lines of the report. Raises what `run.train` raises.
 
     run: the run's folder, which stays as it is
     """
-    uri = address(x.tracking, tracking_uri)
-    questions, asked = load_questions(x)
-    path = x.model.prepare()
+    uri = address(experiment.tracking, tracking_uri)
+    training, validation = load_questions(experiment)
+    path = experiment.model.prepare()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    prompts = PromptEncoder(x.prompts, tokenizer)
-    prompts.check([*questions, *asked])
-    longest = max(len(prompts.encode(question)) for question in [*questions, *asked])
-    yield f"questions   {len(questions):,} to train on, {len(asked):,} for validation; longest prompt {longest} tokens"
-    if x.tracking.enabled:
+    prompts = PromptEncoder(experiment.prompts, tokenizer)
+    prompts.check([*training, *validation])
+    longest = max(len(prompts.encode(question)) for question in [*training, *validation])
+    counts = f"{len(training):,} to train on, {len(validation):,} for validation"
+    yield f"questions   {counts}; longest prompt {longest} tokens"
+    if experiment.tracking.enabled:
         yield f"MLflow      {without_password(uri)}: {_reachable(uri)}"
 
     above = next(folder for folder in run.absolute().parents if folder.is_dir())
-    trial = Path(tempfile.mkdtemp(prefix=f"{run.name}-smoke-", dir=above))
+    folder = Path(tempfile.mkdtemp(prefix=f"{run.name}-smoke-", dir=above))
     try:
-        train(_tiny(x), trial / "run", resume=False, tracking_uri="", tags={}, loop=SmokeRun)
-        report = json.loads((trial / "run" / _REPORT).read_text(encoding="utf-8"))
+        train(_tiny(experiment), folder / "run", resume=False, tracking_uri="", tags={}, loop=trial)
+        report = json.loads((folder / "run" / _REPORT).read_text(encoding="utf-8"))
     finally:
-        shutil.rmtree(trial, ignore_errors=True)
-    yield from estimate(x, report, len(asked), shutil.disk_usage(above).free)
+        shutil.rmtree(folder, ignore_errors=True)
+    yield from estimate(experiment, report, len(validation), shutil.disk_usage(above).free)
 
 
-def _tiny(x: Experiment) -> Experiment:
+def _tiny(experiment: Experiment) -> Experiment:
     """The experiment without tracking and evaluation; on OpenRLHF, whose batches have one size, with a quarter of the
     batch, in portions that its ranks can share."""
-    settings = replace(x.settings, steps=3, eval_every=None, best_metric=None, save_every=2**62)
-    if x.openrlhf is None:  # this engine generates nothing beside an update, and each of the trial's steps has its size
-        settings = replace(settings, generate_ahead=0)
-    mixer = copy.deepcopy(x.mixer)
-    if x.openrlhf is not None:
-        unit = divisible_questions(x)
-        size = min(x.settings.questions_per_step, max(1, x.settings.questions_per_step // 4 // unit) * unit)
-        settings = replace(settings, questions_per_step=size)
-        mixer.questions_per_step = size
-    return replace(x, settings=settings, mixer=mixer, tracking=replace(x.tracking, enabled=False))
+    settings = replace(experiment.settings, steps=3, eval_every=None, best_metric=None, save_every=2**62)
+    mixer = copy.deepcopy(experiment.mixer)
+    if experiment.openrlhf is None:  # it generates nothing beside an update, and each of the trial's steps has its size
+        settings = replace(settings, generate_ahead=False)
+    else:
+        unit, size = divisible_questions(experiment), settings.questions_per_step
+        mixer.questions_per_step = min(size, max(1, size // 4 // unit) * unit)
+        settings = replace(settings, questions_per_step=mixer.questions_per_step)
+    return replace(experiment, settings=settings, mixer=mixer, tracking=replace(experiment.tracking, enabled=False))
 
 
 def _reachable(uri: str) -> str:
     try:
         connect(uri).search_experiments(max_results=1)
-    except Exception as error:  # whatever MLflow, its database or the network came up with
+    except Exception as error:  # whatever MLflow, its database or the network raised
         return f"NOT reachable: {first_line(error)}. The run would go on, and send its metrics when it answers"
     return "reachable"
 
 
-def estimate(x: Experiment, report: dict[str, Any], asked: int, free: int) -> Iterator[str]:
-    """The lines on time, memory and disk. report: of SmokeRun; asked: validation questions; free: bytes of the disk"""
-    steps, wanted = report["steps"], x.settings.questions_per_step
-    last, planned = steps[-1], x.settings.steps
+def estimate(experiment: Experiment, report: dict[str, Any], validation: int, free: int) -> Iterator[str]:
+    """The lines on time, memory and disk. report: of `trial`; validation: questions; free: bytes of the disk"""
+    steps, batch_size = report["steps"], experiment.settings.questions_per_step
+    last, planned = steps[-1], experiment.settings.steps
     yield (
-        f"step        {last['questions']} of {wanted} questions in {last['time/step']:.1f} s (rollouts "
+        f"step        {last['questions']} of {batch_size} questions in {last['time/step']:.1f} s (rollouts "
         f"{last['time/rollout']:.1f} s, update {last['time/update']:.1f} s); reward {last['reward/mean']:.2f}, "
         f"{last['rollout/response_tokens']:.0f} tokens a response, {last['rollout/truncated_share']:.0%} cut off, "
         f"{last['reward/groups_with_signal']:.0%} of the groups with a signal"
     )
-    step = seconds_of(wanted, [(each["questions"], each["time/step"]) for each in steps])
-    rows = last["questions"] * x.settings.group_size
+    step = seconds_of(batch_size, [(each["questions"], each["time/step"]) for each in steps])
+    rows = last["questions"] * experiment.settings.group_size
     evaluations = 0
-    if asked and x.settings.eval_every:
-        evaluations = 1 + evaluations_left(0, planned, x.settings.eval_every)
-    evaluation = last["time/rollout"] / rows * asked * x.evaluation.samples
-    saves = -(-planned // x.settings.save_every)
+    if validation and experiment.settings.eval_every:
+        evaluations = 1 + evaluations_left(0, planned, experiment.settings.eval_every)
+    evaluation = last["time/rollout"] / rows * validation * experiment.evaluation.samples
+    saves = -(-planned // experiment.settings.save_every)
     total = planned * step + evaluations * evaluation + saves * report["save"]
     parts = f"{planned} steps of {step:.1f} s"
     if evaluations:
         parts += f", {evaluations} evaluations of {evaluation:.1f} s"
-    about = "about" if last["questions"] == wanted else "at most"  # small batches are slower per question
+    about = "about" if last["questions"] == batch_size else "at most"  # small batches are slower per question
     yield f"time        {about} {duration(total)}: {parts}, {saves} checkpoints of at most {report['save']:.1f} s"
 
-    buffer = buffer_bytes(x, last["reward/pass_at_1"], last["rollout/response_tokens"])
+    buffer = buffer_bytes(experiment, last["reward/pass_at_1"], last["rollout/response_tokens"])
     machine = torch.cuda.get_device_properties(0).total_memory if report["cuda"] else None
     if report["parameters"] is None:
         yield f"memory      the buffer at most {size(buffer)}; scripts/doctor.py examines the layout's GPUs"
@@ -163,19 +168,21 @@ def estimate(x: Experiment, report: dict[str, Any], asked: int, free: int) -> It
             f"memory      {where} at the peak of this trial, with {report['parameters'] / 1e6:.1f} million parameters; "
             f"the buffer adds at most {size(buffer)}"
         )
-    yield f"disk        {disk_text(x, report['checkpoint'] + buffer, free)}"
+    yield f"disk        {disk_text(experiment, report['checkpoint'] + buffer, free)}"
 
 
-def buffer_bytes(x: Experiment, correct: float, tokens: float) -> float:
+def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float:
     """Of the replay buffer at the end, at most. correct: share of the rollouts; tokens: of a response"""
-    if not (x.mixer.collects and x.mixer.replays):
+    settings, mixer = experiment.settings, experiment.mixer
+    if not (mixer.collects and mixer.replays):
         return 0.0
-    stored = x.settings.steps * x.settings.questions_per_step * x.settings.group_size * correct
-    return min(stored * (64 + 8 * tokens), x.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
+    stored = settings.steps * settings.questions_per_step * settings.group_size * correct
+    return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 
 
-def disk_text(x: Experiment, kept: float, free: int) -> str:  # bytes of a checkpoint, and free ones
-    disk = (x.settings.keep + 1 + (x.settings.best_metric is not None)) * kept
+def disk_text(experiment: Experiment, kept: float, free: int) -> str:
+    """What the checkpoints need. kept: bytes of one; free: bytes of the disk"""
+    disk = (experiment.settings.keep + 1 + (experiment.settings.best_metric is not None)) * kept
     enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
     return f"{size(kept)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
 

@@ -76,11 +76,11 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
     trajectory beside this many fresh rollouts (None: K − 1)."""
     rng = np.random.default_rng(seed)
     asked = questions(n)
-    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {}, beside=beside)
+    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {}, rollouts_per_replayed=beside)
     groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:
-        members = [*group.rollouts, trajectory(rng, 9)] if group.replayed else group.rollouts
+        members = [*group.rollouts, trajectory(rng, 9)] if group.is_replayed else group.rollouts
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)
@@ -90,8 +90,8 @@ def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Te
     """Log-probs of each row under its behaviour policy, float64: stored ones, and of fresh rows those under `model`."""
     return [
         plain_stats(model, engine.prompts.encode(row.question), row.token_ids)[0]
-        if row.replayed is None
-        else torch.from_numpy(row.replayed.behaviour_logprobs).double()
+        if row.trajectory is None
+        else torch.from_numpy(row.trajectory.behaviour_logprobs).double()
         for row in batch.flat_rows()
     ]
 
@@ -135,7 +135,7 @@ def plain_update(
         if not row.in_loss:
             continue
         w = torch.exp(logprobs - old)
-        if row.replayed is None:
+        if row.trajectory is None:
             w = w if ratio == "token" else torch.exp((logprobs - old).mean()).expand(len(w))
             terms = torch.minimum(w * row.advantage, w.clamp(0.8, 1.2) * row.advantage)
         else:

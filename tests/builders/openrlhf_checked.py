@@ -43,28 +43,28 @@ class CheckedTrainer(trainer.MixedTrainer):
     def fit(self):
         import numpy as np
 
-        go, seen, trainer = loop.TrainingRun.go, self.job.run / "seen", self
+        run_steps, seen, trainer = loop.TrainingRun.run, self.job.run / "seen", self
         seen.mkdir(exist_ok=True)
         self.killed, self.killing = threading.Event(), (self.job.run / "kill-an-engine").exists()
 
         def looked_at(run, stop):
-            folder = seen / f"loaded-{run.step}"
+            folder = seen / f"loaded-{run.steps}"
             folder.mkdir()
             snapshot.save(run.buffer, folder / "replay", run.fingerprint)
-            state = {"step": run.step, "mixer": run.x.mixer.state_dict(), "fresh": run.fresh.state_dict()}
+            state = {"step": run.steps, "mixer": run.experiment.mixer.state_dict(), "fresh": run.fresh.state_dict()}
             (folder / "state.json").write_text(json.dumps(state))
-            return go(run, stop)
+            return run_steps(run, stop)
 
-        loop.TrainingRun.go = looked_at
+        loop.TrainingRun.run = looked_at
         if (seen.parent / "fill-the-store").exists():
-            step = loop.TrainingRun._step
+            step = loop.TrainingRun.step
 
-            def full(run, number):
-                if number == 3:  # never released
+            def full(run):
+                if run.steps == 2:  # never released
                     trainer.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(1500)]
-                return step(run, number)
+                return step(run)
 
-            loop.TrainingRun._step = full
+            loop.TrainingRun.step = full
         super().fit()
 
     def rollout(self, plan, group_size):
@@ -93,13 +93,13 @@ class CheckedTrainer(trainer.MixedTrainer):
             self.killed.set()
         stats, flat = super().update(batch, loss), batch.flat_rows()
         stored = [
-            row.replayed is None or row.replayed.behaviour_logprobs.tobytes() == logprobs.tobytes()
+            row.trajectory is None or row.trajectory.behaviour_logprobs.tobytes() == logprobs.tobytes()
             for row, logprobs in zip(flat, stats.behaviour_logprobs, strict=True)
         ]
         gaps = [
             np.abs(logprobs - row.response.sampler_logprobs).mean()
             for logprobs, row in zip(stats.policy_logprobs, flat, strict=True)
-            if row.replayed is None and row.response.sampler_logprobs is not None
+            if row.trajectory is None and row.response.sampler_logprobs is not None
         ]
         seen = {"rows": len(flat), "measured": self.measured, "stored": all(stored), "gap": float(max(gaps, default=0))}
         self.record("update", seen)

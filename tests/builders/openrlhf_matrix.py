@@ -117,7 +117,7 @@ def update(
         "Optimizer.max_grad_norm = 1e9",
         f"Optimizer.steps_per_batch = {cell['steps']}",
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
-        f"train.generate_ahead = {int(cell.get('ahead', False))}",
+        f"train.generate_ahead = {cell.get('ahead', False)}",
         loss=MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
         questions_per_step=GROUPS,
         rank=(number, ranks, port),

@@ -110,7 +110,7 @@ def mixed_batch(
             # Ungradable rows have an advantage too, so that the loss would show if one of their tokens entered it.
             rows.append(Row(question, member, float(rng.normal()), not missing))
             forward.append(ForwardRow([len(forward), *[1] * int(rng.integers(1, 4))], ids))
-        rollouts = tuple(row.response for row in rows if row.replayed is None)
+        rollouts = tuple(row.response for row in rows if row.trajectory is None)
         all_groups.append(RolloutGroup(question, rollouts, replayed))
         all_rows.append(rows)
     return MixedBatch(all_groups, all_rows, K), forward
@@ -156,7 +156,7 @@ class Case:
         self.now = rng.normal(-1.5, 0.5, shape)
         old = self.now + rng.normal(0, 0.3, shape)
         self.behaviour = [
-            old[i, place].astype(np.float32) if row.replayed is None else row.replayed.behaviour_logprobs
+            old[i, place].astype(np.float32) if row.trajectory is None else row.trajectory.behaviour_logprobs
             for i, (row, place) in enumerate(zip(self.rows, self.places, strict=True))
         ]
         self.reference = self.now + rng.normal(0, 0.3, shape)
@@ -188,7 +188,7 @@ class Case:
                 entropies=entropy_of(mine),
                 behaviour_logprobs=torch.from_numpy(np.concatenate(behaviour or self.behaviour)),
                 advantages=spread([np.float32(row.advantage) for row in self.rows]),
-                replayed=spread([row.replayed is not None for row in self.rows]),
+                replayed=spread([row.trajectory is not None for row in self.rows]),
                 in_loss=spread([row.in_loss for row in self.rows]),
                 row_weights=loss.row_weights(lengths, rows=K * len(self.batch.rows)).repeat_interleave(lengths),
                 token_weight=1 / int(lengths.sum()),

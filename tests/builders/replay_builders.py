@@ -61,7 +61,8 @@ def filled(n: int) -> ReplayBuffer:
 
 
 def assemble(groups, chosen=None, **settings) -> MixedBatch:
-    return mixer(**settings).assemble(groups, chosen or {}, GroupAdvantages())
+    completing = mixer(**settings)
+    return completing.assemble(completing.complete(groups, chosen or {}), GroupAdvantages())
 
 
 def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, step: int) -> int:
@@ -69,7 +70,7 @@ def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, s
     with_mixer.observe(groups, step)
     if with_mixer.collecting:
         buffer.observe(groups, step)
-    batch = with_mixer.assemble(groups, chosen, GroupAdvantages())
+    batch = with_mixer.assemble(with_mixer.complete(groups, chosen), GroupAdvantages())
     logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
     return buffer.store(with_mixer.collect(batch, logprobs, step))
 
@@ -84,7 +85,7 @@ def train(
         chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
         groups = []
         for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
-            flips = draw.random(plan.rollouts(K)[len(groups)]) < skill
+            flips = draw.random(plan.rollout_counts(K)[len(groups)]) < skill
             tokens = draw.integers(1, 100, (K, 3))
             rollouts = [rollout("correct" if flip else "wrong", ids) for flip, ids in zip(flips, tokens, strict=False)]
             groups.append(RolloutGroup(question, tuple(rollouts), replayed))

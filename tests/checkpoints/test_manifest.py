@@ -246,8 +246,9 @@ def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path,
     assert calls[at + 1] == ("sync", str(tmp_path / "run"))
     assert ("sync", str(tmp_path / "run" / "metrics.jsonl")) in calls[:at], "rows that are never written again"
     assert calls.index(("sync", str(tmp_path))) < at, "the run's folder itself"
-    before = {call for call in calls[:at] if ".partial" in call[1]}
-    assert {Path(path).name for _, path in before} >= {Path(name).name for name in FILES} | {"trainer", "replay"}
+    paths = [path for _, path in calls[:at] if ".partial" in path]
+    assert len(paths) == len(set(paths)), "each is synced once"
+    assert {Path(path).name for path in paths} >= {Path(name).name for name in FILES} | {"trainer", "replay"}
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def log_of(folder: Path) -> str:
 
 def test_every_check_passes_on_the_cpu_test_layout_one_step_ahead_and_is_remembered(tmp_path):
     """The gradient is that of rows of another policy, and the steps train ahead."""
-    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--set", "train.generate_ahead = 1")
+    status, lines = doctor(tmp_path, *CPU_LAYOUT, "--set", "train.generate_ahead = True")
     assert status == 0, (lines, log_of(tmp_path))
     without_cuda = {"driver", "kernels", "memory", "sleep", "nodes"}
     assert {check for check, line in lines.items() if line.startswith("skipped")} == without_cuda
@@ -138,7 +138,7 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
     finding.remember(flags, [Finding("versions", "ok", "")])
     assert "has not been examined" not in said()
     assert not finding.remembered({**flags, "ds.zero_stage": 3})
-    ahead = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = 1"])
+    ahead = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = True"])
     assert not finding.remembered(finding.layout_of(ahead))
 
 
@@ -281,5 +281,5 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
     ahead = parity.generated_ahead(parity.plain_engine(x, model, "float32"), batch)
-    assert all(row.replayed or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
+    assert all(row.trajectory or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
     assert parity.Difference.between(parity.plain(x, model, ahead, "float32"), right).error > 0.1, "a lost weight shows"

@@ -16,9 +16,9 @@ def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
     ids, logprobs = stored.token_ids.tobytes(), stored.behaviour_logprobs.tobytes()
     batch = assemble([group(["wrong"] * 3, QUESTIONS[1], replayed=True)], {QUESTIONS[1].id: stored})
     *fresh, last = batch.flat_rows()
-    assert last.replayed is stored
-    assert (last.token_ids.tobytes(), last.replayed.behaviour_logprobs.tobytes()) == (ids, logprobs)
-    assert [row.replayed for row in fresh] == [None] * 3
+    assert last.trajectory is stored
+    assert (last.token_ids.tobytes(), last.trajectory.behaviour_logprobs.tobytes()) == (ids, logprobs)
+    assert [row.trajectory for row in fresh] == [None] * 3
     assert last.advantage == 0.75
     assert [row.advantage for row in fresh] == [-0.25] * 3
 
@@ -95,7 +95,7 @@ def test_advantages_are_over_the_stored_row_and_the_few_beside_it(beside):
         batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=beside)
         fresh, replayed = batch.rows
         assert (len(fresh), len(replayed), batch.width) == (K, beside + 1, K)
-        assert [row.replayed is not None for row in replayed] == [False] * beside + [True]
+        assert [row.trajectory is not None for row in replayed] == [False] * beside + [True]
         rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
         known = [r for r in rewards if r is not None]
         mean = sum(known) / len(known)
@@ -118,9 +118,10 @@ def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs()
     short, whole, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
     plans = [m.plan(source(), buffer, 1) for m in (short, whole)]
     assert ids_of(plans[0]) == ids_of(plans[1])
-    assert [plan.rollouts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
+    assert [plan.rollout_counts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
     groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
-    batch = short.assemble(groups, {q.id: trajectory() for q in plans[0].replayed}, GroupAdvantages())
+    completed = short.complete(groups, {q.id: trajectory() for q in plans[0].replayed})
+    batch = short.assemble(completed, GroupAdvantages())
     logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
     collected = short.collect(batch, logprobs, 1)
     assert [question_id for question_id, _ in collected] == [g.question.id for g in groups for _ in g.rollouts]
@@ -138,7 +139,7 @@ def test_the_stored_success_takes_the_place_of_the_worst_row_and_of_equal_ones_o
         place = K - 1 - verdicts[::-1].index(worst)
         rows = batch.flat_rows()
         assert [row.token_ids.tolist() for row in rows] == [[8, 8] if i == place else [i + 1, 9] for i in range(K)]
-        assert [i for i, row in enumerate(rows) if row.replayed is not None] == [place]
+        assert [i for i, row in enumerate(rows) if row.trajectory is not None] == [place]
         rewards = [1.0 if i == place else REWARDS[verdict] for i, verdict in enumerate(verdicts)]
         known = [r for r in rewards if r is not None]
         mean = sum(known) / len(known)
@@ -158,7 +159,7 @@ def test_the_lowest_of_rewards_in_between_gives_way():
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_in_place_needs_no_number_and_generates_k_for_every_question(k):
     plan = mixer(8, group_size=k, fresh_beside="all").plan(source(), filled(20), 1)
-    assert plan.rollouts(k) == [k] * 8
+    assert plan.rollout_counts(k) == [k] * 8
     assert len(plan.replayed) == 4
 
 
@@ -182,7 +183,7 @@ def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_
     )
     groups = [
         group(["wrong", "correct", "timeout"], QUESTIONS[1], replayed=True),
-        RolloutGroup(QUESTIONS[0], rollouts, replayed=False),
+        RolloutGroup(QUESTIONS[0], rollouts, is_replayed=False),
     ]
     batch = assemble(groups, {QUESTIONS[1].id: trajectory([9, 9, 9, 9])})
     draw = np.random.default_rng(0)
@@ -208,7 +209,7 @@ def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
         rollout("correct", (4,), sound=None),
         rollout("wrong", (5,)),
     )
-    lucky = RolloutGroup(QUESTIONS[0], rollouts, replayed=False)
+    lucky = RolloutGroup(QUESTIONS[0], rollouts, is_replayed=False)
     batch = assemble([lucky], {})
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
     collected = mixer(only_sound=True).collect(batch, logprobs, 3)

@@ -23,15 +23,6 @@ def filled(n: int, accuracies=(Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)), 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_could_not_be_graded_leaves_the_record_as_it_was():
-    buffer = ReplayBuffer(RetirementPolicy())
-    buffer.observe([group(["correct", "wrong"], "q")], 1)
-    buffer.observe([group(["correct", "timeout"], "q"), group(["error", "error"], "new")], 2)
-    assert buffer.records["q"].accuracy == Fraction(1, 2)
-    assert buffer.records["q"].observed_step == 1
-    assert "new" not in buffer.records
-
-
 def test_accuracy_zero_moves_the_bucket_and_keeps_the_trajectories():
     """T5: a question that falls to 0 is no candidate while at 0, and one again, with its trajectories, when solved."""
     buffer = filled(1, [Fraction(1, 2)])
@@ -58,24 +49,6 @@ def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something
     assert not buffer.candidates
 
 
-def test_a_latest_accuracy_replaces_the_earlier_one_and_moves_the_bucket():
-    buffer = filled(3, [Fraction(1, 2)])
-    buffer.observe([group(["correct", "correct", "correct", "wrong"], "q1")], 5)
-    assert {accuracy: set(members) for accuracy, members in buffer.candidates.items()} == {
-        Fraction(1, 2): {"q0", "q2"},
-        Fraction(3, 4): {"q1"},
-    }
-    assert buffer.records["q1"].observed_step == 5
-
-
-def test_an_observed_question_without_trajectories_is_no_candidate():
-    buffer = ReplayBuffer(RetirementPolicy())
-    buffer.observe([group(["correct", "wrong"], "q")], 0)
-    assert buffer.n_candidates == 0
-    assert buffer.n_with_trajectories == 0
-    assert buffer.trajectories("q") == []
-
-
 @pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
 def test_an_accuracy_outside_its_range_is_refused(accuracy):
     with pytest.raises(ValueError, match="question q: an accuracy lies in"):
@@ -83,19 +56,6 @@ def test_an_accuracy_outside_its_range_is_refused(accuracy):
 
 
 # -- storing ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_tokens_again_take_the_newer_logprobs_and_step():
-    buffer = filled(1)
-    buffer.store([("q0", trajectory([7, 7], step=1)), ("q0", trajectory([8, 8, 8], step=1))])
-    buffer.store([("q0", trajectory([7, 7], step=6, logprob=-0.25))])
-    assert [(list(t.token_ids), t.step) for t in buffer.trajectories("q0")] == [
-        ([0, 1], 0),
-        ([8, 8, 8], 1),
-        ([7, 7], 6),
-    ]
-    assert buffer.trajectories("q0")[-1].behaviour_logprobs.tolist() == [-0.25, -0.25]
-    assert (buffer.n_trajectories, buffer.n_tokens) == (3, 7)
 
 
 def test_a_truncated_response_is_not_stored():
@@ -116,15 +76,6 @@ def test_removing_an_unknown_question_is_an_error():
 
 
 # -- retirement -------------------------------------------------------------------------------------------------------
-
-
-def test_a_mastered_question_leaves_the_buffer_with_its_trajectories():
-    buffer = filled(2, [Fraction(1, 2)])
-    buffer.observe([group(["correct"] * 7, "q0", replayed=True)], 4)
-    assert dict(buffer.retired) == {"q0": 4}
-    assert "q0" not in buffer.records
-    assert list(buffer.candidates[Fraction(1, 2)]) == ["q1"]
-    assert (buffer.n_trajectories, buffer.n_tokens) == (1, 2)
 
 
 def test_a_retired_question_stays_retired():

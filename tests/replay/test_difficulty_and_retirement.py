@@ -105,5 +105,5 @@ def test_as_fraction_is_what_the_decimal_says(decimal):
 @pytest.mark.parametrize(("settings", "mastered"), [({}, [10]), ({"at_accuracy": 0.7}, [7, 8, 9, 10])])
 def test_reaching_the_bound_retires_and_by_default_only_full_marks(settings, mastered):
     policy = RetirementPolicy(**settings)
-    assert [k for k in range(11) if policy.counts(Fraction(k, 10))] == mastered
-    assert not any(RetirementPolicy(at_accuracy=None).counts(Fraction(k, 10)) for k in range(11)), "switched off"
+    assert [k for k in range(11) if policy.is_mastered(Fraction(k, 10))] == mastered
+    assert not any(RetirementPolicy(at_accuracy=None).is_mastered(Fraction(k, 10)) for k in range(11)), "switched off"

@@ -274,14 +274,14 @@ def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
     source.observe([group("c", "rrrr")], 100)
     snapshot.save(source, tmp_path / "replay", "f")
     capped = ReplayBuffer(RetirementPolicy(), per_question=1, max_bytes=100)
-    few = snapshot.borrow(tmp_path / "replay", capped, "f", {"a", "b"})
+    few = snapshot.load_for_new_run(tmp_path / "replay", capped, "f", {"a", "b"})
     assert few.n_bytes <= 100
     assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
     one_each = ReplayBuffer(RetirementPolicy(), per_question=1)
-    snapshot.borrow(tmp_path / "replay", one_each, "f", {"a", "b"})
+    snapshot.load_for_new_run(tmp_path / "replay", one_each, "f", {"a", "b"})
     assert (stored(one_each, "a"), stored(one_each, "b")) == ([2], [3]), "of each question the newest"
     aging = ReplayBuffer(RetirementPolicy(), max_age=50)
-    buffer = snapshot.borrow(tmp_path / "replay", aging, "f", {"a", "b", "other"})
+    buffer = snapshot.load_for_new_run(tmp_path / "replay", aging, "f", {"a", "b", "other"})
     assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
     assert {name: record.observed_step for name, record in buffer.records.items()} == {"a": -100, "b": 0}
     assert not buffer.retired
@@ -295,6 +295,6 @@ def test_experience_of_other_questions_or_tokens_is_refused(tmp_path):
     source.store([("a", trajectory(1, step=40))])
     snapshot.save(source, tmp_path / "replay", "f")
     with pytest.raises(snapshot.SnapshotError, match="2 of its 3 questions"):
-        snapshot.borrow(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "f", {"a"})
+        snapshot.load_for_new_run(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "f", {"a"})
     with pytest.raises(snapshot.SnapshotError, match="another tokenizer or prompt template"):
-        snapshot.borrow(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "g", {"a", "b", "c"})
+        snapshot.load_for_new_run(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "g", {"a", "b", "c"})

@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import math
-from exgrpo_orlhf.rewards.text.extraction import last_box, visible
+from exgrpo_orlhf.rewards.text.extraction import visible
 from exgrpo_orlhf.rewards.text.latex import number, same_number
 from exgrpo_orlhf.rewards.text.symbolic import computable
 

@@ -206,7 +206,7 @@ def test_a_dry_run_says_what_is_done_and_the_commands_and_hours_of_the_rest(stud
     arguments = [*SMOKE, *words(warm_model, study.out), "--seeds", "0-2", "--dry-run", "--threads", "1"]
     assert ablate("http://127.0.0.1:9", *arguments) == 0, "without a word to MLflow"
     shown = capsys.readouterr()
-    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, \d+ (s|min) at the pace so far", shown.err)
+    assert re.search(r"4 finished, 0 failed, 2 to run, 2 at a time, [\d.]+ \w+ at the pace so far", shown.err)
     commands = [shlex.split(line) for line in shown.out.split("\n") if "train.py" in line]
     assert [command[command.index("--out") + 1] for command in commands] == [
         str(study.out / variant / "seed2") for variant in ("on_policy", "paper")
@@ -254,9 +254,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
         assert ablate("http://127.0.0.1:9", *command) == 1
     shown = capsys.readouterr()
     assert caplog.text.count("MLflow: ") == 1
-    progress = (
-        r"g: 0 of 2 done, 1 running \(base/seed0 \d+/32\), 1 failed, 0 waiting; \d+ (s|min) left, until \w+ \d+:\d+"
-    )
+    progress = r"g: 0 of 2 done, 1 running \(base/seed0 \d+/32\), 1 failed, 0 waiting; [\d.]+ \w+ left, until \w+ \d+:"
     assert re.search(progress, caplog.text)
     assert newest(out / "base" / "seed0") == STEPS
     assert "borrows/seed0 failed (exit status 2)" in shown.err

@@ -54,17 +54,17 @@ def test_importance_weights_of_rows_put_into_a_group_are_of_the_log_probs_as_the
     update = (f"Optimizer.steps_per_batch = {steps}", f"MixedPolicyLoss.ratio = {ratio!r}")
     run = begin(warm_model, tmp_path, *option, *EVERY_STEP, *update)
     seen = watched(run, monkeypatch)
-    run._step(1)
+    run.step()
     kept = {id: {t.key: t.behaviour_logprobs.tobytes() for t in its} for id, its in stored(run).items()}
     verdict["right"] = False
     monkeypatch.setattr(MixedPolicyLoss, "policy_terms", recording)
-    metrics = run._step(2)
+    metrics = run.step()
     batch, stats = seen[-1]
     rows = list(zip(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, strict=True))
-    injected = [(row, policy, behaviour) for row, policy, behaviour in rows if row.replayed is not None]
-    assert len(injected) == len(kept) == metrics["replay/injected"] + 8 * metrics["replay/actual_share"] > 4
+    injected = [(row, policy, behaviour) for row, policy, behaviour in rows if row.trajectory is not None]
+    assert len(injected) == len(kept) == metrics.get("replay/injected", 0) + 8 * metrics["replay/actual_share"] > 4
     for row, _, behaviour in injected:
-        assert behaviour.tobytes() == kept[row.question.id][row.replayed.key]
+        assert behaviour.tobytes() == kept[row.question.id][row.trajectory.key]
     expected = np.concatenate([behaviour for _, _, behaviour in injected])
     found = np.concatenate(weighed)
     assert sorted(found.view(np.uint32)) == sorted(expected.view(np.uint32))
@@ -81,19 +81,20 @@ def test_until_the_first_injection_a_run_is_the_on_policy_one_and_after_it_in_qu
         (tmp_path / name).mkdir()
         run = begin(warm_model, tmp_path / name, *more, "RetirementPolicy.at_accuracy = None")
         seen = watched(run, monkeypatch)
-        runs.append([(run._step(step), seen[-1][0]) for step in range(1, 9)])
+        runs.append([(run.step(), seen[-1][0]) for _ in range(8)])
+    assert not any(name.startswith("replay/") for metrics, _ in runs[0] for name in metrics)
     injected = [metrics["replay/injected"] for metrics, _ in runs[1]]
     first = next(i for i, number in enumerate(injected) if number)
     assert 0 < first < 7
     for i, ((plain, plain_batch), (late, late_batch)) in enumerate(zip(*runs, strict=True)):
         assert [g.question for g in plain_batch.groups] == [g.question for g in late_batch.groups]
         assert [len(g.rollouts) for g in late_batch.groups] == [len(rows) for rows in late_batch.rows] == [4] * 8
-        assert late["replay/actual_share"] == plain["replay/injected"] == late["replay/candidates_scored"] == 0
+        assert late["replay/actual_share"] == late["replay/candidates_scored"] == 0
         if i <= first:
             assert late["cost/generated_tokens"] == plain["cost/generated_tokens"]
         if i < first:
             assert late["policy/loss"] == plain["policy/loss"]
-    fresh = [[row.response for row in rows if row.replayed is None] for rows in runs[1][first][1].rows]
+    fresh = [[row.response for row in rows if row.trajectory is None] for rows in runs[1][first][1].rows]
     for group_, rows in zip(runs[1][first][1].groups, fresh, strict=True):
         assert rows == list(group_.rollouts)[: len(rows)], "the last one gives way"
     with_signal = [[metrics["reward/groups_with_signal"] for metrics, _ in run] for run in runs]
@@ -103,13 +104,13 @@ def test_until_the_first_injection_a_run_is_the_on_policy_one_and_after_it_in_qu
 def test_exactly_the_groups_that_failed_and_have_one_stored_get_the_newest(warm_model, tmp_path, monkeypatch):
     run = begin(warm_model, tmp_path, *LATE, *EVERY_STEP, "Optimizer.learning_rate = 1e-5")
     seen, passed = watched(run, monkeypatch), 0
-    for step in range(1, 9):
+    for _ in range(8):
         before = stored(run)
-        metrics = run._step(step)
+        metrics = run.step()
         for one, rows in zip(seen[-1][0].groups, seen[-1][0].rows, strict=True):
             its = before.get(one.question.id, [])
             expected = [max(its, key=lambda t: (t.step, [-b for b in t.key]))] if its and not one.correct else []
-            assert [row.replayed for row in rows if row.replayed is not None] == expected
+            assert [row.trajectory for row in rows if row.trajectory is not None] == expected
             assert run.buffer.records[one.question.id].accuracy == Fraction(one.correct, 4), "of fresh rollouts alone"
             passed += len(expected)
             assert one.correct or not expected or run.buffer.trajectories(one.question.id) == its, "it stays stored"
@@ -121,15 +122,15 @@ def test_one_that_is_selected_is_scored_after_grading_by_the_current_policy_and_
     verdict, warm_model, tmp_path, monkeypatch
 ):
     run = begin(warm_model, tmp_path, *SELECTED, *EVERY_STEP)
-    for step in (1, 2):
-        run._step(step)
+    for _ in range(2):
+        run.step()
     verdict["right"] = False
     several = {run.fresh.question(id): its for id, its in stored(run).items() if len(its) > 1}
     entropies = {q: [one.entropy for one in measured] for q, measured in run.engine.score(several).items()}
     seen = watched(run, monkeypatch)
-    metrics = run._step(3)
+    metrics = run.step()
     assert metrics["replay/candidates_scored"] == sum(map(len, several.values())) > len(several) > 4
-    chosen = {row.question: row.replayed for row in seen[0][0].flat_rows() if row.replayed is not None}
+    chosen = {row.question: row.trajectory for row in seen[0][0].flat_rows() if row.trajectory is not None}
     assert all(chosen[q] is several[q][int(np.argmin(values))] for q, values in entropies.items())
     assert 0 < metrics["time/inject"] < metrics["time/step"]
     assert metrics["time/score"] < metrics["time/inject"], "nothing was planned to be scored before the rollouts"
@@ -140,12 +141,12 @@ def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection
 ):
     run = begin(warm_model, tmp_path, *LATE, "DynamicSampling.max_rounds = 2", "RetirementPolicy.at_accuracy = None")
     seen = watched(run, monkeypatch)
-    run._step(1)
+    run.step()
     known, verdict["right"] = stored(run), False
     sampled = []
     rollout = run.engine.rollout
     monkeypatch.setattr(run.engine, "rollout", lambda *given: sampled.append(rollout(*given)) or sampled[-1])
-    metrics = run._step(2)
+    metrics = run.step()
     batch = seen[-1][0]
     asked = [one.question.id for groups in sampled for one in groups]
     able = [id for id in asked if id in known]

@@ -20,10 +20,10 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.evaluation.validation import Validation
 from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError, verifier
-from exgrpo_orlhf.training import loop
 from exgrpo_orlhf.training.run import train
 
 
@@ -238,7 +238,7 @@ def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
 def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
     """The metric rises, falls and never recovers; a resumed run still knows the best."""
     heights = iter([0.1, 0.2, 0.7, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(loop.Validation, "evaluate", lambda *_: {"eval/greedy_accuracy": next(heights)})
+    monkeypatch.setattr(Validation, "evaluate", lambda *_: {"eval/greedy_accuracy": next(heights)})
     more = (
         "train.save_every = 10",
         "train.keep = 1",
@@ -256,7 +256,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, mon
 def test_the_best_by_another_measure_is_not_the_best_by_this_one(warm_model, tmp_path, monkeypatch):
     heights = iter([0.1, 0.9, 0.2, 0.3, 0.4])
     monkeypatch.setattr(
-        loop.Validation,
+        Validation,
         "evaluate",
         lambda *_: {"eval/greedy_accuracy": next(heights), "eval/lucky_guess_rate": 5.0},
     )

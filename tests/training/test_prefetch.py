@@ -1,4 +1,4 @@
-"""train.generate_ahead = 1: each batch is planned and sampled one update early, and nothing else changes."""
+"""train.generate_ahead = True: each batch is planned and sampled one update early, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,18 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
-from run_builders import bindings, run_here, small_bindings, timeless
+from run_builders import small_bindings, timeless
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.progress import Clock
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import prefetch
-from exgrpo_orlhf.training.loop import TrainingRun
+from exgrpo_orlhf.training.preparation import prepare
 from exgrpo_orlhf.training.run import train
 
-AHEAD = "train.generate_ahead = 1"
+AHEAD = "train.generate_ahead = True"
 ON_POLICY = ["ReplayMixer.rho = 0.0"]
 
 
@@ -35,7 +35,7 @@ class Watched:
     def __init__(self, model: Path, folder: Path, *more: str) -> None:
         x = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
         self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-        self.run = TrainingRun(x, lambda checkpoint: self.engine, folder, "unused", {})
+        self.run = prepare(x, lambda checkpoint: self.engine, folder, "unused", {})
         self.models, self.batches, self.stats, self.metrics, self.considered = [], [], [], [], []
         update, choose = self.engine.update, self.run._choose
 
@@ -54,8 +54,7 @@ class Watched:
 
     def step(self) -> None:
         self.models.append(copy.deepcopy(self.engine.model).double())
-        self.metrics.append(self.run._step(self.run.step + 1))
-        self.run.step += 1
+        self.metrics.append(self.run.step())
 
     def logprobs(self, model, row) -> torch.Tensor:
         return plain_stats(model, self.engine.prompts.encode(row.question), row.token_ids)[0]
@@ -81,8 +80,8 @@ def test_a_batch_is_sampled_and_measured_by_the_weights_of_one_update_earlier(wa
         sampled_by, current = watched.models[max(t - 1, 0)], watched.models[t]  # models[t] has made t updates
         differ = 0.0
         for i, row in enumerate(batch.flat_rows()):
-            if row.replayed is not None:
-                assert stats.behaviour_logprobs[i] is row.replayed.behaviour_logprobs
+            if row.trajectory is not None:
+                assert stats.behaviour_logprobs[i] is row.trajectory.behaviour_logprobs
                 continue
             expected = watched.logprobs(sampled_by, row)
             np.testing.assert_allclose(stats.behaviour_logprobs[i], expected, atol=LOGPROB_ERROR, rtol=0)
@@ -109,12 +108,12 @@ def test_the_trajectory_is_chosen_by_its_entropy_under_the_policy_that_is_about_
     several = 0
     for model, batch, considered in zip(watched.models, watched.batches, watched.considered, strict=True):
         for group, rows in zip(batch.groups, batch.rows, strict=True):
-            if not group.replayed:
+            if not group.is_replayed:
                 continue
             prompt, stored = watched.engine.prompts.encode(group.question), considered[group.question.id].stored
             entropies = [float(plain_stats(model, prompt, one.token_ids)[1].mean()) for one in stored]
             several += len(stored) > 1
-            assert rows[-1].replayed is stored[int(np.argmin(entropies))]
+            assert rows[-1].trajectory is stored[int(np.argmin(entropies))]
     assert several > 2
 
 
@@ -139,14 +138,14 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
     sampled_by, model = run.models[1:]
     total, outside = torch.zeros((), dtype=torch.float64), 0
     rows = run.batches[2].flat_rows()
-    assert sum(row.replayed is not None and row.advantage != 0 for row in rows) > 2
+    assert sum(row.trajectory is not None and row.advantage != 0 for row in rows) > 2
     for row in rows:
         prompt = run.engine.prompts.encode(row.question)
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
         logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
-        if row.replayed is not None:
-            w = torch.exp(logprobs - torch.from_numpy(row.replayed.behaviour_logprobs).double())
+        if row.trajectory is not None:
+            w = torch.exp(logprobs - torch.from_numpy(row.trajectory.behaviour_logprobs).double())
             terms = w / (w + 0.1) * row.advantage
         else:
             w = torch.exp(logprobs - run.logprobs(sampled_by, row))
@@ -170,7 +169,7 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
     shares = {}
     for name in ("synchronous", "ahead"):
         start = ["ReplayMixer.start_at_accuracy = 0.0", "RetirementPolicy.at_accuracy = None", "train.steps = 4"]
-        run_steps(warm_model, [*start, f"train.generate_ahead = {int(name == 'ahead')}"], tmp_path / name)
+        run_steps(warm_model, [*start, f"train.generate_ahead = {name == 'ahead'}"], tmp_path / name)
         shares[name] = [row["replay/actual_share"] for row in timeless(tmp_path / name)[1:]]
     assert shares["synchronous"][0] == 0 < shares["synchronous"][1]
     assert shares["ahead"][:2] == [0, 0]
@@ -198,7 +197,7 @@ def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_w
     run = Watched(warm_model, tmp_path, EVERY_STEP, "ReplayMixer.rho = 0.5", "RetirementPolicy.times_in_a_row = 2")
     for _ in range(5):
         run.step()
-    replayed = [[group.question.id for group in batch.groups if group.replayed] for batch in run.batches]
+    replayed = [[group.question.id for group in batch.groups if group.is_replayed] for batch in run.batches]
     retired = [metrics["replay/retired"] for metrics in run.metrics]
     # Solved in steps 1 and 2, all retire in step 2. Step 2 was planned before anything was stored; step 3 before that
     # retirement, step 4 after it.
@@ -242,14 +241,6 @@ def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm
     assert asked(tmp_path / "ahead") == asked(tmp_path / "synchronous")
 
 
-def test_an_extended_run_equals_a_longer_one_to_the_bit(warm_model, tmp_path):
-    run_here(warm_model, [AHEAD], tmp_path / "straight", resume=False)
-    shorter = config.load(["toy.gin"], [*bindings(warm_model, [AHEAD]), "train.steps = 5"])
-    train(shorter, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
-    run_here(warm_model, [AHEAD], tmp_path / "run", resume=True)
-    assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
-
-
 def test_a_batch_is_read_as_it_was_written(tmp_path):
     rng, known = np.random.default_rng(0), questions(4)
     grades = [Grade("correct", 1.0, True, "7"), Grade("timeout", None), Grade("wrong", 0.25, None, None)]
@@ -261,49 +252,51 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
 
     groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(known)]
     candidates = {known[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], known[3]: []}
-    begun = prefetch.Begun(Plan(7, known[:2], known[2:], candidates, beside=2), groups)
-    prefetch.save(begun, tmp_path / "ahead")
-    found = prefetch.load(tmp_path / "ahead", {q.id: q for q in known}.__getitem__, 7, 2)
-    assert found.plan.rollouts(3) == begun.plan.rollouts(3) == [3, 3, 2, 2]
-    np.testing.assert_equal(plain(found), plain(begun))
+    batch = prefetch.PrefetchedBatch(Plan(7, known[:2], known[2:], candidates, rollouts_per_replayed=2), groups)
+    prefetch.save(batch, tmp_path / "ahead")
+    loaded = prefetch.load(tmp_path / "ahead", {q.id: q for q in known}.__getitem__, 7, 2)
+    assert loaded.plan.rollout_counts(3) == batch.plan.rollout_counts(3) == [3, 3, 2, 2]
+    np.testing.assert_equal(plain(loaded), plain(batch))
 
 
-def plain(begun: prefetch.Begun) -> list:
+def plain(batch: prefetch.PrefetchedBatch) -> list:
     """What can be compared: arrays as such, records as tuples."""
-    plan, stored, rollouts = begun.plan, [], []
+    plan, stored, rollouts = batch.plan, [], []
     for question, trajectories in plan.candidates.items():
         for t in trajectories:
             stored.append((question, t.token_ids, t.behaviour_logprobs, t.reward, t.step, t.finish, t.sound))
-    for g in begun.groups:
+    for g in batch.groups:
         for r in g.rollouts:
             known = (r.behaviour_logprobs, r.policy_step)
-            rollouts.append((g.question, g.replayed, r.token_ids, r.finish, r.grade, *known))
-    return [plan.step, plan.fresh, plan.replayed, plan.round, plan.beside, list(plan.candidates), stored, rollouts]
+            rollouts.append((g.question, g.is_replayed, r.token_ids, r.finish, r.grade, *known))
+    counts = plan.rollout_counts(3)
+    return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.candidates), stored, rollouts]
 
 
 def test_what_fails_beside_an_update_is_raised_where_it_is_waited_for():
     def fails():
         raise ValueError("an engine died")
 
-    coming = prefetch.Beside(fails, Clock(), in_thread=True)
+    future = prefetch.start(fails, in_thread=True)
     with pytest.raises(ValueError, match="an engine died"):
-        coming.result()
-    assert prefetch.Beside(threading.get_ident, Clock(), in_thread=True).result() != threading.get_ident()
-    assert prefetch.Beside(threading.get_ident, Clock(), in_thread=False).result() == threading.get_ident()
+        future.result()
+    with pytest.raises(ValueError, match="an engine died"):
+        prefetch.start(fails, in_thread=False)
+    assert prefetch.start(threading.get_ident, in_thread=True).result() != threading.get_ident()
+    assert prefetch.start(threading.get_ident, in_thread=False).result() == threading.get_ident()
 
 
 def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tmp_path, caplog):
     run = Watched(warm_model, tmp_path)
     run.step()
-    begin = run.run._begin
 
     def failing_update(batch, loss):
         raise RuntimeError("an actor died")
 
     def failing_beside(*_):
-        coming = begin(3, Clock(), False)
-        coming.error = ValueError("an engine died")
-        return coming
+        future = Future()
+        future.set_exception(ValueError("an engine died"))
+        return future
 
     run.engine.update, run.run._begin = failing_update, failing_beside
     with pytest.raises(RuntimeError, match="an actor died"):
@@ -311,7 +304,7 @@ def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tm
     assert "beside this update failed too: an engine died" in caplog.text
 
 
-@pytest.mark.parametrize("value", ["2", "-1", "0.5"])
+@pytest.mark.parametrize("value", ["1", "2", "0.5"])
 def test_other_values_are_refused(value, warm_model):
-    with pytest.raises(config.ConfigError, match=rf"train\.generate_ahead must be one of 0, 1; got {value}"):
+    with pytest.raises(config.ConfigError, match=rf"train\.generate_ahead.*bool.*{value}"):
         config.load(["toy.gin"], small_bindings(warm_model, f"train.generate_ahead = {value}"))

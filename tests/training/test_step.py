@@ -17,12 +17,13 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, MixedBatch
 from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training.loop import TrainingRun
+from exgrpo_orlhf.training.preparation import prepare
 
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
     x = config.load(["toy.gin"], small_bindings(model, *more))
     engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-    return TrainingRun(x, lambda checkpoint: engine, run, "unused", {})
+    return prepare(x, lambda checkpoint: engine, run, "unused", {})
 
 
 def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats]]:
@@ -46,7 +47,7 @@ def test_stored_log_probs_are_of_the_policy_that_sampled_also_where_a_batch_has_
         "RetirementPolicy.at_accuracy = None",
     )
     run = begin(warm_model, tmp_path, *bindings, "train.questions_per_step = 24")
-    metrics = run._step(1)
+    metrics = run.step()
     assert metrics["policy/approx_kl"] > 0.01, "the second optimiser step's rows are measured by another policy"
     sampled_by = AutoModelForCausalLM.from_pretrained(warm_model)
     stored = [(run.fresh.question(q), t) for q in run.buffer.records for t in run.buffer.trajectories(q)]
@@ -70,7 +71,7 @@ def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_
     start = f"ReplayMixer.start_at_accuracy = {bound}"
     many = ("ModularChains.count = 300", "ModularChains.operands = (3, 4)")
     run = begin(warm_model, tmp_path, start, "DynamicSampling.max_rounds = 60", *many)
-    metrics = run._step(1)
+    metrics = run.step()
     assert metrics["reward/groups_with_signal"] == 1
     assert 0.01 < metrics["reward/pass_at_1"] < 0.2
     assert metrics["replay/started"] == (bound == 0.01)
@@ -90,7 +91,7 @@ def test_a_step_stores_the_successes_of_groups_up_to_the_bound_alone(
     more = (f"ReplayMixer.store_up_to = {bound}", f"train.group_size = {k}", "train.questions_per_step = 24")
     run = begin(warm_model, tmp_path, *more, "RetirementPolicy.at_accuracy = None")
     seen = watched(run, monkeypatch)
-    stored = run._step(1)["replay/stored"]
+    stored = run.step()["replay/stored"]
     [(batch, _)] = seen
     admitted = [group for group in batch.groups if admits(group.correct, group.graded)]
     expected = {
@@ -113,21 +114,21 @@ def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_a
     more = ("ReplayMixer.fresh_beside = 'all'", f"train.group_size = {k}", "ReplayBuffer.replays_unsolved = True")
     run = begin(warm_model, tmp_path, *more, "ReplayMixer.rho = 1.0", "RetirementPolicy.at_accuracy = None")
     seen = watched(run, monkeypatch)
-    for step in range(1, 6):
-        run._step(step)
+    for _ in range(5):
+        run.step()
         batch, _ = seen[-1]
         assert [len(group.rollouts) for group in batch.groups] == [len(rows) for rows in batch.rows] == [k] * 8
         for group, rows in zip(batch.groups, batch.rows, strict=True):
             assert run.buffer.records[group.question.id].accuracy == group.accuracy
             given_way = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
-            assert len(given_way) == group.replayed
+            assert len(given_way) == group.is_replayed
             for i in given_way:
                 worst = min(rollout.reward for rollout in group.rollouts)
                 assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
-                assert rows[i].replayed is not None
+                assert rows[i].trajectory is not None
             mean = np.mean([row.response.reward for row in rows])
             assert [row.advantage for row in rows] == pytest.approx([row.response.reward - mean for row in rows])
-    assert any(not group.correct and group.replayed for batch, _ in seen for group in batch.groups)
+    assert any(not group.correct and group.is_replayed for batch, _ in seen for group in batch.groups)
 
 
 def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sampling(
@@ -143,13 +144,13 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
     more = ("ReplayMixer.fresh_beside = 'all'", "DynamicSampling.max_rounds = 2")
     run = begin(warm_model, tmp_path, *more, "ModularChains.count = 100", "ModularChains.operands = (3, 4)")
     seen = watched(run, monkeypatch)
-    run._step(1)
+    run.step()
     right = False
-    metrics = run._step(2)
-    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.replayed]
+    metrics = run.step()
+    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.is_replayed]
     assert len(replayed) == 4
     assert metrics["replay/actual_share"] == metrics["reward/groups_with_signal"] == 0.5
-    assert [[row.replayed is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4
+    assert [[row.trajectory is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4
     assert metrics["reward/pass_at_1"] == 0
     assert metrics["rollout/filtered_groups"] == 8, "two rounds for the four fresh questions"
 
@@ -178,7 +179,7 @@ def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sam
     monkeypatch.setattr(run.engine, "rollout", asking)
     monkeypatch.setattr(run.fresh, "observe", observing)
     for step[0] in range(1, 6):
-        assert run._step(step[0])["rollout/filtered_groups"] > 0
+        assert run.step()["rollout/filtered_groups"] > 0
         recent = [id for earlier in (1, 2) for id in asked.get(step[0] - earlier, [])]
         assert not {*recent} & {*asked[step[0]]}
         known = {id: run.fresh._accuracy[place] for id, place in run.fresh._place.items()}

@@ -95,16 +95,16 @@ class TorchEngine(RowEngine):
     # -- generate -----------------------------------------------------------------------------------------------------
 
     def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """As many fresh responses as `plan.rollouts` says; groups in plan order, ungraded."""
+        """As many fresh responses as `plan.rollout_counts` says; groups in plan order, ungraded."""
         questions = [*plan.fresh, *plan.replayed]
-        owners = [i for i, count in enumerate(plan.rollouts(group_size)) for _ in range(count)]
+        owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
         prompts = [self.prompts.encode(questions[i]) for i in owners]
         sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
         return [
-            RolloutGroup(question, tuple(group), replayed=i >= len(plan.fresh))
+            RolloutGroup(question, tuple(group), is_replayed=i >= len(plan.fresh))
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 

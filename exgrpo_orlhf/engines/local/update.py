@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, get_scheduler
 
-from ...checkpoints.manifest import HashedFile
+from ...files import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import Optimizer
@@ -165,7 +165,7 @@ class PolicyUpdate:
                 entropies=entropies,
                 behaviour_logprobs=torch.from_numpy(behaviour).to(self.forward.device),
                 advantages=spread([row.advantage for row in rows], torch.float32),
-                replayed=spread([row.replayed is not None for row in rows], torch.bool),
+                replayed=spread([row.trajectory is not None for row in rows], torch.bool),
                 in_loss=spread([row.in_loss for row in rows], torch.bool),
                 row_weights=spread([weights[i] for i in part], torch.float32),
                 token_weight=token_weight,

@@ -89,7 +89,7 @@ def _experience(
         labels=[label],
         info={
             "reward": torch.tensor([reward]),
-            "replayed": torch.tensor([float(row.replayed is not None)]),
+            "replayed": torch.tensor([float(row.trajectory is not None)]),
             "in_loss": torch.tensor([float(row.in_loss)]),
         },
     )

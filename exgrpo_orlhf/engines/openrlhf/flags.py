@@ -195,16 +195,16 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
 
 
 def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """A flag more for train.generate_ahead = 1. Raises ValueError for flags that it excludes."""
+    """A flag more for train.generate_ahead = True. Raises ValueError for flags that it excludes."""
     for flag, value in flags.items():
         if value and flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"):
             raise ValueError(
-                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: vLLM engines generate while the "
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead: vLLM engines generate while the "
                 "actors train, and need GPUs of their own (gin/engines/openrlhf_8gpu_ahead.gin)"
             )
         if fnmatch(flag, "algo.advantage.is_correction_*"):
             raise ValueError(
-                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead = 1: fresh rows are weighed by the "
+                f"OpenRLHF.flags: {flag} cannot be used with train.generate_ahead: fresh rows are weighed by the "
                 "engines' own log-probs already; MixedPolicyLoss.max_fresh_weight truncates the weight"
             )
     # Only for this does OpenRLHF ask vLLM for log-probs at the sampling temperature. MixedLoss makes no correction.

@@ -41,7 +41,7 @@ def step_of(x: Experiment, parameters: int, card: Card) -> tuple[float, int]:
     passes = x.optimizer.passes_per_batch * (3 if x.lora.rank is None else 2) + (x.loss.kl_coef > 0)
     if x.optimizer.steps_per_batch * x.optimizer.passes_per_batch > 1 and not x.settings.generate_ahead:
         passes += 1  # log-probs before the update
-    generate = (rows - replayed * (k - x.mixer.fresh_beside)) * response / (card.tokens * RATED / parameters)
+    generate = (rows - replayed * (k - x.mixer.rollouts_per_replayed)) * response / (card.tokens * RATED / parameters)
     train = (rows * passes + replayed * CANDIDATES) * forward
     trainers = ranks_of(flags)
     if flags.get("train.colocate_all"):

@@ -8,20 +8,26 @@ from pathlib import Path
 from typing import Protocol
 
 from ...experiment import Experiment, Outcome
+from ...records import Question
 from ...settings import OpenRLHF
 from ...stopping import Stop
 from ..engine import Engine
 
 
-class Going(Protocol):
-    """A training loop that is ready to start."""
+class Loop(Protocol):
+    """`training.preparation.prepare_and_run`. It is an argument, because this engine cannot import what lies above
+    it."""
 
-    def go(self, stop: Stop) -> Outcome: ...
-
-
-# training.TrainingRun: from experiment, maker of the engine, run folder, tracking URI and tags. It is an argument,
-# because this engine cannot import what lies above it.
-Loop = Callable[[Experiment, Callable[[Path | None], Engine], Path, str, Mapping[str, str]], Going]
+    def __call__(
+        self,
+        experiment: Experiment,
+        make_engine: Callable[[Path | None], Engine],
+        folder: Path,
+        tracking_uri: str,
+        tags: Mapping[str, str],
+        stop: Stop,
+        questions: tuple[list[Question], list[Question]] | None = None,
+    ) -> Outcome: ...
 
 
 @dataclass(frozen=True, repr=False)

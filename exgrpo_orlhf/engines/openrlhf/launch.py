@@ -71,7 +71,7 @@ def launch(
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
     Args:
-        loop: training.TrainingRun, which this engine cannot import because it lies below it
+        loop: training.preparation.prepare_and_run, which this engine cannot import because it lies below it
         classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
         loaded: training and validation questions, if they were loaded already

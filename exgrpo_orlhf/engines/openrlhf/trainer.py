@@ -30,7 +30,7 @@ from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
-from .job import Going, Job
+from .job import Job
 from .output import mark_messages
 from .samples_generator import Request, Sampler, results
 
@@ -101,14 +101,10 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         return scheduler_steps(self.x)
 
     def fit(self) -> None:
-        self.loop().go(StopFile(self.job.run))
+        job = self.job
+        job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags, StopFile(job.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
-
-    def loop(self) -> Going:
-        """The training loop with this trainer as its engine, from the newest checkpoint."""
-        job = self.job
-        return job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
@@ -116,11 +112,11 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         questions = [*plan.fresh, *plan.replayed]
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
-            for i, (question, count) in enumerate(zip(questions, plan.rollouts(group_size), strict=True))
+            for i, (question, count) in enumerate(zip(questions, plan.rollout_counts(group_size), strict=True))
         ]
         with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
             for i, rollouts in sampled:
-                yield RolloutGroup(questions[i], tuple(rollouts), replayed=i >= len(plan.fresh))
+                yield RolloutGroup(questions[i], tuple(rollouts), is_replayed=i >= len(plan.fresh))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float

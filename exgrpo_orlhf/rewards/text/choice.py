@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...questions.boxes import last_box
 from ..answer import Answer, Graded
-from .extraction import answer_part, last_box, last_statement
+from .extraction import answer_part, last_statement
 from .latex import clean, plain_text, words
 
 _LETTERS = "ABCDEFGHIJ"

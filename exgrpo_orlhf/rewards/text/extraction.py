@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ...questions.boxes import BOX, last_box
+
 LONGEST = 5_000  # characters; a longer text is no answer
 
 _INVISIBLE = re.compile(
@@ -16,8 +18,6 @@ _INVISIBLE = re.compile(
 CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
-_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_FRAME = re.compile(rf"{_BOX.pattern}.*\}}", re.DOTALL).fullmatch  # a box that holds nothing but another box
 _STATEMENT = re.compile(
     r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
     r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?)"
@@ -117,8 +117,8 @@ def answer_in(response: str) -> list[Extracted]:
     box = last_box(text)
     if box is not None:
         return [Extracted(box, True, False)] if len(box) <= LONGEST else []
-    text = re.sub(_BOX.pattern + r"\{\s*\}", "", text)  # an empty box
-    text = re.split(_BOX.pattern + r"\{", text)[0]  # a box that is never closed: the answer was cut off
+    text = re.sub(BOX.pattern + r"\{\s*\}", "", text)  # an empty box
+    text = re.split(BOX.pattern + r"\{", text)[0]  # a box that is never closed: the answer was cut off
     if inside and "\n" not in inside:
         return [Extracted(inside[:LONGEST], True, True)]
     text = _NEGATED.sub(r"\1 ", text)

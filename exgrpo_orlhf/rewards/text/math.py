@@ -12,10 +12,11 @@ from typing import Any
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+from ...questions.boxes import last_box
 from ..answer import Answer, Graded, Grader
 from . import choice
 from .equality import is_words, same
-from .extraction import Extracted, answer_in, last_box, visible
+from .extraction import Extracted, answer_in, visible
 from .latex import clean
 
 _PROSE_NUMBER = re.compile(

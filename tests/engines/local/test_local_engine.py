@@ -100,12 +100,12 @@ def test_little_of_a_micro_batch_is_padding(budget):
 
 @pytest.mark.parametrize(("asked_for", "beside"), [(None, K - 1), (2, 2), (1, 1)])
 def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, asked_for, beside):
-    """T9: nothing is generated for the stored row. Or as many as Plan.beside asks for."""
+    """T9: nothing is generated for the stored row. Or as many as Plan.rollouts_per_replayed asks for."""
     asked = questions(5)
-    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, beside=asked_for), K)
+    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, rollouts_per_replayed=asked_for), K)
     assert [group.question for group in groups] == asked
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
-    assert [group.replayed for group in groups] == [False] * 3 + [True] * 2
+    assert [group.is_replayed for group in groups] == [False] * 3 + [True] * 2
 
 
 def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):

@@ -91,7 +91,7 @@ def test_the_gradient_of_a_and_b_is_that_through_merged_weights(warm_model, sett
         reference=kl > 0,
     )
     batch = mixed_batch(engine)
-    assert sum(row.replayed is not None for row in batch.flat_rows()) == 3
+    assert sum(row.trajectory is not None for row in batch.flat_rows()) == 3
     base = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     matrices = {name: value.double().requires_grad_() for name, value in trained(engine).items()}
     merged = Merged(base, matrices)

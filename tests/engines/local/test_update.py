@@ -49,10 +49,10 @@ def test_behaviour_log_probs_of_fresh_rows_are_the_policys_before_its_update(war
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         assert stats.entropies[i] == pytest.approx(float(expected[i][1].mean()), abs=1e-5)
-        if row.replayed is None:
+        if row.trajectory is None:
             assert stats.behaviour_logprobs[i] == pytest.approx(expected[i][0].numpy(), abs=1e-5)
         else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
+            assert stats.behaviour_logprobs[i].tobytes() == row.trajectory.behaviour_logprobs.tobytes()
 
 
 def descend(model, rate: float) -> None:
@@ -88,8 +88,8 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     stats = engine.update(batch, LOSS)
     assert_moved(engine, start, batch, model, steps=2)
     # What is stored is of the first pass, in which w = 1. In the second one the row without a gradient is not measured.
-    log_w = {i: (passes[1][i] - passes[0][i]).numpy() for i, r in enumerate(rows) if i and r.replayed is None}
-    tokens = sum(len(r.token_ids) for r in rows if r.replayed is None) + sum(map(len, log_w.values()))
+    log_w = {i: (passes[1][i] - passes[0][i]).numpy() for i, r in enumerate(rows) if i and r.trajectory is None}
+    tokens = sum(len(r.token_ids) for r in rows if r.trajectory is None) + sum(map(len, log_w.values()))
     kl = sum((np.exp(x) - 1 - x).sum() for x in log_w.values())
     clipped = sum((np.exp(x) > 1.2 if rows[i].advantage > 0 else np.exp(x) < 0.8).sum() for i, x in log_w.items())
     assert stats.metrics["policy/approx_kl"] == pytest.approx(kl / tokens, abs=1e-4) != 0
@@ -97,10 +97,10 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
     for i, row in enumerate(rows):
         assert stats.policy_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
         assert stats.entropies[i] == pytest.approx(float(entropies[i].mean()), abs=LOGPROB_ERROR)
-        if row.replayed is None:
+        if row.trajectory is None:
             assert stats.behaviour_logprobs[i] == pytest.approx(passes[0][i].numpy(), abs=LOGPROB_ERROR)
         else:
-            assert stats.behaviour_logprobs[i].tobytes() == row.replayed.behaviour_logprobs.tobytes()
+            assert stats.behaviour_logprobs[i].tobytes() == row.trajectory.behaviour_logprobs.tobytes()
 
 
 @pytest.mark.parametrize(

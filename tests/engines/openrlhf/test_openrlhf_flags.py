@@ -26,7 +26,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.settings import Optimizer
-from exgrpo_orlhf.training.loop import TrainingRun
+from exgrpo_orlhf.training.preparation import prepare_and_run
 
 pytestmark = pytest.mark.openrlhf
 
@@ -38,7 +38,7 @@ CPU_FLAGS = {
     "rollout.micro_batch_size": 4,
 }
 CORRECTION = "algo.advantage.is_correction_"
-AHEAD = ["train.generate_ahead = 1"]
+AHEAD = ["train.generate_ahead = True"]
 
 
 def layout_bindings(model: Path | str, *bindings: str, **more) -> list[str]:
@@ -66,9 +66,8 @@ def start(tmp_path, monkeypatch):
 
     def begin(model: Path | str, *bindings: str, **more) -> None:
         x = experiment(model, *bindings, **more)
-        launch.launch(
-            x, str(x.model.prepare()), tmp_path / "run", loop=TrainingRun, resume=False, tracking_uri="unused", tags={}
-        )
+        options = {"loop": prepare_and_run, "resume": False, "tracking_uri": "unused", "tags": {}}
+        launch.launch(x, str(x.model.prepare()), tmp_path / "run", **options)
 
     yield begin
     assert not ray.is_initialized()

@@ -179,7 +179,7 @@ def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, 
 def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
     """Then π_θ/π_old is 1 for fresh rows, whatever was measured; stored rows keep their own log-probs."""
     case = Case()
-    exact = [case.of_policy(i) if row.replayed is None else case.behaviour[i] for i, row in enumerate(case.rows)]
+    exact = [case.of_policy(i) if row.trajectory is None else case.behaviour[i] for i, row in enumerate(case.rows)]
     value, gradient = case.plain(CONSTANT, exact)
     status, (found,) = case.fit(CONSTANT, **layout)
     torch.testing.assert_close(found, gradient, atol=2e-7, rtol=1e-5)
@@ -192,7 +192,7 @@ def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
 def test_a_single_pass_records_every_row_in_the_loss_once(layout, beside):
     """The fresh rows have not been measured before. Over all ranks each is recorded under its position in the batch."""
     case = Case(beside=beside)
-    unknown = [row.replayed and row.replayed.behaviour_logprobs for row in case.rows]
+    unknown = [row.trajectory and row.trajectory.behaviour_logprobs for row in case.rows]
     status, found = case.fit(CONSTANT, behaviour=unknown, recorded=(recorded := []), **layout)
     known, expected = case.fit(CONSTANT, **layout)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
@@ -234,7 +234,7 @@ def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, be
     value, _ = case.plain(loss)
     clipped = tokens = kl = truncated = 0.0
     for i, row in enumerate(case.rows):
-        if row.in_loss and row.replayed is None:
+        if row.in_loss and row.trajectory is None:
             log_w = case.of_policy(i) - case.behaviour[i]
             w = np.exp(log_w)
             kl += (w - 1 - log_w).sum()
@@ -284,15 +284,15 @@ def test_a_row_reaches_the_actor_to_the_bit(layout):
         assert sequence[:length].tolist() == [*prompt, *row.token_ids.tolist()]
         assert e.attention_mask[j].tolist() == [1] * length + [0] * (len(sequence) - length)
         assert (sequence[1:][mask].numpy() == row.token_ids).all()
-        wanted = case.behaviour[i] if row.replayed is None else row.replayed.behaviour_logprobs
+        wanted = case.behaviour[i] if row.trajectory is None else row.trajectory.behaviour_logprobs
         assert e.action_log_probs[j].dtype == torch.float32
         assert e.action_log_probs[j][mask].numpy().tobytes() == wanted.tobytes()
-        sampler = wanted if row.replayed is not None else row.response.sampler_logprobs
+        sampler = wanted if row.trajectory is not None else row.response.sampler_logprobs
         assert e.rollout_log_probs[j][mask].numpy().tobytes() == sampler.tobytes()
         assert (e.advantages[j][mask].numpy() == np.float32(row.advantage)).all()
-        assert bool(e.info["replayed"][j]) == (row.replayed is not None)
+        assert bool(e.info["replayed"][j]) == (row.trajectory is not None)
         assert bool(e.info["in_loss"][j]) == row.in_loss
-        assert e.info["reward"][j] == (1.0 if row.replayed is not None else 0.0), "a stored success enters as one"
+        assert e.info["reward"][j] == (1.0 if row.trajectory is not None else 0.0), "a stored success enters as one"
         assert e.response_length[j] == len(row.token_ids)
         assert e.total_length[j] == length
     assert sorted(seen) == list(range(len(case.rows)))

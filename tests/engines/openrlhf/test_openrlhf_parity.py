@@ -167,13 +167,13 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
         assert stats.policy_logprobs[i].dtype == np.float32
         np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
         assert stats.entropies[i] == pytest.approx(measured.entropy, abs=0.02)
-        stored = stats.policy_logprobs[i] if flat[i].replayed is None else flat[i].replayed.behaviour_logprobs
+        stored = stats.policy_logprobs[i] if flat[i].trajectory is None else flat[i].trajectory.behaviour_logprobs
         assert stats.behaviour_logprobs[i].tobytes() == stored.tobytes()
 
 
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
-    trainer, batch = without_ray(warm_model, "train.generate_ahead = 1", *bindings)
+    trainer, batch = without_ray(warm_model, "train.generate_ahead = True", *bindings)
     batch = generated_ahead(make_engine(warm_model), batch)
     flat = batch.flat_rows()
     stats = trainer.update(batch, LOSS)

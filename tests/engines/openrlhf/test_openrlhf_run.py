@@ -203,7 +203,7 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     assert sum(row["policy/skipped_updates"] for row in done[1:]) > 0
     assert all(row["replay/candidates_scored"] == 0 for row in done[1:])
     assert sum(row["reward/mean"] for row in done[1:]) > 0
-    assert all(row["reward/ungradable"] == 0 for row in done[1:])
+    assert all(row["reward/timeout_share"] == row["reward/error_share"] == 0 for row in done[1:])
     assert_every_sync_arrived(run, 3)
 
 
@@ -214,7 +214,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     run = tmp_path / "run"
     run.mkdir()
     (run / "kill-an-engine").touch()
-    more = ("train.generate_ahead = 1", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
+    more = ("train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
     more += ("train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
     arguments = bindings(warm_model, *more)
     log = finish(start(run, False, *arguments), run, 1)
@@ -292,7 +292,7 @@ def test_su01s_recipe_with_experts_from_a_file_and_an_end_token_that_only_the_te
     assert max(row["rollout/filtered_groups"] for row in steps) > 0
     assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in steps)
     assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
-    assert all(0 < row["replay/actual_share"] <= 0.5 and row["replay/injected"] == 0 for row in steps)
+    assert all(0 < row["replay/actual_share"] <= 0.5 and "replay/injected" not in row for row in steps)
     assert all(row["replay/trajectories"] == len(questions) for row in steps)
     assert all(row["replay/log_weight_max"] < 0 for row in steps), "π_past is 1"
     assert all(row["rollout/truncated_share"] < 0.5 for row in steps), "responses end with it"

@@ -1,0 +1,141 @@
+"""What a training run needs before its first step: from the start, or from its newest checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from .. import checkpoints, initial_buffer
+from ..checkpoints import manifest
+from ..engines.engine import Engine
+from ..evaluation.session import session
+from ..evaluation.validation import Validation
+from ..experiment import Experiment, Outcome
+from ..explore.run_page import RunPage
+from ..files import write
+from ..models.supervised_start import CURVE, copy_curve
+from ..records import Question
+from ..replay import snapshot
+from ..stopping import Stop
+from ..tracking.decisions import DecisionLog
+from ..tracking.metrics_log import MetricsLog
+from ..tracking.tracker import MlflowTracker
+from . import prefetch
+from .load_questions import load_questions
+from .loop import TrainingRun, measure_of_best
+
+Questions = tuple[list[Question], list[Question]]
+
+
+def prepare(
+    experiment: Experiment,
+    make_engine: Callable[[Path | None], Engine],
+    folder: Path,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+    questions: Questions | None = None,
+) -> TrainingRun:
+    """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint, tracking
+    has begun.
+
+    make_engine: with the weights of a checkpoint if there is one
+    questions: what `load_questions` returned, if it was called already
+    Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
+    """
+    # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
+    mixer, buffer = copy.deepcopy(experiment.mixer), copy.deepcopy(experiment.buffer)
+    fresh_rng = copy.deepcopy(experiment.fresh_rng)
+    experiment = replace(experiment, mixer=mixer, buffer=buffer, fresh_rng=fresh_rng)
+    training, validation = questions or load_questions(experiment)
+    fresh = experiment.fresh.over(training, fresh_rng)
+
+    available = checkpoints.find(folder)
+    step = max(available, default=0)
+    checkpoint = available.get(step)
+    state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
+    checkpoints.remove_partial(folder)
+    engine = make_engine(checkpoint)
+    fingerprint = engine.prompts.fingerprint()
+    evaluator = _validation(experiment, validation, folder, fingerprint)
+    prompt = engine.prompts.introduce(training, validation)
+
+    prefetched, best, best_step = None, None, None
+    if checkpoint and state:
+        engine.load(checkpoint)
+        snapshot.load(checkpoint / "replay", buffer, fingerprint)
+        mixer.load_state_dict(state["mixer"])
+        fresh.load_state_dict(state["fresh"])
+        if (saved := checkpoint / prefetch.FOLDER).exists():
+            prefetched = prefetch.load(saved, fresh.question, step + 1, mixer.rollouts_per_replayed)
+        if state["best_of"] == measure_of_best(experiment):
+            # The link too: a kill may have come before it, or its checkpoint may have been set aside.
+            if state["best_step"] in available:
+                best, best_step = state["best"], state["best_step"]
+                checkpoints.mark_best(folder, best_step)
+            else:
+                (folder / checkpoints.BEST).unlink(missing_ok=True)
+    elif experiment.experience:
+        buffer = initial_buffer.load(experiment, training, engine.prompts)
+
+    identity = manifest.read(checkpoint).run if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
+    metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
+    decisions.cut_back(step)
+    metrics.cut_back(step)
+    metrics.warn_if_missing(range(step + 1) if checkpoint else ())
+    copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
+    write(folder / "config.gin", experiment.config_text)
+    tracker = MlflowTracker(
+        metrics,
+        experiment.tracking,
+        default_uri=tracking_uri,
+        run_name=folder.name,
+        params=experiment.params,
+        tags={**tags, "config_hash": experiment.config_hash},
+        run_id=state["mlflow_run_id"] if state else None,
+        start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
+        questions={"training": training, "validation": validation},
+    )
+    tracker.artifact(folder / "config.gin")
+    return TrainingRun(
+        experiment,
+        folder,
+        engine,
+        fresh,
+        buffer,
+        evaluator,
+        metrics,
+        decisions,
+        tracker,
+        RunPage(folder, tracker, training, engine.decode),
+        fingerprint,
+        prompt,
+        steps=step,
+        saved_step=step if checkpoint else None,
+        generated_tokens=state["generated_tokens"] if state else 0,
+        best=best,
+        best_step=best_step,
+        prefetched=prefetched,
+    )
+
+
+def prepare_and_run(
+    experiment: Experiment,
+    make_engine: Callable[[Path | None], Engine],
+    folder: Path,
+    tracking_uri: str,
+    tags: Mapping[str, str],
+    stop: Stop,
+    questions: Questions | None = None,
+) -> Outcome:
+    """`prepare` a run and make its steps: the `engines.engine.Loop` of training."""
+    return prepare(experiment, make_engine, folder, tracking_uri, tags, questions).run(stop)
+
+
+def _validation(experiment: Experiment, questions: list[Question], folder: Path, fingerprint: str) -> Validation:
+    prompts, settings = experiment.prompts, experiment.settings
+    template = {"name": prompts.template, "system": prompts.system, "fingerprint": fingerprint}
+    record = {"template": template, "engine": {"name": settings.engine, "reproducible": None}, **session()}
+    tokens = experiment.sampling.max_response_tokens
+    return Validation(questions, experiment.evaluation, experiment.verifier, folder, settings.seed, tokens, record)
