@@ -132,7 +132,7 @@ def test_the_optimiser_states_of_an_adapter_are_small():
 def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
     bindings = ["Prompts.max_tokens = 1024", "MAX_RESPONSE_TOKENS = 8192"]
     all_weights = experiment("1gpu_24gb", *bindings)
-    assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
+    assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/recipes/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
     assert short_of(experiment("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
     assert short_of(experiment("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
     said = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
