@@ -238,7 +238,7 @@ class MixedPolicyLoss:
         """
         metrics = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
         triples = zip(rows, policy, behaviour, strict=True)
-        stored = [now.astype(np.float64) - past for row, now, past in triples if row.replayed is not None]
+        stored = [now.astype(np.float64) - past for row, now, past in triples if row.trajectory is not None]
         log_w = np.concatenate([*stored, np.zeros(0)])
         used = log_w
         if self.max_weight is not None:

@@ -48,9 +48,9 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
 _Kind = Literal[
-    *("exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code"),
-    *("reasoning_gym", "http"),
-]
+    "exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code",
+    "reasoning_gym", "http",
+]  # fmt: skip
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
     "modular_chain": modular_chains.grade,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..records import Question
-from ..settings import require
-from .made_questions import Split, check_seed, split_by_hash
+from ..settings import check, require
+from .made_questions import Number, Seed, Split, split_by_hash
 
 SOURCE = "reasoning_gym"
 _SIZE = 10**6  # of each of the library's sets, of which only what is asked for is made
@@ -37,18 +37,12 @@ class ReasoningGym:
 
     tasks: str | Mapping[str, float]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    count: int = 1000
-    seed: int = 0
+    count: Number = 1000
+    seed: Seed = 0
     split: Split = "train"
 
     def __post_init__(self) -> None:
-        check_seed("ReasoningGym", self.seed)
-        sides = self.split in ("train", "validation")
-        require(sides, f"ReasoningGym.split must be 'train' or 'validation', got {self.split!r}")
-        require(
-            type(self.count) is int and self.count >= 1,
-            f"ReasoningGym.count must be an integer of at least 1, got {self.count!r}",
-        )
+        check(type(self), vars(self))
         weights = self._weights()
         require(
             bool(weights) and all(isinstance(w, int | float) and w > 0 for w in weights.values()),

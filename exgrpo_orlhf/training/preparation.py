@@ -129,7 +129,7 @@ def prepare_and_run(
     stop: Stop,
     questions: Questions | None = None,
 ) -> Outcome:
-    """`prepare` a run and make its steps: the `engines.engine.Loop` of training."""
+    """`prepare` a run and make its steps: the `engines.openrlhf.job.Loop` of training."""
     return prepare(experiment, make_engine, folder, tracking_uri, tags, questions).run(stop)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, to_resume
-from ..engines.engine import Engine, Loop
+from ..engines.engine import Engine
+from ..engines.openrlhf.job import Loop
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest

@@ -45,7 +45,7 @@ def trial(
     questions: Questions | None = None,
 ) -> Outcome:
     """A tiny step, another one to measure, and on the local engine one of at most the run's own size; a checkpoint.
-    What they took is written to the folder. An `engines.engine.Loop`."""
+    What they took is written to the folder. An `engines.openrlhf.job.Loop`."""
     run = prepare(experiment, make_engine, folder, tracking_uri, tags, questions)
     mixer = run.experiment.mixer
     if mixer.started_at is None:

@@ -211,7 +211,7 @@ class _Work:
         """Advantage, log π_θ and log π_old of each fresh row in each pass that measured it."""
         for part in self.passes:
             for i, row in enumerate(self.rows):
-                if row.replayed is None and i in part:
+                if row.trajectory is None and i in part:
                     yield row.advantage, part[i], self.behaviour_logprobs[i]
 
     def dump(self, i: int) -> dict[str, Any]:

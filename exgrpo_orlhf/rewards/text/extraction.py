@@ -81,28 +81,6 @@ def tagged(text: str) -> str | None:
     return re.split(r"</answer>", text[tags[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
 
 
-def last_box(text: str) -> str | None:
-    """The content of the last box that is closed and not empty; the innermost where boxes are nested."""
-    starts = {match.end(): match for match in _BOX.finditer(text)}
-    if not starts:
-        return None
-    opened: list[int] = []
-    closed: tuple[int, int] | None = None
-    bare: str | None = None
-    for match in re.finditer(r"\\?[{}]|\\\\", text):  # an escaped brace is a character, not a bracket
-        if match[0] == "{":
-            opened.append(match.start())
-        elif match[0] == "}" and opened:
-            start = opened.pop()
-            content = text[start + 1 : match.start()].strip()
-            if start in starts and content and not (closed and closed[0] > start and _FRAME(content.strip("$ "))):
-                closed = (start + 1, match.start())
-    for end, match in starts.items():  # \boxed 5 and \boxed5
-        if (short := re.match(r"[^\s{}$\\]+", text[end : end + 40])) and match.start() > (closed[0] if closed else -1):
-            bare = short[0]
-    return bare if bare is not None else text[closed[0] : closed[1]].strip() if closed else None
-
-
 def answer_part(response: str) -> tuple[str, str | None]:
     """(the text in which to look for the answer, what the answer tags hold or None where there are none). A box is
     looked for in all of the text, before and after the tags."""
