@@ -33,7 +33,9 @@ def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2
     entropies = [0.0] * len(rows) if entropies is None else entropies
     policy, behaviour = ([np.array(values, np.float32) for values in side] for side in (policy, behaviour))
     passes = [dict(enumerate(policy)), *later]
-    fresh = [(r.advantage, p[i], behaviour[i]) for p in passes for i, r in enumerate(rows) if not r.replayed and i in p]
+    fresh = [
+        (r.advantage, p[i], behaviour[i]) for p in passes for i, r in enumerate(rows) if r.trajectory is None and i in p
+    ]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
         of_rows = MixedBatch([], [rows], len(rows)).metrics(step, entropies)

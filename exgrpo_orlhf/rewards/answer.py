@@ -20,14 +20,12 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A grader's result. reason: why the answer could not be graded (verdict 'error' or 'timeout'); score: what decides
-    on success instead of the reward"""
+    """A grader's result. reason: why the answer could not be graded (verdict 'error' or 'timeout')"""
 
     verdict: Verdict
     reward: float | None
     extracted: str | None = None
     reason: str | None = None
-    score: float | None = None
 
 
 Grader = Callable[[Answer], Graded]

@@ -34,10 +34,11 @@ class RewardServer:
     timeout: seconds that a server may take for one request, which has the responses to one question
     tries: of each request, at most
     connections: requests at a time
+    success_at: least score of a success, or reward where there are no scores
     """
 
-    def __init__(self, urls: Sequence[str], timeout: float, tries: int, connections: int) -> None:
-        self.urls, self.timeout, self.tries = list(urls), timeout, tries
+    def __init__(self, urls: Sequence[str], timeout: float, tries: int, connections: int, success_at: float) -> None:
+        self.urls, self.timeout, self.tries, self.success_at = list(urls), timeout, tries, success_at
         self._turns, self._lock = itertools.cycle(range(len(urls))), threading.Lock()
         self._threads = ThreadPoolExecutor(connections, "reward-server")
         self._client = httpx.Client(limits=httpx.Limits(max_connections=connections))
@@ -92,14 +93,12 @@ class RewardServer:
             try:
                 response = self._client.post(url, json=body, timeout=timeout)
                 response.raise_for_status()
-                return _read(response.json(), len(answers), url)
+                return _read(response.json(), len(answers), url, self.success_at)
             except httpx.TimeoutException:
                 verdict, reason = "timeout", f"{url} took more than {timeout:g} s"
             except httpx.HTTPStatusError as error:
-                verdict, reason = (
-                    "error",
-                    f"{url} answered {error.response.status_code}: {error.response.text[:_SHOWN]!r}",
-                )
+                text = error.response.text[:_SHOWN]
+                verdict, reason = "error", f"{url} answered {error.response.status_code}: {text!r}"
             except httpx.HTTPError as error:
                 verdict, reason = "error", f"{url}: {_words(error)}"
             except ValueError as error:  # no JSON, or not what was asked for
@@ -108,15 +107,15 @@ class RewardServer:
 
 
 @cache
-def server(urls: tuple[str, ...], timeout: float, tries: int, connections: int) -> RewardServer:
+def server(urls: tuple[str, ...], timeout: float, tries: int, connections: int, success_at: float) -> RewardServer:
     """This process's connections with these settings."""
-    return RewardServer(urls, timeout, tries, connections)
+    return RewardServer(urls, timeout, tries, connections, success_at)
 
 
 os.register_at_fork(after_in_child=server.cache_clear)  # the child has no threads
 
 
-def _read(answer: Any, count: int, url: str) -> list[Graded]:
+def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
     """Raises ValueError unless there is one reward for each query."""
     answer = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     if not isinstance(answer, dict) or "rewards" not in answer:
@@ -128,13 +127,14 @@ def _read(answer: Any, count: int, url: str) -> list[Graded]:
         if len(values) != count and not (name == "scores" and not values):
             raise ValueError(f"{len(values)} {name} for {count} queries")
         columns.append([_number(value) for value in values])
-    rewards, scores = columns
-    return [
-        Graded("error", None, reason=f"{url}: reward {i + 1} of {count} is no finite number: {answer['rewards']!r:.80}")
-        if reward is None
-        else Graded("wrong", reward, score=scores[i] if scores else None)
-        for i, reward in enumerate(rewards)
-    ]
+    graded = []
+    for i, (reward, score) in enumerate(zip(columns[0], columns[1] or columns[0], strict=True), 1):
+        if reward is None or score is None:
+            shown = f"{answer['rewards']!r:.{_SHOWN}}"
+            graded.append(Graded("error", None, reason=f"{url}: reward {i} of {count} is no finite number: {shown}"))
+        else:
+            graded.append(Graded("correct" if score >= success_at else "wrong", reward))
+    return graded
 
 
 def _number(value: Any) -> float | None:

@@ -57,13 +57,8 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
-_GRADED = ("function", "reasoning_gym", "http")  # with rewards between right and wrong: success is Verifier.success_at
-_CACHED = (
-    "math",
-    "math_verify",
-    "choice",
-    "reasoning_gym",
-)  # the result of a function or a program may change from call to call
+# The result of a function or a program may change from call to call.
+_CACHED = ("math", "math_verify", "choice", "reasoning_gym")
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
 _CACHE_SIZE = 65_536  # verdicts, about 20 MiB
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
@@ -221,10 +216,12 @@ class Verifier:
     def _pool(self) -> Pool | RewardServer:
         """The processes, or the server's connections, for the settings on which a verdict depends."""
         if self.kind == "http":
-            return server(self._urls(), self.timeout, self.tries, self.workers or 16)
+            return server(self._urls(), self.timeout, self.tries, self.workers or 16, self.success_at)
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
             settings["function"] = self.function
+        if self.kind in ("function", "reasoning_gym"):
+            settings["success_at"] = self.success_at
         if self.kind != "code":
             return pool(settings, self.timeout, self.workers)
         return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
@@ -268,9 +265,7 @@ class _Answers:
         if here := _HERE.get(verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (verdict, reward, extracted, reason, score) in self._graded().items():
-                if verifier.kind in _GRADED and reward is not None:
-                    verdict = "correct" if (reward if score is None else score) >= verifier.success_at else verdict
+            for key, (verdict, reward, extracted, reason) in self._graded().items():
                 grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted)
                 if reward is None:
                     log.warning(

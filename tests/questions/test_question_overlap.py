@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.overlap import COMMON, WORDS, TrainingTexts
 from exgrpo_orlhf.questions.text import normalised, normalised_answer, words
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.training.load_questions import _refuse_overlap
+from exgrpo_orlhf.training.load_questions import load_questions
 
 
 @pytest.fixture
@@ -249,7 +252,13 @@ def test_validation_questions_that_are_only_set_differently_are_refused():
         Question.make("aime", (("system", "Think."), ("user", "Find $x^2$ for $x = 2$")), "4"),
         Question.make("aime", "Find $x^3$ for $x = 2$", "8"),
     ]
+
+    def load(*held_out: Question):
+        experiment = config.load(["toy.gin"], ["Verifier.kind = 'exact'", "Work.validation = None"])
+        sources = [SimpleNamespace(load=lambda questions=questions: questions) for questions in (train, [*held_out])]
+        return load_questions(replace(experiment, questions=sources[0], validation=sources[1]))
+
     with pytest.raises(ValueError, match=r"1 of 2 validation .*of aime, in training from openr1.*--write-clean"):
-        _refuse_overlap(train, validation)
-    _refuse_overlap(train, validation[1:])
-    _refuse_overlap(train, [])
+        load(*validation)
+    assert load(validation[1]) == (train, validation[1:])
+    assert load() == (train, [])

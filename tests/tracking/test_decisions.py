@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS, trajectory
 from run_builders import MIXED_PHASE, STEPS, byte_tokenizer, run_here
-from test_step import begin, watched
+from step_builders import begin, watched
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, group, mixer, trajectory
-from test_step import begin, watched
+from step_builders import begin, watched
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade

@@ -232,7 +232,7 @@ def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
     bindings = ["PW = 'hunter2'", "ReplayMixer.rho = 0.25"]
     arguments = script._parser().parse_args(["--gin", "toy.gin", "--set", bindings[0], "--set", bindings[1]])
     written = ["PW = '***'", bindings[1]]
-    assert script._name(arguments, 0, config.may_change, written) == "base-ReplayMixer.rho_0.25-seed0"
+    assert script._name(arguments, 0, config.may_change, written) == "toy-ReplayMixer.rho_0.25-seed0"
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ has left with a lock, a thread or a half-grown heap.
 
 Messages. In, for the fork: the size of a chunk in the file, a pickled list of pickled `Answer`s. Out, of the fork:
 ("ready", its process id), then for a chunk ("begun",) and for each answer, in order, ("graded", verdict, reward,
-extracted, reason, score); of its parent: ("died", how), or ("unusable", why) if the grader cannot be loaded. In, after
+extracted, reason); of its parent: ("died", how), or ("unusable", why) if the grader cannot be loaded. In, after
 "died": 0 asks for the next fork.
 """
 
@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,11 @@ def load(settings: Mapping[str, Any]) -> Grader:
     if kind == "reasoning_gym":
         from ..text import gym
 
-        return gym.grade
+        return partial(gym.grade, success_at=settings["success_at"])
     if kind == "function":
         from ..sandbox import function
 
-        return function.grader(settings["function"])
+        return function.grader(settings["function"], settings["success_at"])
     from ..sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])
@@ -125,7 +126,7 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
             if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
                 os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
-            pool.send(("graded", graded.verdict, graded.reward, *shown, graded.score))
+            pool.send(("graded", graded.verdict, graded.reward, *shown))
 
 
 def _largest_address_space() -> int:

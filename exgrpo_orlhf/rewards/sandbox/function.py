@@ -42,8 +42,9 @@ def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
     }
 
 
-def grader(where: str) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name". Raises ValueError, or
+def grader(where: str, success_at: float = 1.0) -> Grader:
+    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least,
+    or OpenRLHF's score where it returns one. Raises ValueError, or
     whatever the file raises."""
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
@@ -79,12 +80,13 @@ def grader(where: str) -> Grader:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             result = asyncio.run(result) if inspect.iscoroutine(result) else result
             reward = _number(result, key)
-            score = _number(result, "scores") if key == "rewards" and _has(result, "scores") else None
+            scored = key == "rewards" and isinstance(result, dict) and result.get("scores") is not None
+            score = _number(result, "scores") if scored else reward
         except MemoryError:
             raise
         except Exception as error:
             return Graded("error", None, reason=_placed(error, file))
-        return Graded("wrong", reward, score=score)  # or a success, by Verifier.success_at
+        return Graded("correct" if score >= success_at else "wrong", reward)
 
     return grade
 
@@ -94,10 +96,6 @@ def _placed(error: Exception, file: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")
     return f"{file.name}{line}: {type(error).__name__}: {error}"
-
-
-def _has(result: Any, key: str) -> bool:
-    return isinstance(result, dict) and result.get(key) is not None
 
 
 def _number(result: Any, key: str | None) -> float:

@@ -8,7 +8,7 @@ from ...tasks.reasoning_gym import SOURCE, entries_of
 from ..answer import Answer, Graded
 
 
-def grade(answer: Answer) -> Graded:
+def grade(answer: Answer, success_at: float = 1.0) -> Graded:
     """The library's score is the reward. A response on which its checker fails scores 0, unless it fails on the right
     answer too: no response escapes its 0 by being hard to read.
 
@@ -32,4 +32,4 @@ def grade(answer: Answer) -> Graded:
     except Exception:
         entries.score_answer(entry["answer"], entry)
         reward = 0.0
-    return Graded("wrong", reward, text)
+    return Graded("correct" if reward >= success_at else "wrong", reward, text)
