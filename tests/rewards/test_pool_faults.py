@@ -47,7 +47,7 @@ def function(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def pool(function):
-    one = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 512}, 60.0, 1)
+    one = Pool({"kind": "function", "function": function, "success_at": 0.5, "memory": 512}, 60.0, 1)
     yield one
     one.close()
 
@@ -76,7 +76,7 @@ def test_a_broken_answer_costs_no_other_its_verdict_and_the_order_stays(pool):
 
 
 def test_an_answer_is_killed_at_its_limit_and_those_behind_it_are_graded(function):
-    short = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 513}, 0.5, 1)
+    short = Pool({"kind": "function", "function": function, "success_at": 0.5, "memory": 513}, 0.5, 1)
     [future, *others] = short.submit([Answer("42", response) for response in ("spin", "42", "no")])
     assert future.result(WAIT).verdict == "timeout"
     assert "not graded within 0.5 s (Verifier.timeout)" in future.result().reason
@@ -110,7 +110,7 @@ def test_a_function_that_forks_and_returns_twice_shifts_no_verdict(pool, tmp_pat
 
 def test_a_cancelled_answer_is_not_graded(function, tmp_path):
     notes = tmp_path / "notes"
-    idle = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 514}, 60.0, 1)
+    idle = Pool({"kind": "function", "function": function, "success_at": 0.5, "memory": 514}, 60.0, 1)
     futures = idle.submit([Answer("42", f"{i} note {notes}") for i in range(40)])
     cancelled = [future.cancel() for future in futures]
     for future, gone in zip(futures, cancelled, strict=True):
@@ -161,7 +161,7 @@ def test_other_options_are_another_question_to_the_cache():
 
 def test_too_many_failures_stop_training_and_earlier_rounds_count(function):
     """A late round of few groups is no sample of its own."""
-    verifier = Verifier("function", function=function, memory=516, workers=1, max_failed_share=0.25)
+    verifier = Verifier("function", function, success_at=0.5, memory=516, workers=1, max_failed_share=0.25)
 
     def graded(failures: list[int], earlier: list[RolloutGroup]) -> list[RolloutGroup]:
         rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(4))

@@ -210,11 +210,11 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
     group = RolloutGroup(QUESTIONS[0], rollouts, is_replayed=True)
     in_group = [Row(QUESTIONS[0], one, 0.1, True) for one in (*rollouts, stored[17])]
     logprobs = [np.linspace(-1, 0, 5000, dtype=np.float32)] * 65
-    step = log.Step(
+    step = log.StepRecord(
         30,
         [group],
         MixedBatch([group], [in_group], 65),
-        {QUESTIONS[0].id: log.Considered(stored, [])},
+        {QUESTIONS[0].id: log.ScoredCandidates(stored, [])},
         [0.5] * 65,
         logprobs,
         logprobs,
