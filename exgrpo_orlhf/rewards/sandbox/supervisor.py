@@ -18,6 +18,7 @@ from typing import Any
 from .system_calls import filter_calls, libc
 
 NOBODY = 65534
+OWN_MEMORY = 64  # MiB of process 1
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 
 
