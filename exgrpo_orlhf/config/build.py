@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import logging
 import re
 import types
 import typing
@@ -64,22 +65,15 @@ from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(
-        ModularChains,
-        Countdown,
-        WordProblems,
-        ReasoningGym,
-        QuestionFile,
-        QuestionHub,
-        QuestionMix,
-        LengthFilter,
-        Verifier,
-    ),
+    *(ModularChains, Countdown, WordProblems, ReasoningGym, Verifier),
+    *(QuestionFile, QuestionHub, QuestionMix, LengthFilter),
     *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
+log = logging.getLogger(__name__)
+
 BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
 # What says that a run has a model or questions of its own: where nothing but base.gin does, the toy stands in.
 _BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
@@ -119,6 +113,7 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
     texts = [path.read_text(encoding="utf-8") for path in paths if path != BASE]
     if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):
         paths = [*includes(TOY, _GIN), TOY, *paths]
+        log.info("nothing binds a model or questions: the toy of gin/toy.gin is trained")
     made_at: dict[str, str] = {}  # where each binding was last made
     used: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
     for path in dict.fromkeys(paths):
