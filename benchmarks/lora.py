@@ -96,12 +96,14 @@ def generation(rank: int, small: bool, turns: int) -> dict[str, float]:
     torch.set_num_threads(1)
     x = replace(x, sampling=replace(x.sampling, max_response_tokens=16 if small else 64))
     engine = make_engine(x, LoRA(rank=rank))
-    merged = engine._merged
+    adapter = engine.adapter
+    assert adapter is not None
+    merged = adapter.merged
     plan = Plan(1, x.questions.load()[: 2 if small else 8], [], {})
     rates: dict[str, list[float]] = {"merged": [], "beside": []}
     for turn in range(turns + 1):
         for name, context in (("merged", merged), ("beside", nullcontext)):
-            engine._merged = context  # type: ignore[method-assign]
+            adapter.merged = context  # type: ignore[method-assign]
             begin = time.perf_counter()
             groups = engine.rollout(plan, 8)
             tokens = sum(len(one.token_ids) for group in groups for one in group.rollouts)

@@ -57,7 +57,12 @@ SMALL = [
     *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.system = None", "Prompts.max_tokens = 99"),
     *("train.steps = 2", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = 1"),
     *("Work.questions = @ModularChains()", "Work.validation = @validation/ModularChains()", "LocalEngine.threads = 1"),
-    *("Verifier.kind = 'modular_chain'", "ModularChains.count = 8", "validation/ModularChains.count = 4"),
+    *(
+        "Verifier.kind = 'modular_chain'",
+        "ModularChains.count = 8",
+        "validation/ModularChains.count = 4",
+        "validation/ModularChains.split = 'validation'",
+    ),
 ]
 
 

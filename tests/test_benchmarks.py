@@ -68,7 +68,7 @@ CASES = [
         "300.00|1,000.00|3,000.00|a trajectory of 2,000|snapshot of 1,200",
         "plan|observe|store|step_max|copying|ratio|save_s_per_GB|growth|processor_s",
     ),
-    case("smollm2", "on_policy|paper|ours|met", "on_policy, seed 0|accuracy|answered|responses"),
+    case("smollm2", "on_policy|paper|one_rollout_beside|met", "on_policy, seed 0|accuracy|answered|responses"),
 ]
 
 

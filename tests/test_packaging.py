@@ -50,7 +50,7 @@ def say(installed, tmp_path):
 
 def test_the_package_and_its_files_come_from_the_installation(installed, say):
     code = (
-        "import exgrpo_orlhf; from exgrpo_orlhf import gin_files\n"
+        "import exgrpo_orlhf; from exgrpo_orlhf.config import gin_files\n"
         "from exgrpo_orlhf.evaluation import benchmarks, sets\n"
         "print(exgrpo_orlhf.__file__, gin_files.GIN_FOLDER, benchmarks.DEFINITIONS, sets.DATASETS, sep='\\n')"
     )

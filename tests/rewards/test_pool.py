@@ -39,7 +39,7 @@ def reward_func(queries, prompts, labels):
     if "child" in query:
         subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
     assert prompts[0] == "p:" and query.startswith("p:"), (queries, prompts)
-    return {"rewards": [0.5 if labels[0] in query else 0.0], "scores": [1.0]}
+    return {"rewards": [0.5 if labels[0] in query else 0.0], "scores": [float(labels[0] in query)]}
 def swallows(queries, prompts, labels):
     blocks = []
     try:
@@ -256,7 +256,7 @@ def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(func
 
 
 def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function):
-    pool = Pool({"kind": "function", "function": function, "memory": 515}, 5.0, 1)
+    pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 515}, 5.0, 1)
 
     def forks():
         return {*processes('"memory": 515')} - {slot.process.pid for slot in pool._slots if slot.process}
@@ -273,7 +273,7 @@ def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function)
 
 
 def test_closing_ends_all_processes_and_waiting_callers(function):
-    pool = Pool({"kind": "function", "function": function, "memory": 511}, 60.0, 2)
+    pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 511}, 60.0, 2)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(grade, pool, ["sleep"] * 8)
         wait_until(lambda: len(processes('"memory": 511')) == 4)  # two workers and their forks

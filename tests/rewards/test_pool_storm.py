@@ -37,7 +37,7 @@ def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_u
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng, done, kills = random.Random(seed), threading.Event(), []
-    settings = {"kind": "function", "function": str(tmp_path / "reward.py"), "memory": 512}
+    settings = {"kind": "function", "function": str(tmp_path / "reward.py"), "success_at": 1.0, "memory": 512}
     pool = Pool(settings, timeout=60.0, workers=WORKERS)
 
     def storm() -> None:

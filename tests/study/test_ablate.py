@@ -247,7 +247,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     store, experience = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "experience"
     borrows, out = tmp_path / "borrows.gin", tmp_path / "out"
     borrows.write_text(f"include 'base.gin'\nWork.experience = {str(experience)!r}\n")
-    command = ["--gin", str(borrows), "toy.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
+    command = ["--gin", str(borrows), "base.gin", "--group", "g", "--jobs", "2", *words(warm_model, out)]
 
     monkeypatch.setattr(study_runner, "LOOK_AT_STEPS_EVERY", 0.1)
     with caplog.at_level(logging.INFO):
