@@ -28,6 +28,7 @@ BESIDE = {
     "ReplayMixer.rho_steps": ["ReplayMixer.rho_end = 0.5"],
     "QuestionSampler.mu": ["QuestionSampler.unit = 'successes'"],
     "Verifier.function": ["Verifier.kind = 'function'"],
+    "Verifier.url": ["Verifier.kind = 'http'"],
     "Evaluation.samples": ["Evaluation.temperature = 0.6"],
     "Work.questions": ["PretrainedModel.path = 'm'", "QuestionHub.id = 'openai/gsm8k'"],
     "Work.validation": [
