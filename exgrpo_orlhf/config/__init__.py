@@ -1,4 +1,4 @@
-"""From gin files to a built experiment: the one room where gin lives."""
+"""From gin files to a built experiment. Only this package imports gin."""
 
 from ..settings import ConfigError
 from .build import load, load_suite, may_change, overrides_as_bound, variant_of
