@@ -46,7 +46,8 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
     else:
         experts = read_experts(path, questions, prompts, experiment.verifier, experiment.sampling.max_response_tokens)
         for question, _ in experts:
-            buffer.record(question.id, Fraction(1, 2), 0)  # not measured yet: any accuracy above 0 makes it a candidate
+            # Not measured yet: any accuracy above 0, or level of spread, makes it a candidate.
+            buffer.record(question.id, Fraction(1, 2), 0, spread=Fraction(1, 2))
         buffer.store((question.id, trajectory) for question, trajectory in experts)
     if not experiment.mixer.collects and not buffer.n_candidates:
         raise ValueError(

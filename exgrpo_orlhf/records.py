@@ -182,6 +182,24 @@ class RolloutGroup:
             return None
         return _fraction(self.correct, graded)
 
+    @property
+    def rewards(self) -> list[float]:
+        """Of its gradable rollouts. Raises ValueError before grading."""
+        return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def mean_reward(self) -> float:
+        """Of the gradable rollouts, exactly their reward where they all have the same (0.1 + 0.1 + 0.1 is not 3 · 0.1).
+        Raises IndexError where there is none."""
+        rewards = self.rewards
+        return rewards[0] + mean([reward - rewards[0] for reward in rewards])
+
+    @property
+    def spread(self) -> float:
+        """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
+        rewards = self.rewards
+        return float(np.std([reward - rewards[0] for reward in rewards])) if rewards else 0.0
+
     def completed(self, stored: Trajectory | None, width: int) -> CompletedGroup:
         """The group with the rows that are trained on, `width` = K of them in a whole group.
 

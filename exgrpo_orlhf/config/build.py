@@ -54,6 +54,7 @@ from ..settings import (
     Tracking,
     TrainSettings,
     Work,
+    require,
 )
 from ..study.suite import Suite
 from ..tasks.countdown import Countdown
@@ -79,7 +80,7 @@ BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
 _BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Parameters that only the program can supply.
 _SUPPLIED = {
-    "ReplayBuffer": ["retirement"],
+    "ReplayBuffer": ["retirement", "group_size"],
     "ReplayMixer": ["sampler", "buckets", "group_size", "questions_per_step", "rng"],
 }
 _GIN: dict[str, Callable[..., Any]] = {
@@ -189,13 +190,18 @@ def _build() -> Experiment:
         "verifier": _make("Verifier"),
         "selector": _make("TrajectorySelector"),
         "dynamic_sampling": _make("DynamicSampling"),
-        "buffer": _make("ReplayBuffer", _make("RetirementPolicy")),
+        "buffer": _make("ReplayBuffer", _make("RetirementPolicy"), group_size=settings.group_size),
         "advantages": _make("GroupAdvantages"),
         "loss": _make("MixedPolicyLoss"),
         "evaluation": _make("Evaluation"),
         "tracking": _make("Tracking"),
         "fresh": _make("FreshSampler"),
     }
+    require(
+        not built["buffer"].by_spread or (mixer.sampler.partition, mixer.buckets.quantiles) == ("accuracy", None),
+        "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be 'accuracy' "
+        f"and DifficultyBuckets.quantiles None; got {mixer.sampler.partition!r} and {mixer.buckets.quantiles!r}",
+    )
     if (suite := built["evaluation"].disjoint_from) is not None:
         Definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.

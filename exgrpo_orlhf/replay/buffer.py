@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..records import RolloutGroup, Trajectory
+from ..records import RolloutGroup, Trajectory, mean
 from ..settings import Count, check
-from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
+from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 
@@ -33,12 +33,14 @@ class Changes:
     """Question ids, in the order of what happened since a step began.
 
     retired, returned: from retirement
-    evicted: one for each trajectory that a limit has taken
+    evicted: one for each trajectory that a limit has taken, or the mean of its question's newest group
+    spreads: by question, of the rewards of its newest group; only with difficulty 'reward_spread'
     """
 
     retired: list[str] = field(default_factory=list)
     returned: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
+    spreads: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -46,12 +48,14 @@ class QuestionRecord:
     """What the buffer knows of one question.
 
     streak: observations in a row that counted towards retirement
+    spread: `spread_levels` of its latest group; None where its rewards were all equal, or difficulty is the accuracy
     stored: its trajectories, oldest first
     """
 
     accuracy: Fraction
     observed_step: int
     streak: int = 0
+    spread: Fraction | None = None
     stored: list[Stored] = field(default_factory=list)
 
 
@@ -70,6 +74,10 @@ class ReplayBuffer:
         trajectory, is not counted); the oldest of all goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
         rollouts alone have no signal; a stored success gives it one. True is Algorithm 1 (s < K, 0 included).
+    difficulty: what a question's bucket is: its latest 'accuracy', or the 'reward_spread' of its latest group, among
+        those of its batch (`spread_levels`; paper, section 5.3: rewards between 0 and 1). With the latter a question is
+        a candidate unless its latest rewards were all equal, and a trajectory whose reward is not above the mean of its
+        question's latest group goes: its advantage would not be positive. Retirement still follows the accuracy
     counts_stored: whether the stored success of a replayed group counts in its question's accuracy, (k+1)/(n+1) of n
         fresh rollouts (Algorithm 1, line 24): it is then never below 1/K. False: fresh rollouts only, k/n
     """
@@ -83,16 +91,20 @@ class ReplayBuffer:
         max_bytes: Count | None = None,
         replays_unsolved: bool = False,
         counts_stored: bool = False,
+        difficulty: Literal["accuracy", "reward_spread"] = "accuracy",
+        group_size: int = 8,
     ) -> None:
-        """Raises ValueError for a limit below 1."""
+        """group_size: K, of the levels of 'reward_spread'. Raises ValueError for a limit below 1, or another
+        difficulty."""
         check(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
+        self.by_spread, self.group_size = difficulty == "reward_spread", group_size
         # To be read; changed by the methods below alone.
         self.records: dict[str, QuestionRecord] = {}
         self.retired: dict[str, int] = {}  # question id → step at which it retired, in that order
-        self.candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact latest accuracy, none of them empty
+        self.candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact difficulty, none of them empty
         self._order: OrderedDict[int, str] = OrderedDict()  # sequence → question id, the oldest trajectory first
         self.n_with_trajectories = 0  # questions with stored trajectories, candidates or fallen to 0
         self.n_tokens = 0  # stored response tokens
@@ -123,9 +135,12 @@ class ReplayBuffer:
         return self.records[question_id].stored[-1].trajectory.step
 
     def bucket_sizes(self, buckets: DifficultyBuckets) -> dict[Level, int]:
-        """Candidates at each level; unsolved: all that is stored, but fallen to 0."""
-        buckets = buckets.adapted(self.candidates)
+        """Candidates at each level of accuracy; unsolved: all that is stored, but fallen to 0. By spread: all that is
+        stored."""
         sizes = dict.fromkeys(LEVELS, 0)
+        if self.by_spread:
+            return sizes | Counter(buckets.level(one.accuracy) for one in self.records.values() if one.stored)
+        buckets = buckets.adapted(self.candidates)
         for accuracy, members in self.candidates.items():
             sizes[buckets.level(accuracy)] += len(members)
         sizes["unsolved"] += self.n_with_trajectories - self.n_candidates
@@ -141,7 +156,9 @@ class ReplayBuffer:
             metrics["replay/cut_low"], metrics["replay/cut_high"] = float(buckets.low), float(buckets.high)
         if self.max_bytes is not None:
             metrics["replay/stored_bytes"] = self.n_bytes
-        if (self.per_question, self.max_age, self.max_bytes) != (None, None, None):
+        if self.by_spread:
+            metrics["replay/spread_mean"] = mean([*self.changes.spreads.values()])
+        if self.by_spread or (self.per_question, self.max_age, self.max_bytes) != (None, None, None):
             metrics["replay/evicted"] = len(self.changes.evicted)
         if self.retirement.at_accuracy is not None:
             metrics["replay/retired"] = len(self.retired)
@@ -178,36 +195,46 @@ class ReplayBuffer:
 
         A group too few of whose rollouts could be graded leaves its question's record as it is.
         """
-        for group in groups:
-            accuracy, question_id = group.accuracy, group.question.id
-            if accuracy is None:
-                continue
+        measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
+        if self.by_spread:
+            self.changes.spreads = {group.question.id: group.spread for group, _ in measured}
+        spreads = spread_levels(self.changes.spreads, self.group_size)
+        for group, accuracy in measured:
+            question_id = group.question.id
             if self.counts_stored and group.is_replayed:
                 accuracy = Fraction(group.correct + 1, group.graded + 1)
             if question_id in self.retired:
                 if not self.retirement.should_return(accuracy):
                     continue
                 self._return(question_id)
-            self.record(question_id, accuracy, step)
+            self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
+            if self.by_spread:
+                self._drop(question_id, group.mean_reward)
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 
-    def record(self, question_id: str, accuracy: Fraction, step: int) -> None:
-        """Set a question's latest accuracy. Raises ValueError outside [0, 1] or for a retired question."""
+    def has_failed(self, group: RolloutGroup) -> bool:
+        """Whether late injection may act: no rollout of a graded group is a success or, by spread, is better than
+        another."""
+        return group.accuracy is not None and (group.spread if self.by_spread else group.accuracy) == 0
+
+    def record(self, question_id: str, accuracy: Fraction, step: int, spread: Fraction | None = None) -> None:
+        """Set a question's latest accuracy and, for 'reward_spread', level of spread. Raises ValueError for an accuracy
+        outside [0, 1] or a retired question."""
         if not 0 <= accuracy <= 1:
             raise ValueError(f"question {question_id}: an accuracy lies in [0, 1], got {accuracy}")
         if question_id in self.retired:
             raise ValueError(f"question {question_id} is retired and takes no new accuracy")
         record = self.records.get(question_id)
         if record is None:
-            self.records[question_id] = QuestionRecord(accuracy, step)
+            self.records[question_id] = QuestionRecord(accuracy, step, spread=spread)
             return
         record.observed_step = step
-        if record.accuracy != accuracy:
+        if (record.accuracy, record.spread) != (accuracy, spread):
             self._leave_bucket(question_id, record)
-            record.accuracy = accuracy
+            record.accuracy, record.spread = accuracy, spread
             self._enter_bucket(question_id, record)
 
     def store(self, experience: Iterable[tuple[str, Trajectory]]) -> int:
@@ -313,28 +340,42 @@ class ReplayBuffer:
         """The question whose trajectory was stored first of all; it is its own first too."""
         return next(iter(self._order.values()))
 
-    def _evict(self, question_id: str) -> None:
-        """Forget a question's oldest trajectory."""
+    def _evict(self, question_id: str, position: int = 0) -> None:
+        """Forget a question's oldest trajectory, or the one at this position."""
         record = self.records[question_id]
-        self._forget(record, 0)
+        self._forget(record, position)
         if not record.stored:
             self._leave_bucket(question_id, record)
         self.changes.evicted.append(question_id)
+
+    def _drop(self, question_id: str, mean_reward: float) -> None:
+        """Forget a question's trajectories whose reward is not above this."""
+        record = self.records[question_id]
+        for i in reversed(range(len(record.stored))):
+            if record.stored[i].trajectory.reward <= mean_reward:
+                self._evict(question_id, i)
 
     def _return(self, question_id: str) -> None:
         del self.retired[question_id]
         self.changes.returned.append(question_id)
 
+    def _difficulty(self, record: QuestionRecord) -> Fraction | None:
+        """The bucket of a question that has trajectories; None: it is no candidate."""
+        difficulty = record.spread if self.by_spread else record.accuracy or None
+        return Fraction(0) if difficulty is None and self.replays_unsolved else difficulty
+
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        if record.stored and (record.accuracy > 0 or self.replays_unsolved):
-            self.candidates.setdefault(record.accuracy, IndexedSet()).add(question_id)
+        if record.stored and (difficulty := self._difficulty(record)) is not None:
+            self.candidates.setdefault(difficulty, IndexedSet()).add(question_id)
 
     def _leave_bucket(self, question_id: str, record: QuestionRecord) -> None:
-        bucket = self.candidates.get(record.accuracy)
+        if (difficulty := self._difficulty(record)) is None:
+            return
+        bucket = self.candidates.get(difficulty)
         if bucket is not None and question_id in bucket:
             bucket.remove(question_id)
             if not bucket:
-                del self.candidates[record.accuracy]
+                del self.candidates[difficulty]
 
 
 def _owned(trajectory: Trajectory) -> Trajectory:

@@ -96,6 +96,8 @@ class ReplayMixer:
         bound. While the pool is small, ρ alone would replay the same few questions over and over.
     only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): an oracle
         for experiments on what lucky guesses cost, not a method, since real tasks have no such checker
+    stores: 'successes', or, where rewards lie between 0 and 1, fresh rollouts whose reward is 'above_mean', the mean of
+        their group's fresh rollouts
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -118,6 +120,7 @@ class ReplayMixer:
         store_up_to: float | Literal["one_success"] | None = None,
         max_pool_share: PositiveShare | None = None,
         only_sound: bool = False,
+        stores: Literal["successes", "above_mean"] = "successes",
         collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
@@ -165,6 +168,7 @@ class ReplayMixer:
         self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
         self.collect_before_start, self.only_sound, self.collects = collect_before_start, only_sound, collects
+        self.stores_above_mean = stores == "above_mean"
         self.started_at: int | None = 0 if start_at_accuracy is None else None
 
     @property
@@ -215,11 +219,17 @@ class ReplayMixer:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.
 
         groups: graded, none of a replayed question. A group too few of whose rollouts could be graded has not failed.
+        By spread, a group has failed whose rewards are all equal and below the stored one's.
         """
         if self.late_injection is None or not self.started:
             return {}
-        failed = [group.question for group in groups if group.accuracy == 0 and group.question.id in buffer.records]
-        return {question: stored for question in failed if (stored := buffer.trajectories(question.id))}
+        candidates = {}
+        for group in groups:
+            if group.question.id in buffer.records and buffer.has_failed(group):
+                stored = buffer.trajectories(group.question.id)
+                if better := [one for one in stored if not buffer.by_spread or one.reward > group.mean_reward]:
+                    candidates[group.question] = better
+        return candidates
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
@@ -265,22 +275,27 @@ class ReplayMixer:
         return MixedBatch([group for group, _ in groups], rows, self.group_size)
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
-        """The step's new experience: correct, finished fresh rollouts with the log-probs measured in this step, of
-        groups that `store_up_to` admits.
+        """The step's new experience: correct (or as `stores` says), finished fresh rollouts with the log-probs measured
+        in this step, of groups that `store_up_to` admits.
 
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (T,)
         Raises ValueError for another number of log-probs than rows.
         """
         if not self.collecting:
             return []
-        admitted = {group.question.id for group in batch.groups if self._admits(group)}
+        admitted = {group.question.id: group for group in batch.groups if self._admits(group)}
         experience = []
         for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
             rollout = row.response
             if isinstance(rollout, Trajectory) or row.question.id not in admitted:
                 continue
             grade = rollout.grade
-            if grade is None or not grade.correct or grade.reward is None:
+            if grade is None or grade.reward is None:
+                continue
+            if self.stores_above_mean:
+                if grade.reward <= admitted[row.question.id].mean_reward:
+                    continue
+            elif not grade.correct:
                 continue
             if rollout.finish == "stop" and (grade.sound or not self.only_sound):
                 version = step if rollout.policy_step is None else rollout.policy_step

@@ -1,8 +1,8 @@
 """The replay buffer on disk: two Parquet tables and a manifest with their checksums.
 
     manifest.json         format, version, counts, fingerprint, SHA-256 of each table
-    questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, observed_step,
-                          streak, retired_step
+    questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, spread_numerator,
+                          spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
                           sequence
 
@@ -28,7 +28,7 @@ from .buffer import QuestionRecord, ReplayBuffer, Stored
 from .retirement import RetirementPolicy
 
 FORMAT = "exgrpo-replay-buffer"
-VERSION = 2
+VERSION = 3
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
 _QUESTIONS = pa.schema(
@@ -36,6 +36,8 @@ _QUESTIONS = pa.schema(
         ("question_id", pa.string()),
         ("accuracy_numerator", pa.int32()),  # of the latest accuracy, in lowest terms; null for a retired question
         ("accuracy_denominator", pa.int32()),
+        ("spread_numerator", pa.int32()),  # of the level of spread (difficulty.py); null where there is none
+        ("spread_denominator", pa.int32()),
         ("observed_step", pa.int64()),
         ("streak", pa.int32()),  # observations in a row that counted towards retirement
         ("retired_step", pa.int64()),  # null unless retired
@@ -110,11 +112,12 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: expected the columns {schema.names}, found {table.schema.names}")
     records: dict[str, QuestionRecord] = {}
     retired: dict[str, int] = {}
-    for question_id, numerator, denominator, observed, streak, retired_step in read_rows(questions):
+    for question_id, numerator, denominator, *spread, observed, streak, retired_step in read_rows(questions):
         if retired_step is not None:
             retired[question_id] = retired_step
         else:
-            records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak)
+            level = None if spread[0] is None else Fraction(*spread)
+            records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak, level)
     stored = []
     for question_id, *fields, sequence in read_rows(trajectories):
         trajectory = Trajectory(*fields)
@@ -152,7 +155,12 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
         (question_id, one._replace(trajectory=replace(one.trajectory, step=one.trajectory.step - newest)))
         for question_id, one in rows
     ]
-    measured = [(id_, QuestionRecord(record.accuracy, record.observed_step - newest)) for id_, record in records]
+    measured = []
+    for id_, one in records:
+        # Of a run whose difficulty was the accuracy: not measured yet. With some right and some wrong there was one.
+        unknown = Fraction(1, 2) if buffer.by_spread and 0 < one.accuracy < 1 else None
+        spread = unknown if one.spread is None else one.spread
+        measured.append((id_, QuestionRecord(one.accuracy, one.observed_step - newest, spread=spread)))
     buffer.restore(measured, aged, {}, source.next_sequence)
     return buffer
 
@@ -161,9 +169,10 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any
     for question_id in order:
         record = buffer.records[question_id]
         accuracy = record.accuracy.numerator, record.accuracy.denominator
-        yield question_id, *accuracy, record.observed_step, record.streak, None
+        spread = (None, None) if record.spread is None else (record.spread.numerator, record.spread.denominator)
+        yield question_id, *accuracy, *spread, record.observed_step, record.streak, None
     for question_id, step in buffer.retired.items():
-        yield question_id, None, None, None, None, step
+        yield question_id, *[None] * (len(_QUESTIONS) - 2), step
 
 
 def _trajectory_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:

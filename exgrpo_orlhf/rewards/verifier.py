@@ -48,12 +48,13 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
 _Kind = Literal[
-    "exact", "modular_chain", "countdown", "word_problem", "math", "math_verify", "choice", "function", "code",
-    "reasoning_gym", "http",
+    "exact", "modular_chain", "chain_steps", "countdown", "word_problem", "math", "math_verify", "choice", "function",
+    "code", "reasoning_gym", "http",
 ]  # fmt: skip
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
     "modular_chain": modular_chains.grade,
+    "chain_steps": modular_chains.grade_steps,
     "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
@@ -73,7 +74,7 @@ class Verifier:
         tests, in a sandbox), 'function' (the user's own), 'reasoning_gym' (the checker of a question's own task),
         'http' (a reward server with OpenRLHF's protocol),
         'exact' (the response is the answer), 'modular_chain', 'countdown' or 'word_problem' (which also check the
-        reasoning)
+        reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
     success_at: least reward of a success with the kinds whose rewards are graded ('function', 'reasoning_gym', 'http').
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
@@ -208,7 +209,7 @@ class Verifier:
     @property
     def checks_reasoning(self) -> bool:
         """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
-        return self.kind in ("modular_chain", "countdown", "word_problem")
+        return self.kind in _HERE and self.kind != "exact"
 
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -88,6 +88,17 @@ def grade(question: Question, response: str) -> Grade:
     if answer != question.answer:
         return Grade("wrong", 0.0, sound=False, extracted=answer[:SHOWN])
     return Grade("correct", 1.0, sound=response == right, extracted=answer)
+
+
+def grade_steps(question: Question, response: str) -> Grade:
+    """As `grade`, with a graded reward: the share of right steps, each chain's result and the answer being steps too.
+
+    Steps are compared in their places with those of the right reasoning; where there are more of them, with nothing.
+    A lucky guess is a success and has a reward below 1.
+    """
+    right, steps = right_reasoning(question.prompt).split(";"), response.split(";")
+    share = sum(map(str.__eq__, right, steps)) / max(len(right), len(steps))
+    return replace(grade(question, response), reward=share)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,8 @@ def decisions(step: StepRecord) -> dict[str, Any]:
                 "entropy": round(mean(fresh), 4) if fresh else None,
             }
         )
+        if spreads := step.changes.spreads:
+            questions[-1]["spread"] = round(spreads.get(group.question.id, 0.0), 4)
         replays += [_replay(step, group.question.id, i, trajectory) for i, trajectory in again]
     return {
         "step": step.step,
