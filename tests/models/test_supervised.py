@@ -224,6 +224,8 @@ def prepare_in(
 ) -> None:
     """What a process of its own does: make the model; it gets a signal after that step, or waits there for a file."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process of the background has ignored
+    # A forked process makes torch's thread pool anew at its first use: two threads at once then find none.
+    torch.set_num_threads(1)
     run = SupervisedTraining.run
 
     def interrupted(training):
@@ -264,7 +266,7 @@ def test_a_killed_start_goes_on_from_its_newest_state_to_the_same_bits(made, raw
 
 def test_two_processes_at_once_make_it_once(made, raw_model, tmp_path):
     first = run_process(tmp_path, raw_model, None, tmp_path / "go")
-    wait_until((tmp_path / "held").exists)
+    wait_until(lambda: (tmp_path / "held").exists() or not first.is_alive())
     second = run_process(tmp_path, raw_model, 1)  # killed if it trained a step
     second.join(1.0)
     assert second.is_alive(), "waits for the first"
