@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 
 from ..files import Entry, checksum, hashed, sha256, write
 from ..records import Trajectory
-from .buffer import QuestionRecord, ReplayBuffer, Stored
+from .buffer import ReplayBuffer
 from .retirement import RetirementPolicy
+from .stored import QuestionRecord, Stored
 
 FORMAT = "exgrpo-replay-buffer"
 VERSION = 3

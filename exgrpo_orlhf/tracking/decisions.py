@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ..questions.text import with_roles
 from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
-from ..replay.buffer import Changes
 from ..replay.difficulty import Level
+from ..replay.stored import Changes
 from .step_log import StepLog
 
 ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits

@@ -15,7 +15,7 @@ from step_builders import begin, watched
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
-from exgrpo_orlhf.replay.buffer import Changes
+from exgrpo_orlhf.replay.stored import Changes
 from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog
 

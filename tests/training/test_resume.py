@@ -197,6 +197,11 @@ OPTIONS = {
         "MixedPolicyLoss.entropy_coef = 0.001",
         "Optimizer.steps_per_batch = 2",
     ],
+    "graded": [
+        "Verifier.kind = 'chain_steps'",
+        "ReplayBuffer.difficulty = 'reward_spread'",
+        "ReplayMixer.stores = 'above_mean'",
+    ],
     "masked": [
         "ReplayMixer.rho = 0.0",
         "DynamicSampling.masks = True",
@@ -233,7 +238,8 @@ OPTIONS = {
 }
 
 
-KILLED = ("in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead", "adapter and ahead")
+KILLED = ("graded", "in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead")
+KILLED += ("adapter and ahead",)
 
 
 @pytest.mark.slow
