@@ -165,7 +165,7 @@ def test_experience_of_a_run_by_accuracy_is_a_candidate_where_some_were_right_an
 def test_levels_of_accuracy_are_refused():
     for binding in ("QuestionSampler.partition = 'level'", "DifficultyBuckets.quantiles = (0.3, 0.6)"):
         with pytest.raises(ConfigError, match="'reward_spread' has levels of its own"):
-            config.load(["ablations/reward_spread.gin"], [binding])
+            config.load(["recipes/graded_rewards.gin"], [binding])
 
 
 def test_the_share_of_right_steps_and_the_success_are_two_things():

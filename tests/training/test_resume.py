@@ -303,6 +303,10 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
         assert all(row["policy/approx_kl"] > 0 for row in done[1:])
         assert any(row["replay/evicted"] > 0 for row in done)
+    elif name == "graded":
+        assert all(row["replay/spread_mean"] > 0 for row in done)
+        assert sum(row["replay/evicted"] for row in done) > 0
+        assert all(sum(row["replay/actual_share"] for row in part) > 0 for part in (done[:5], done[5:]))
     elif name.startswith("late"):
         assert all(row["replay/actual_share"] == 0 for row in done)
         injected = [row["replay/injected"] for row in done]
