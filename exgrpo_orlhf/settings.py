@@ -150,7 +150,7 @@ class Optimizer:
     warmup_steps: optimiser steps of linear warm-up
     schedule: after the warm-up; 'linear' and 'cosine' fall to 0 at optimiser step `decay_steps`, which is bound apart
         from train.steps so that a run can be extended
-    max_grad_norm: the gradient is clipped to this norm
+    max_grad_norm: the gradient is clipped to this norm; None: it is not clipped
     skip_above_grad_norm: an update whose gradient norm is larger is skipped, counted and logged; None: never
     steps_per_batch: optimiser steps per pass over the batch, each on an equal share of its questions
     passes_per_batch: how many times the batch is gone through
@@ -162,7 +162,7 @@ class Optimizer:
     warmup_steps: Annotated[int, at_least(0)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_steps: int | None = None
-    max_grad_norm: Annotated[float, Bound("must be positive", lambda value: value > 0)] = 1.0
+    max_grad_norm: Positive | None = 1.0
     skip_above_grad_norm: Positive | None = None
     steps_per_batch: Count = 1
     passes_per_batch: Count = 1

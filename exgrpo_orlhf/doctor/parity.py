@@ -113,7 +113,7 @@ def plain_engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16
     """The local engine on the CPU, without clipping the gradient."""
     return TorchEngine(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
-        replace(x.optimizer, max_grad_norm=float("inf"), skip_above_grad_norm=None),
+        replace(x.optimizer, max_grad_norm=None, skip_above_grad_norm=None),
         x.sampling,
         x.prompts,
         x.lora,

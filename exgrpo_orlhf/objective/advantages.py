@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..lazy import torch
+from ..settings import check, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +23,21 @@ class GroupAdvantages:
 
     Without the std (the default) this is Dr. GRPO (arXiv 2503.20783) and what ExGRPO uses: dividing by the std weighs
     questions by how lopsided their group is.
+
+    baseline: 'mean', or the mean of the group's others, 'leave_one_out' (RLOO, arXiv 2402.14740): A·n/(n − 1)
+    std_over: with `scale_by_std`, the std of each 'group', or of all rewards of the 'batch' (arXiv 2508.08221)
     """
 
     scale_by_std: bool = False
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    std_over: Literal["group", "batch"] = "group"
+
+    def __post_init__(self) -> None:
+        check(GroupAdvantages, vars(self))
+        require(
+            self.scale_by_std or self.std_over == "group",
+            "GroupAdvantages.std_over = 'batch' needs GroupAdvantages.scale_by_std = True",
+        )
 
     def __call__(self, rewards: npt.NDArray[np.float64] | Tensor, gradable: npt.NDArray[np.bool_] | Tensor) -> Tensor:
         """(G, K) rewards and which of them are rewards at all → float64 (G, K) advantages.
@@ -42,7 +55,10 @@ class GroupAdvantages:
         r = torch.where(ok, r - first, 0)
         mean = r.sum(1, keepdim=True) / n.clamp(min=1)
         centred = torch.where(ok & (n >= 2), r - mean, 0)
-        if not self.scale_by_std:
-            return centred
         std = (centred.square().sum(1, keepdim=True) / (n - 1).clamp(min=1)).sqrt()
-        return centred / (std + STD_EPSILON)
+        if self.std_over == "batch":
+            all_rewards = torch.as_tensor(rewards, dtype=torch.float64)[ok]
+            std = all_rewards.std() if len(all_rewards) > 1 else torch.zeros(())
+        if self.baseline == "leave_one_out":
+            centred = centred * (n / (n - 1).clamp(min=1))
+        return centred / (std + STD_EPSILON) if self.scale_by_std else centred

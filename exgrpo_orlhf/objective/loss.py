@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..lazy import torch
 from ..records import Row, mean
-from ..settings import Count, NotNegative, Positive, Share, check, require
+from ..settings import Bound, Count, NotNegative, Positive, Share, check, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +73,7 @@ class MixedPolicyLoss:
     A fresh row that was generated ahead (train.generate_ahead) has π_old of the weights that sampled it, one update
     earlier, so that w is not 1 even where a batch has one optimiser step. The clip leaves w of a token with A < 0
     without an upper bound; with a largest fresh weight (`max_fresh_weight`) it is truncated as above, before the clip.
+    With `dual_clip` = c (arXiv 1912.09729) its term is −max(min(w·A, clip(w)·A), c·A): no gradient where w > c.
 
     With `ratio` = 'sequence' (GSPO, arXiv 2507.18071, equations 5 and 7), w of a fresh token is the length-normalised
     ratio of its response, the same for all of its |y| tokens, and so is the clip:
@@ -90,6 +91,7 @@ class MixedPolicyLoss:
     max_fresh_weight: c > 0, in units of w, of a token or with `ratio` = 'sequence' of a response; None: not truncated
     ratio: of fresh rows, of each token or of the whole response
     clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (gin/recipes/official.gin)
+    dual_clip: c > 1 of fresh tokens with A < 0, in units of w; needs the clip; None: no bound
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
                      `ReplayMixer.fresh_beside`, were not sampled (Dr. GRPO)
@@ -110,6 +112,7 @@ class MixedPolicyLoss:
     ratio: Literal["token", "sequence"] = "token"
     clip_low: Share | None = 0.2
     clip_high: NotNegative | None = 0.2
+    dual_clip: Annotated[float, Bound("must be above 1 and finite", lambda value: 1 < value < math.inf)] | None = None
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
     response_length: Count = 8192
     entropy_coef: NotNegative = 0.0
@@ -126,6 +129,11 @@ class MixedPolicyLoss:
             (self.clip_low is None) == (self.clip_high is None),
             "MixedPolicyLoss.clip_low and MixedPolicyLoss.clip_high are both numbers, or both None (no clipping); "
             f"got {self.clip_low!r} and {self.clip_high!r}",
+        )
+        require(
+            self.dual_clip is None or (self.clip_high is not None and self.dual_clip >= 1 + self.clip_high),
+            "MixedPolicyLoss.dual_clip must be at least 1 + MixedPolicyLoss.clip_high, which must be a number; got "
+            f"{self.dual_clip!r} and {self.clip_high!r}",
         )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
@@ -183,10 +191,11 @@ class MixedPolicyLoss:
         log_w = _truncated(log_w, self.max_fresh_weight)
         if self.clip_low is None or self.clip_high is None:
             return -torch.exp(log_w) * advantages
-        # Above the clip a token with A > 0 is a constant. It is made one before exp: the branch that `minimum` leaves
-        # would overflow and turn the gradient's 0 into 0 · inf.
-        ceiling = math.log1p(self.clip_high)
-        w = torch.exp(torch.where((advantages > 0) & (log_w > ceiling), ceiling, log_w))
+        # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
+        # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
+        upper, dual = log_w.new_tensor([math.log1p(self.clip_high), math.log(self.dual_clip or math.inf)])
+        ceiling = torch.where(advantages > 0, upper, dual)
+        w = torch.exp(torch.where(log_w > ceiling, ceiling, log_w))
         clipped = torch.clamp(w, 1 - self.clip_low, 1 + self.clip_high)
         return -torch.minimum(w * advantages, clipped * advantages)
 
@@ -218,7 +227,8 @@ class MixedPolicyLoss:
                 sums["truncated"] += int((w > self.max_fresh_weight).sum())
                 w = np.minimum(w, self.max_fresh_weight)  # as in the loss: before the clip
             if self.clip_low is not None and self.clip_high is not None and advantage:
-                sums["clipped"] += int((w > 1 + self.clip_high if advantage > 0 else w < 1 - self.clip_low).sum())
+                too_large = 1 + self.clip_high if advantage > 0 else self.dual_clip or math.inf
+                sums["clipped"] += int(((w > too_large) | ((w < 1 - self.clip_low) & (advantage < 0))).sum())
         return sums
 
     def fresh_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -83,6 +83,9 @@ class Verifier:
     tries: of a request to a server, at most
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
         or 'boxed'; None: any
+    overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward of a rollout in
+        training falls linearly, by 1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13).
+        None: it does not. Success stays what it is; a trajectory is stored with the reward that it had
     timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program; with kind 'http',
         for one request, which has the responses to one question
     memory: MiB for each answer, beyond what the grader itself takes
@@ -98,6 +101,7 @@ class Verifier:
     url: str | tuple[str, ...] | None = None
     tries: int = 3
     format: Literal["think_answer", "boxed"] | None = None
+    overlong_share: float | None = None
     timeout: float = 5.0
     memory: int = 1024
     workers: int = 0
@@ -121,6 +125,10 @@ class Verifier:
             fault is None and bool(urls) == (self.kind == "http"),
             "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
             + (fault or f"got {self.url!r} with Verifier.kind = {self.kind!r}"),
+        )
+        require(
+            self.overlong_share is None or 0 < self.overlong_share <= 1,
+            f"Verifier.overlong_share must be a share in (0, 1], or None; got {self.overlong_share!r}",
         )
         require(self.tries >= 1, f"Verifier.tries must be at least 1, got {self.tries!r}")
         require(
@@ -179,6 +187,7 @@ class Verifier:
         groups: Iterable[RolloutGroup],
         decode: Callable[[np.ndarray], str],
         earlier: Sequence[RolloutGroup] = (),
+        max_tokens: int = 0,
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
@@ -187,6 +196,7 @@ class Verifier:
             arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
+        max_tokens: L_max, the longest response in tokens, for `overlong_share`
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
         answers, arrived = _Answers(self), []
@@ -202,9 +212,22 @@ class Verifier:
         self._check([*before, *grades])
         left = iter(grades)
         return [
-            replace(group, rollouts=tuple(replace(rollout, grade=next(left)) for rollout in group.rollouts))
+            replace(
+                group,
+                rollouts=tuple(
+                    replace(one, grade=self._shortened(next(left), len(one.token_ids), max_tokens))
+                    for one in group.rollouts
+                ),
+            )
             for group in arrived
         ]
+
+    def _shortened(self, grade: Grade, tokens: int, max_tokens: int) -> Grade:
+        """The grade with R_length = min(0, (L_max − L_cache − |y|)/L_cache) added to its reward."""
+        if self.overlong_share is None or grade.reward is None:
+            return grade
+        cache = self.overlong_share * max_tokens
+        return replace(grade, reward=grade.reward + min(0.0, (max_tokens - cache - tokens) / cache))
 
     @property
     def checks_reasoning(self) -> bool:

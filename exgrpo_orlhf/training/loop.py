@@ -235,7 +235,8 @@ class TrainingRun:
         train.generate_ahead they get the log-probs of the policy that sampled them. graded: the step's groups so far"""
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
-            groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded))
+            longest = self.experiment.sampling.max_response_tokens
+            groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded, longest))
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
             groups = prefetch.sampled_by(groups, engine.behaviour(groups), self.steps + 1)

@@ -34,6 +34,8 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, flo
             w = min(w, loss.max_fresh_weight)
         if loss.clip_low is None:
             return -w * advantage, -w * advantage
+        if loss.dual_clip is not None and advantage < 0 and w > loss.dual_clip:
+            return -loss.dual_clip * advantage, 0.0
         clipped = min(max(w, 1 - loss.clip_low), 1 + loss.clip_high)
         if clipped * advantage < w * advantage:
             return -clipped * advantage, 0.0

@@ -28,6 +28,26 @@ def test_with_std_it_is_divided_by_the_samples_standard_deviation():
     assert np.allclose(advantages(rewards, scale_by_std=True), plain, rtol=1e-12)
 
 
+def test_the_std_may_be_that_of_all_gradable_rewards_of_the_batch():
+    rewards = np.random.default_rng(1).uniform(-1, 1, (5, 6))
+    gradable = np.random.default_rng(2).random((5, 6)) < 0.8
+    std = statistics.stdev(rewards[gradable].tolist())
+    plain = np.array(advantages(rewards, gradable))
+    assert np.allclose(advantages(rewards, gradable, scale_by_std=True, std_over="batch"), plain / (std + 1e-6))
+    assert advantages([[0.1, 0.1], [1.0, 1.0]], scale_by_std=True, std_over="batch") == [[0, 0], [0, 0]]
+    assert advantages([[1.0, 0.0]], [[True, False]], scale_by_std=True, std_over="batch") == [[0, 0]]
+    with pytest.raises(ValueError, match="std_over = 'batch' needs"):
+        GroupAdvantages(std_over="batch")
+
+
+def test_the_baseline_may_be_the_mean_of_the_others():
+    rewards, gradable = [[1.0, 0.0, 0.5, 9.0], [0.1, 0.1, 0.1, 0.1]], [[True, True, True, False], [True] * 4]
+    expected = [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0]
+    found = advantages(rewards, gradable, baseline="leave_one_out")
+    assert found[0] == pytest.approx(expected)
+    assert found[1] == [0.0] * 4
+
+
 @pytest.mark.parametrize("scale_by_std", [False, True])
 def test_an_ungradable_row_gets_nothing_and_is_out_of_the_mean_and_the_std(scale_by_std):
     rewards = [[1.0, 0.0, math.nan, 0.5], [9.0, 0.0, 1.0, 0.0]]

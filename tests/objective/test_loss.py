@@ -95,6 +95,35 @@ def test_truncated_fresh_weights_equal_the_equations_written_plainly(c, clip):
         assert_equals_the_equations(loss, random_rows(seed))
 
 
+@pytest.mark.parametrize("max_fresh_weight", [None, 1.3, 5.0])
+@pytest.mark.parametrize("c", [1.2, 1.5, 3.0])
+def test_a_dual_clip_equals_the_equations_written_plainly(c, max_fresh_weight):
+    free, met = MixedPolicyLoss(response_length=20, max_fresh_weight=max_fresh_weight), 0
+    for seed in range(4):
+        rows = random_rows(seed)
+        loss = replace(free, dual_clip=c)
+        assert_equals_the_equations(loss, rows)
+        met += plain_loss(loss, rows) != plain_loss(free, rows)
+    assert (met > 0) == (max_fresh_weight is None or max_fresh_weight > c)
+
+
+def test_a_dual_clipped_token_is_finite_and_counted_however_extreme_its_ratio():
+    loss = MixedPolicyLoss(dual_clip=3.0, normalizer="tokens")
+    row = PlainRow([-1.0, -1.0], [-1001.0, -1.0], [-1.0] * 2, [0.0] * 2, -0.5, False)
+    value, grad, _ = evaluated(loss, [row], dtype=torch.float32)
+    assert value == pytest.approx(0.5 * (3 + 1) / 2)
+    assert grad.tolist() == pytest.approx([0, 0.25])
+    policy, behaviour = np.array([-1.0, -1.0, -9.0], np.float32), np.array([-101.0, -1.0, -1.0], np.float32)
+    counts = [one.fresh_sums([(-0.5, policy, behaviour)])["clipped"] for one in (loss, MixedPolicyLoss())]
+    assert counts == [2, 1], "and one token below the lower clip"
+
+
+@pytest.mark.parametrize(("dual_clip", "clip_high"), [(1.1, 0.2), (3.0, None)])
+def test_a_dual_clip_below_the_clip_or_without_one_is_refused(dual_clip, clip_high):
+    with pytest.raises(ValueError, match=r"dual_clip must be at least 1 \+ MixedPolicyLoss.clip_high"):
+        MixedPolicyLoss(dual_clip=dual_clip, clip_high=clip_high, clip_low=clip_high)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_truncated_fresh_weight_is_finite_where_the_clip_has_no_bound(dtype):
     """A < 0: the clip leaves w = e^100 as it is."""

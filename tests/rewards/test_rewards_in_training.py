@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.rewards import GradingError
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
+from exgrpo_orlhf.rewards import GradingError, Verifier
 from exgrpo_orlhf.training.run import train
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
@@ -82,3 +85,25 @@ def test_training_stops_when_grading_fails(warm_model, tmp_path):
     (tmp_path / "RAISE.py").write_text(FUNCTION)
     with pytest.raises(GradingError, match=r"32 of 32 answers could not be graded \(0 timeouts, 32 errors\)"):
         go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
+
+
+def test_the_reward_of_a_long_rollout_falls_over_the_margin_and_its_success_does_not():
+    """DAPO, equation 13, with L_max = 10 and L_cache = 4."""
+    question = Question.make("test", "a", "42")
+    rollouts = [Rollout(np.zeros(n, np.int32), "stop") for n in (1, 6, 7, 8, 10)]
+    group = RolloutGroup(question, tuple(rollouts), False)
+    verifier = Verifier("exact", overlong_share=0.4)
+    [graded] = verifier.grade_groups([group], lambda ids: "42" if len(ids) != 8 else "41", max_tokens=10)
+    assert [one.grade.reward for one in graded.rollouts] == [1, 1, 0.75, -0.5, 0]
+    assert [one.grade.correct for one in graded.rollouts] == [True, True, True, False, True]
+    assert graded.accuracy == Fraction(4, 5)
+
+
+def test_a_run_learns_from_shortened_rewards_and_counts_successes(warm_model, tmp_path):
+    plain = go(warm_model, tmp_path / "a")
+    short = go(warm_model, tmp_path / "b", "Verifier.overlong_share = 0.8")
+    assert short[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"]
+    assert short[1]["reward/mean"] < plain[1]["reward/mean"]
+    assert short[1]["reward/groups_with_signal"] >= plain[1]["reward/groups_with_signal"]
+    with pytest.raises(config.ConfigError, match="overlong_share must be a share"):
+        config.load(["toy.gin"], small_bindings(warm_model, "Verifier.overlong_share = 0.0"))

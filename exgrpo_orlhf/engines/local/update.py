@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,8 @@ class PolicyUpdate:
         total = 0.0
         for part, pack in self.forward.batches([work.forward[i] for i in active], self.micro_batch_tokens):
             total += self._micro_step(work, [active[j] for j in part], pack, weights, token_weight, loss)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm))
+        limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(self._trained, limit))
         if not np.isfinite(total) or not np.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(

@@ -46,6 +46,7 @@ _BY_BINDING = {
     "LoRA.alpha": "ds.lora.alpha",
     "LoRA.targets": "ds.lora.target_modules",
     "MixedPolicyLoss.clip_low, .clip_high": "actor.eps_clip actor.eps_clip_low_high",
+    "MixedPolicyLoss.dual_clip": "actor.dual_clip",
     "MixedPolicyLoss.normalizer": "actor.loss_agg_mode",
     "MixedPolicyLoss.ratio": "actor.policy_loss_type",
     "MixedPolicyLoss.entropy_coef": "actor.entropy_coef",
@@ -84,7 +85,6 @@ REFUSED = {
     "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
     "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group; "
     "DynamicSampling.max_rounds does it after that",
-    "actor.dual_clip": "MixedPolicyLoss has no lower bound for negative advantages",
     "algo.advantage.gamma": "the advantage is the group's, the same for every token",
     "algo.advantage.lambd": "there is no critic",
     "algo.kl.target": "the coefficient is MixedPolicyLoss.kl_coef throughout",
@@ -177,7 +177,7 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         "actor.adam.lr": x.optimizer.learning_rate,
         "actor.adam.betas": x.optimizer.betas,
         "actor.adam.weight_decay": x.optimizer.weight_decay,
-        "actor.max_norm": x.optimizer.max_grad_norm,
+        "actor.max_norm": x.optimizer.max_grad_norm or 0.0,  # DeepSpeed clips to a positive norm alone
         "actor.lr_scheduler": "constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule,
         # A share, which OpenRLHF rounds up to whole steps: half a step less, so that float errors do not matter.
         "actor.lr_warmup_ratio": max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x),

@@ -278,6 +278,14 @@ def test_a_gradient_above_the_limit_is_clipped(warm_model):
     )
 
 
+def test_without_a_limit_the_gradient_is_not_clipped(warm_model):
+    norms = []
+    for limit in (None, 1e9):
+        engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=limit))
+        norms.append(float(gradient(engine, mixed_batch(engine), MixedPolicyLoss(response_length=1)).norm()))
+    assert norms[0] == norms[1] > 1e-3
+
+
 def test_a_non_finite_update_raises_dumps_its_rows_and_changes_no_weight(warm_model):
     engine = make_engine(warm_model)
     batch = mixed_batch(engine)

@@ -143,6 +143,10 @@ def test_the_work_arrives_as_bound(raw_model):
     assert not args.train.async_enable
 
 
+def test_no_clipping_of_the_gradient_is_a_norm_of_0_for_deepspeed(raw_model):
+    assert parsed(experiment(raw_model, "Optimizer.max_grad_norm = None")).actor.max_norm == 0.0
+
+
 def test_no_term_and_no_flag_is_none_for_openrlhf_too(raw_model):
     args = parsed(experiment(raw_model))
     assert (args.algo.kl.init_coef, args.algo.kl.use_loss, args.actor.entropy_coef) == (0.0, False, None)
