@@ -56,11 +56,17 @@ class ReasoningGym:
 
         Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
         """
+        return [question for question, _ in self.examples()]
+
+    def examples(self) -> list[tuple[Question, str]]:
+        """The questions of `load`, in the same order, each with the library's answer in its tags, for a supervised
+        start. Raises ValueError as `load`."""
         weights = self._weights()
         bounds = np.cumsum(list(weights.values())) / sum(weights.values()) * self.count
         shares = np.diff(np.floor(bounds + 0.5).astype(int), prepend=0)
         questions = [q for task, share in zip(weights, shares, strict=True) for q in self._of(task, int(share))]
-        return [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
+        shuffled = [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
+        return [(question, f"<answer>{question.answer}</answer>") for question in shuffled]
 
     def _weights(self) -> Mapping[str, float]:
         return {self.tasks: 1.0} if isinstance(self.tasks, str) else self.tasks
