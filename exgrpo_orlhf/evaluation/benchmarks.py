@@ -16,6 +16,7 @@ from ..rewards import Verifier
 from ..settings import require
 from ..tasks.made_questions import MadeQuestions
 from ..tasks.modular_chains import ModularChains
+from ..tasks.reasoning_gym import ReasoningGym
 from ..tasks.word_problems import WordProblems
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
@@ -23,8 +24,13 @@ DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 _ASK = {  # verifier -> the instruction below a question
     "math": "Reason step by step and put the final answer within \\boxed{}.",
     "choice": "Reason step by step and put the label of the right option within \\boxed{}.",
+    "reasoning_gym": "Reason step by step and put the final answer within <answer> and </answer>.",
 }
-_TASKS: dict[str, type[MadeQuestions]] = {"chains": ModularChains, "word_problems": WordProblems}  # by their key
+_TASKS: dict[str, type[MadeQuestions | ReasoningGym]] = {  # by their key
+    "chains": ModularChains,
+    "word_problems": WordProblems,
+    "reasoning_gym": ReasoningGym,
+}
 
 
 class BenchmarkError(ValueError):
@@ -57,7 +63,8 @@ class Benchmark:
     samples: responses to each question; max_tokens: of a response
     ask: the instruction below each question; '' for none. By default a multiple choice asks to box the label, and
         mathematics to box the answer. Mathematics has it only if nothing else in the prompt mentions a box
-    chains, word_problems: questions that are made here, by the fields of ModularChains or WordProblems
+    chains, word_problems, reasoning_gym: questions that are made here, by the fields of ModularChains, WordProblems or
+        ReasoningGym
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
     own: defined in a user's own file: it is in no mean of the project's benchmarks
@@ -76,6 +83,7 @@ class Benchmark:
     files: tuple[SetFile, ...] = ()
     chains: ModularChains | None = None
     word_problems: WordProblems | None = None
+    reasoning_gym: ReasoningGym | None = None
     rows: int | None = None
     ask: str | None = None
     by: str | None = None
@@ -100,9 +108,9 @@ class Benchmark:
         self.grader(5.0, 1)
 
     @property
-    def made(self) -> MadeQuestions | None:
+    def made(self) -> MadeQuestions | ReasoningGym | None:
         """The questions, if they are made here."""
-        return self.chains or self.word_problems
+        return self.chains or self.word_problems or self.reasoning_gym
 
     def instruction(self, silent: bool) -> str | None:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""

@@ -33,10 +33,11 @@ class ReasoningGym:
     count: number of questions
     seed: which questions are made, and their order
     split: training or validation; every possible question belongs to exactly one of the two, by a hash of its text
+        without upper case
     """
 
-    tasks: str | Mapping[str, float]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    tasks: str | Mapping[str, float] = field(hash=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     count: Number = 1000
     seed: Seed = 0
     split: Split = "train"
@@ -80,7 +81,7 @@ class ReasoningGym:
             meta = {"task": task, "settings": settings, "seed": self.seed, "index": index}
             question = Question.make(SOURCE, text, str(entry["answer"]), {SOURCE: meta})
             index += 1
-            if split_by_hash(text, SOURCE.encode()) == self.split and question.id not in questions:
+            if split_by_hash(text.casefold(), SOURCE.encode()) == self.split and question.id not in questions:
                 questions[question.id], last = question, index
             elif index - last == _PATIENCE:
                 raise ValueError(

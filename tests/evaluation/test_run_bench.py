@@ -429,3 +429,18 @@ def test_an_mlflow_that_does_not_answer_loses_nothing(warm_model, tmp_path, benc
     bench("--model", warm_model, *words, "--out", tmp_path / "x")
     assert "run the same command again" in caplog.text
     assert results(tmp_path / "x")["benchmarks"]["chains"]["questions"] == 2
+
+
+def test_a_task_of_reasoning_gym_is_a_benchmark_with_its_own_checker(byte_model, tmp_path, bench):
+    pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
+    block = tmp_path / "mine.toml"
+    settings = "settings = { min_word_len = 3, max_word_len = 4 }, count = 6, split = 'validation'"
+    table = f"{{ tasks = 'spell_backward', {settings} }}"
+    lines = ["[backward]", 'title = "Words backward"', 'verifier = "reasoning_gym"', f"reasoning_gym = {table}"]
+    block.write_text("\n".join([*lines, *("samples = 1", "temperature = 0.0", "max_tokens = 8", "top_p = 1.0")]))
+    bench("--model", byte_model, "--definitions", block, "--benchmarks", "backward", *HERE, "--out", tmp_path / "x")
+    result = results(tmp_path / "x")["benchmarks"]["backward"]
+    assert (result["questions"], result["avg"]["value"]) == (6, 0)
+    lines = samples(tmp_path / "x", "backward")
+    assert all("<answer> and </answer>" in line["prompt"] for line in lines)
+    assert {line["verdict"] for line in lines} == {"no_answer"}, "the model writes nonsense"
