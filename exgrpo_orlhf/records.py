@@ -54,12 +54,14 @@ class Grade:
     sound: whether the reasoning holds, where a checker of reasoning exists (a correct answer with `sound=False` is a
         lucky guess); None where nothing checks it
     extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
+    logs: names and numbers that a function or a server gave besides (OpenRLHF's extra_logs)
     """
 
     verdict: Verdict
     reward: float | None
     sound: bool | None = None
     extracted: str | None = None
+    logs: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):

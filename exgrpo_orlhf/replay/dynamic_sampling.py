@@ -43,6 +43,10 @@ class Sampled:
         }
         if soundness:
             metrics["reward/lucky_guess_rate"] = soundness.count(False) / len(soundness)
+        logs: dict[str, list[float]] = {}
+        for name, value in (pair for grade in gradable for pair in grade.logs):
+            logs.setdefault(f"reward_log/{name}", []).append(value)
+        metrics |= {name: mean(values) for name, values in logs.items()}
         if self.rounds is not None:
             metrics["rollout/rounds"] = float(self.rounds)
             metrics["rollout/filtered_groups"] = float(len(self.all_groups) - len(self.groups))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,12 +22,35 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A grader's result. reason: why the answer could not be graded (verdict 'error' or 'timeout')"""
+    """A grader's result.
+
+    reason: why the answer could not be graded (verdict 'error' or 'timeout'), or some of its logs not be read
+    logs: names and numbers to be logged
+    """
 
     verdict: Verdict
     reward: float | None
     extracted: str | None = None
     reason: str | None = None
+    logs: tuple[tuple[str, float], ...] = ()
+
+
+def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
+    """OpenRLHF's extra_logs: by name a list, array or tensor with a number for each of `count` queries.
+
+    Returns the names and numbers of each query, and which names have something else and are left out.
+    """
+    logs: list[tuple[tuple[str, float], ...]] = [()] * count
+    bad = [] if isinstance(extra, Mapping) or extra is None else [f"{extra!r:.80}"]
+    for name, values in extra.items() if isinstance(extra, Mapping) else ():
+        values = values.tolist() if hasattr(values, "tolist") else values
+        values = values if isinstance(values, list | tuple) else [values]
+        if len(values) == count and all(isinstance(one, int | float) and math.isfinite(one) for one in values):
+            metric = re.sub(r"[^\w./ -]", "_", str(name))  # what MLflow takes
+            logs = [(*own, (metric, float(one))) for own, one in zip(logs, values, strict=True)]
+        else:
+            bad.append(str(name))
+    return logs, f"extra_logs without a finite number for each query: {', '.join(bad)}" if bad else None
 
 
 Grader = Callable[[Answer], Graded]

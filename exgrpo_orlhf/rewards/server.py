@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..records import Verdict
-from .answer import Answer, Graded
+from .answer import Answer, Graded, logs_of
 from .pool.pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
@@ -127,13 +127,15 @@ def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
         if len(values) != count and not (name == "scores" and not values):
             raise ValueError(f"{len(values)} {name} for {count} queries")
         columns.append([_number(value) for value in values])
+    logs, reason = logs_of(answer.get("extra_logs"), count)
     graded = []
     for i, (reward, score) in enumerate(zip(columns[0], columns[1] or columns[0], strict=True), 1):
         if reward is None or score is None:
             shown = f"{answer['rewards']!r:.{_SHOWN}}"
             graded.append(Graded("error", None, reason=f"{url}: reward {i} of {count} is no finite number: {shown}"))
         else:
-            graded.append(Graded("correct" if score >= success_at else "wrong", reward))
+            verdict: Verdict = "correct" if score >= success_at else "wrong"
+            graded.append(Graded(verdict, reward, reason=reason, logs=logs[i - 1]))
     return graded
 
 

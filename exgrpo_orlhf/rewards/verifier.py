@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -289,8 +290,10 @@ class _Answers:
         if here := _HERE.get(verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (verdict, reward, extracted, reason) in self._graded().items():
-                grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted)
+            for key, (verdict, reward, extracted, reason, logs) in self._graded().items():
+                grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted, logs=logs)
+                if reason and reward is not None:
+                    _say_once(reason)
                 if reward is None:
                     log.warning(
                         "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
@@ -342,6 +345,11 @@ class _Answers:
 def _as_answer(question: Question, response: str) -> Answer:
     gold = question.meta.get("answers", question.answer)  # several: any of them
     return Answer(gold, response, question.prompt, dict(question.meta), question.source)
+
+
+@cache
+def _say_once(reason: str) -> None:
+    log.warning("left out: %s", reason)
 
 
 def _remember(key: bytes, grade: Grade) -> None:

@@ -1,7 +1,7 @@
 """The batch that is generated one step ahead (train.generate_ahead): made beside an update, kept in checkpoints.
 
     ahead/rollouts.parquet     one row a rollout, groups in the plan's order: question_id, replayed, token_ids, finish,
-                               verdict, reward, sound, extracted, behaviour_logprobs, policy_step
+                               verdict, reward, sound, extracted, logs, behaviour_logprobs, policy_step
     ahead/candidates.parquet   one row a stored trajectory of a replayed question, as it was when that was planned:
                                question_id, token_ids, behaviour_logprobs, reward, step, finish, sound
 
@@ -11,6 +11,7 @@ them: a resumed run trains on them as they are, and draws no question twice and 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ _ROLLOUTS = pa.schema(
         ("reward", pa.float64()),  # null where it could not be graded
         ("sound", pa.bool_()),
         ("extracted", pa.string()),
+        ("logs", pa.string()),  # JSON
         ("behaviour_logprobs", pa.large_list(pa.float32())),
         ("policy_step", pa.int64()),
     ]
@@ -99,6 +101,7 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
         for one in group.rollouts:
             assert one.grade is not None  # a batch is graded when it is complete
             grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
+            grade.append(json.dumps(one.grade.logs))
             policy = [one.behaviour_logprobs, one.policy_step]
             rollouts.append([group.question.id, group.is_replayed, one.token_ids, one.finish, *grade, *policy])
     stored = [
@@ -116,10 +119,10 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for question_id, is_replayed, ids, finish, *grade, behaviour, version in snapshot.read_rows(
+    for question_id, is_replayed, ids, finish, *grade, logs, behaviour, version in snapshot.read_rows(
         pq.read_table(folder / "rollouts.parquet")
     ):
-        rollout = Rollout(ids, finish, Grade(*grade), None, behaviour, version)
+        rollout = Rollout(ids, finish, Grade(*grade, tuple(map(tuple, json.loads(logs)))), None, behaviour, version)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
     planned: dict[bool, list[Question]] = {True: [], False: []}

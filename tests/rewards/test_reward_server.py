@@ -76,7 +76,9 @@ def test_a_servers_rewards_are_the_rewards_and_its_protocol_is_openrlhfs():
 
 
 def test_scores_say_success_where_there_are_any():
-    with serving(lambda *_: (200, '{"rewards": [0.3, 2.0], "scores": [1, 0], "extra_logs": {}}')) as (url, _):
+    with serving(
+        lambda *_: (200, '{"rewards": [0.3, 2.0], "scores": [1, 0], "extra_logs": {"length": [3, 4], "bad": [1]}}')
+    ) as (url, _):
         assert shown(grades(url)) == [("correct", 0.3), ("wrong", 2.0)]
 
 

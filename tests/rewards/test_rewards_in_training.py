@@ -107,3 +107,21 @@ def test_a_run_learns_from_shortened_rewards_and_counts_successes(warm_model, tm
     assert short[1]["reward/groups_with_signal"] >= plain[1]["reward/groups_with_signal"]
     with pytest.raises(config.ConfigError, match="overlong_share must be a share"):
         config.load(["toy.gin"], small_bindings(warm_model, "Verifier.overlong_share = 0.0"))
+
+
+LOGGED = FUNCTION.replace("labels)]}", 'labels)], "extra_logs": {"tokens used": [len(queries[0])], "odd": ["x"]}}')
+
+
+def test_extra_logs_are_metrics_of_a_step_and_of_one_that_was_generated_ahead_and_resumed(warm_model, tmp_path, caplog):
+    (tmp_path / "reward.py").write_text(LOGGED)
+    bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.save_every = 1"]
+    bindings.append("train.generate_ahead = True")
+    whole = go(warm_model, tmp_path / "a", *bindings)
+    assert all(row["reward_log/tokens used"] > 5 for row in whole[1:])
+    assert not any("odd" in name for row in whole for name in row)
+    assert caplog.text.count("extra_logs without a finite number for each query: odd") == 1
+    go(warm_model, tmp_path / "b", *bindings, "train.steps = 1")
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, *BINDINGS, *bindings))
+    train(experiment, tmp_path / "b", resume=True, tracking_uri="unused", tags={})
+    last = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().strip().split("\n")[-1])
+    assert last["reward_log/tokens used"] == whole[-1]["reward_log/tokens used"]

@@ -126,7 +126,7 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
             if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
                 os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
-            pool.send(("graded", graded.verdict, graded.reward, *shown))
+            pool.send(("graded", graded.verdict, graded.reward, *shown, graded.logs))
 
 
 def _largest_address_space() -> int:

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..answer import Answer, Graded, Grader
+from ..answer import Answer, Graded, Grader, logs_of
 
 NAME = "reward_func"  # where the binding names no function
 
@@ -82,11 +82,13 @@ def grader(where: str, success_at: float = 1.0) -> Grader:
             reward = _number(result, key)
             scored = key == "rewards" and isinstance(result, dict) and result.get("scores") is not None
             score = _number(result, "scores") if scored else reward
+            extra = result.get("extra_logs") if key == "rewards" and isinstance(result, dict) else None
+            [logs], reason = logs_of(extra, 1)
         except MemoryError:
             raise
         except Exception as error:
             return Graded("error", None, reason=_placed(error, file))
-        return Graded("correct" if score >= success_at else "wrong", reward)
+        return Graded("correct" if score >= success_at else "wrong", reward, reason=reason, logs=logs)
 
     return grade
 
