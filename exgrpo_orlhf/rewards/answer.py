@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from ..records import Message, Verdict
+
+log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
@@ -51,6 +55,11 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
         else:
             bad.append(str(name))
     return logs, f"extra_logs without a finite number for each query: {', '.join(bad)}" if bad else None
+
+
+@cache
+def warn_once(reason: str) -> None:
+    log.warning("left out: %s", reason)
 
 
 Grader = Callable[[Answer], Graded]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ from ..records import Grade, Question, RolloutGroup
 from ..settings import require
 from ..tasks import countdown, modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Graded
+from .answer import Answer, Graded, warn_once
 from .pool.pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server
@@ -293,7 +292,7 @@ class _Answers:
             for key, (verdict, reward, extracted, reason, logs) in self._graded().items():
                 grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted, logs=logs)
                 if reason and reward is not None:
-                    _say_once(reason)
+                    warn_once(reason)
                 if reward is None:
                     log.warning(
                         "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
@@ -345,11 +344,6 @@ class _Answers:
 def _as_answer(question: Question, response: str) -> Answer:
     gold = question.meta.get("answers", question.answer)  # several: any of them
     return Answer(gold, response, question.prompt, dict(question.meta), question.source)
-
-
-@cache
-def _say_once(reason: str) -> None:
-    log.warning("left out: %s", reason)
 
 
 def _remember(key: bytes, grade: Grade) -> None:

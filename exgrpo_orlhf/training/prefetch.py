@@ -122,7 +122,8 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     for question_id, is_replayed, ids, finish, *grade, logs, behaviour, version in snapshot.read_rows(
         pq.read_table(folder / "rollouts.parquet")
     ):
-        rollout = Rollout(ids, finish, Grade(*grade, tuple(map(tuple, json.loads(logs)))), None, behaviour, version)
+        pairs = tuple((name, value) for name, value in json.loads(logs))
+        rollout = Rollout(ids, finish, Grade(*grade, logs=pairs), None, behaviour, version)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
     planned: dict[bool, list[Question]] = {True: [], False: []}

@@ -75,11 +75,11 @@ def test_a_servers_rewards_are_the_rewards_and_its_protocol_is_openrlhfs():
     assert bodies[1]["prompts"] == ["Add.\n2 + 2 = "] * 2
 
 
-def test_scores_say_success_where_there_are_any():
-    with serving(
-        lambda *_: (200, '{"rewards": [0.3, 2.0], "scores": [1, 0], "extra_logs": {"length": [3, 4], "bad": [1]}}')
-    ) as (url, _):
-        assert shown(grades(url)) == [("correct", 0.3), ("wrong", 2.0)]
+def test_scores_say_success_where_there_are_any_and_extra_logs_are_kept():
+    answer = '{"rewards": [0.3, 2.0], "scores": [1, 0], "extra_logs": {"length": [3, 4], "bad": [1]}}'
+    with serving(lambda *_: (200, answer)) as (url, _):
+        assert shown(graded := grades(url)) == [("correct", 0.3), ("wrong", 2.0)]
+    assert [grade.logs for grade in graded] == [(("length", 3.0),), (("length", 4.0),)]
 
 
 def test_several_servers_share_the_requests():

@@ -83,12 +83,12 @@ def grader(where: str, success_at: float = 1.0) -> Grader:
             scored = key == "rewards" and isinstance(result, dict) and result.get("scores") is not None
             score = _number(result, "scores") if scored else reward
             extra = result.get("extra_logs") if key == "rewards" and isinstance(result, dict) else None
-            [logs], reason = logs_of(extra, 1)
+            [logs], left_out = logs_of(extra, 1)
         except MemoryError:
             raise
         except Exception as error:
             return Graded("error", None, reason=_placed(error, file))
-        return Graded("correct" if score >= success_at else "wrong", reward, reason=reason, logs=logs)
+        return Graded("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=logs)
 
     return grade
 
