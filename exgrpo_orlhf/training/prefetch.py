@@ -123,7 +123,7 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
         pq.read_table(folder / "rollouts.parquet")
     ):
         pairs = tuple((name, value) for name, value in json.loads(logs))
-        rollout = Rollout(ids, finish, Grade(*grade, logs=pairs), None, behaviour, version)
+        rollout = Rollout(ids, finish, replace(Grade(*grade), logs=pairs), None, behaviour, version)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
     planned: dict[bool, list[Question]] = {True: [], False: []}
