@@ -198,6 +198,10 @@ def _build() -> Experiment:
         "fresh": _make("FreshSampler"),
     }
     require(
+        not (mixer.unless_solved and built["buffer"].counts_stored),
+        "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves out",
+    )
+    require(
         not built["buffer"].by_spread or (mixer.sampler.partition, mixer.buckets.quantiles) == ("accuracy", None),
         "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be 'accuracy' "
         f"and DifficultyBuckets.quantiles None; got {mixer.sampler.partition!r} and {mixer.buckets.quantiles!r}",

@@ -83,12 +83,14 @@ class ReplayMixer:
         known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
         what is not generated is saved. The question's accuracy is then that of fewer rollouts. 'all': all K are
         generated, and after grading the stored success takes the place of the one with the lowest reward
-        (`RolloutGroup.completed`); the accuracy is that of the K.
+        (`RolloutGroup.completed`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
+        generated, and only where none of them is a success does the stored one take a place
     late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
         trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.completed`).
-        Nothing more is generated, and no question gives way to a replayed one: ρ must be 0. 'newest': the one whose
-        log-probs are the newest; 'selected': the one that `TrajectorySelector` chooses, which may have to be scored.
-        None: no late injection. The delayed start holds for it too.
+        Nothing more is generated, and no question gives way to a replayed one: ρ must be 0, or planned questions be
+        'unless_solved' too. 'newest': the one whose log-probs are the newest; 'selected': the one that
+        `TrajectorySelector` chooses, which may have to be scored. None: no late injection. The delayed start holds for
+        it too.
     store_up_to: store successes only of groups whose accuracy, over their graded fresh rollouts, is at most this, in
         (0, 1]; 'one_success': only of groups with exactly one success, whatever K is (SU-01, arXiv 2605.13301); None:
         of every group (the paper). What is stored stays when its question is solved more often later.
@@ -115,7 +117,7 @@ class ReplayMixer:
         rho_steps: Count | None = None,
         start_at_accuracy: Annotated[float, BELOW_ONE] | None = 0.35,
         collect_before_start: bool = False,
-        fresh_beside: int | Literal["all"] | None = None,
+        fresh_beside: int | Literal["all", "unless_solved"] | None = None,
         late_injection: Literal["newest", "selected"] | None = None,
         store_up_to: float | Literal["one_success"] | None = None,
         max_pool_share: PositiveShare | None = None,
@@ -139,14 +141,16 @@ class ReplayMixer:
             "0: no question would ever be replayed; raise one of them, or bind 0",
         )
         require(
-            fresh_beside in (None, "all") or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),
+            fresh_beside in (None, "all", "unless_solved")
+            or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),
             f"ReplayMixer.fresh_beside must be a whole number in [1, train.group_size − 1] = [1, {group_size - 1}], "
-            f"'all' or None; got {fresh_beside!r}",
+            f"'all', 'unless_solved' or None; got {fresh_beside!r}",
         )
         require(
-            late_injection is None or max(rho, rho_end or 0) == 0,
+            late_injection is None or max(rho, rho_end or 0) == 0 or fresh_beside == "unless_solved",
             f"ReplayMixer.late_injection = {late_injection!r} plans no question for replay: ReplayMixer.rho must be 0 "
-            f"and ReplayMixer.rho_end 0 or None; got {rho!r} and {rho_end!r}",
+            f"and ReplayMixer.rho_end 0 or None, or ReplayMixer.fresh_beside 'unless_solved'; got {rho!r}, {rho_end!r} "
+            f"and {fresh_beside!r}",
         )
         require(
             store_up_to in (None, "one_success") or (not isinstance(store_up_to, str) and 0 < store_up_to <= 1),
@@ -160,7 +164,7 @@ class ReplayMixer:
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
         self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
-        self.late_injection = late_injection
+        self.late_injection, self.unless_solved = late_injection, fresh_beside == "unless_solved"
         self.rng = rng
         self.store_up_to = store_up_to if isinstance(store_up_to, str | None) else as_fraction(store_up_to)
         self.max_pool_share = as_fraction(1 if max_pool_share is None else max_pool_share)
@@ -218,14 +222,15 @@ class ReplayMixer:
     def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.
 
-        groups: graded, none of a replayed question. A group too few of whose rollouts could be graded has not failed.
+        groups: graded; those of planned questions are left out. A group too few of whose rollouts could be graded has
+            not failed.
         By spread, a group has failed whose rewards are all equal and below the stored one's.
         """
         if self.late_injection is None or not self.started:
             return {}
         candidates = {}
         for group in groups:
-            if group.question.id in buffer.records and buffer.has_failed(group):
+            if group.question.id in buffer.records and not group.is_replayed and buffer.has_failed(group):
                 stored = buffer.trajectories(group.question.id)
                 if better := [one for one in stored if not buffer.by_spread or one.reward > group.mean_reward]:
                     candidates[group.question] = better
@@ -255,6 +260,8 @@ class ReplayMixer:
                     f" with {self.rollouts_per_replayed} beside a stored one"
                 )
             stored = chosen[group.question.id] if group.is_replayed else chosen.get(group.question.id)
+            if group.is_replayed and self.unless_solved and group.accuracy != 0:
+                stored = None
             completed.append(group.completed(stored, self.group_size))
         return completed
 
@@ -314,8 +321,13 @@ class ReplayMixer:
     def metrics(self, groups: Iterable[RolloutGroup], chosen: Collection[str]) -> dict[str, float]:
         """Of the parts that are switched on. groups: of the batch; chosen: ids of questions with a stored trajectory"""
         metrics = {} if self.start_at_accuracy is None else {"replay/started": float(self.started)}
-        if self.late_injection is not None:
-            injected = [group for group in groups if not group.is_replayed and group.question.id in chosen]
+        if self.late_injection is not None or self.unless_solved:
+            injected = [
+                group
+                for group in groups
+                if group.question.id in chosen
+                and (not group.is_replayed or (self.unless_solved and group.accuracy == 0))
+            ]
             metrics["replay/injected"] = float(len(injected))
         return metrics
 

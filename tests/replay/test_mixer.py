@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer, source, train, trajectory
 
-from exgrpo_orlhf.records import Question, RolloutGroup
+from exgrpo_orlhf.records import Question, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, QuestionSampler, ReplayBuffer, RetirementPolicy
 
 
@@ -260,6 +260,24 @@ def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
     assert replayed > 20
 
 
+def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail():
+    planning = mixer(rho=0.5, fresh_beside="unless_solved", late_injection="newest")
+    failed, solved = (group(["wrong"] * 3 + [last], QUESTIONS[i], True) for i, last in enumerate(("wrong", "correct")))
+    ungraded, late = group(["timeout"] * 4, QUESTIONS[2], True), group(["wrong"] * 4, QUESTIONS[3])
+    groups = [failed, solved, ungraded, late]
+    chosen = {QUESTIONS[i].id: trajectory([i, 1]) for i in range(4)}
+    rows = [members for _, members in planning.complete(groups, chosen)]
+    stored = [[one for one in members if isinstance(one, Trajectory)] for members in rows]
+    assert [len(members) for members in rows] == [4] * 4
+    assert stored == [[chosen[QUESTIONS[0].id]], [], [], [chosen[QUESTIONS[3].id]]]
+    assert planning.metrics(groups, chosen)["replay/injected"] == 2
+    buffer = filled(4)
+    assert planning.plan(source(), buffer, 1).rollout_counts(4) == [4] * 8
+    assert [*planning.late_candidates(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
+    with pytest.raises(ValueError, match="late_injection = 'newest' plans no question"):
+        mixer(rho=0.5, fresh_beside="all", late_injection="newest")
+
+
 # -- many steps -------------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +383,7 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         (
             {"fresh_beside": 0},
-            r"ReplayMixer\.fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], 'all' .* 0$",
+            r"ReplayMixer\.fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], 'all', .* 0$",
         ),
         ({"fresh_beside": 4}, r"ReplayMixer\.fresh_beside .* got 4"),
         ({"fresh_beside": 1.5}, r"ReplayMixer\.fresh_beside .* got 1\.5"),
@@ -375,9 +393,12 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"max_pool_share": float("nan")}, r"ReplayMixer\.max_pool_share"),
         (
             {"late_injection": "newest"},
-            r"ReplayMixer\.late_injection = 'newest' plans no .*\.rho must be 0 .* 0\.5 and None",
+            r"ReplayMixer\.late_injection = 'newest' plans no .*\.rho must be 0 .* 0\.5, None and None",
         ),
-        ({"late_injection": "newest", "rho": 0, "rho_end": 0.5, "rho_steps": 3}, r"late_injection .* got 0 and 0\.5"),
+        (
+            {"late_injection": "newest", "rho": 0, "rho_end": 0.5, "rho_steps": 3},
+            r"late_injection .* 0\.5 and None",
+        ),
         ({"late_injection": "oldest", "rho": 0}, r"ReplayMixer\.late_injection must be one of 'newest', 'selected'"),
         ({"store_up_to": 0.0}, r"ReplayMixer\.store_up_to must be an accuracy in \(0, 1\], 'one_success' .* got 0\.0"),
         ({"store_up_to": 1.5}, r"ReplayMixer\.store_up_to .* got 1\.5"),

@@ -175,6 +175,15 @@ OPTIONS = {
         "ReplayMixer.store_up_to = 'one_success'",
         "DynamicSampling.max_rounds = 1",
     ],
+    "revisits": [
+        "ReplayMixer.fresh_beside = 'unless_solved'",
+        "ReplayMixer.late_injection = 'newest'",
+        "ReplayBuffer.replays_unsolved = True",
+        "RetirementPolicy.at_accuracy = None",
+        "QuestionSampler.mu = 0.0",
+        "QuestionSampler.sigma = 0.25",
+        "train.generate_ahead = True",
+    ],
     "late, scored": [
         "ReplayMixer.rho = 0.0",
         "ReplayMixer.late_injection = 'selected'",
@@ -238,7 +247,7 @@ OPTIONS = {
 }
 
 
-KILLED = ("graded", "in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead")
+KILLED = ("graded", "revisits", "in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead")
 KILLED += ("adapter and ahead",)
 
 
@@ -299,6 +308,10 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     elif name.startswith("adapter"):
         matrices = load_file(tmp_path / "run" / f"checkpoint-{STEPS}" / "adapter" / "adapter_model.safetensors")
         assert any(".lora_B." in name and value.abs().max() > 0 for name, value in matrices.items())
+    elif name == "revisits":
+        assert all(row["replay/actual_share"] > 0 for row in done[3:])
+        assert any(row["replay/injected"] > 0 for row in done)
+        assert any(0 <= row["replay/injected"] < 8 * row["replay/actual_share"] for row in done), "some were solved"
     elif name == "ahead":
         assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
         assert all(row["policy/approx_kl"] > 0 for row in done[1:])
