@@ -383,7 +383,7 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
         ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
         (
             {"fresh_beside": 0},
-            r"ReplayMixer\.fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], 'all', .* 0$",
+            r"ReplayMixer\.fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], .* 0$",
         ),
         ({"fresh_beside": 4}, r"ReplayMixer\.fresh_beside .* got 4"),
         ({"fresh_beside": 1.5}, r"ReplayMixer\.fresh_beside .* got 1\.5"),
