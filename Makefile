@@ -4,7 +4,7 @@
 # make campaign     30 minutes of kills and damage at random, and the table of docs/dev/reliability.md
 # make lint         ruff and mypy
 # make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
-# make reasoning-gym  the library of tasks, for gin/reasoning_gym.gin
+# make reasoning-gym  the library of tasks for @ReasoningGym() (docs/rewards.md)
 # make openrlhf-cpu the OpenRLHF stack for a machine without CUDA, into the same environment: its tests then run too
 VENV ?= .venv
 PYTHON ?= python3
