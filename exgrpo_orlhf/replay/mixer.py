@@ -259,21 +259,27 @@ class ReplayMixer:
                     f"{' and a stored one' if group.is_replayed else ''} do not make a group of K = {self.group_size}"
                     f" with {self.rollouts_per_replayed} beside a stored one"
                 )
-            stored = chosen[group.question.id] if group.is_replayed else chosen.get(group.question.id)
-            if group.is_replayed and self.unless_solved and group.accuracy != 0:
-                stored = None
-            completed.append(group.completed(stored, self.group_size))
+            completed.append(group.completed(self._stored_for(group, chosen), self.group_size))
         return completed
 
-    def assemble(self, groups: Sequence[CompletedGroup], advantages: Advantages) -> MixedBatch:
+    def _stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
+        """The stored trajectory that enters a group. Raises KeyError if a replayed group has none."""
+        if not group.is_replayed:
+            return chosen.get(group.question.id)
+        return None if self.unless_solved and group.accuracy != 0 else chosen[group.question.id]
+
+    def assemble(
+        self, groups: Sequence[CompletedGroup], advantages: Advantages, penalty: Callable[[int], float] = lambda _: 0.0
+    ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
-        graded again. Raises ValueError if a group is not graded."""
+        graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
+        stored one. Raises ValueError if a group is not graded."""
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         for g, (_, members) in enumerate(groups):
             for i, one in enumerate(members):
                 if one.reward is not None:
-                    rewards[g, i], gradable[g, i] = one.reward, True
+                    rewards[g, i], gradable[g, i] = one.reward + penalty(len(one.token_ids)), True
         values = advantages(rewards, gradable)
         rows = [
             [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members)]
@@ -318,17 +324,12 @@ class ReplayMixer:
             return group.correct == 1
         return group.accuracy <= self.store_up_to
 
-    def metrics(self, groups: Iterable[RolloutGroup], chosen: Collection[str]) -> dict[str, float]:
-        """Of the parts that are switched on. groups: of the batch; chosen: ids of questions with a stored trajectory"""
+    def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
+        """Of the parts that are switched on. groups: of the batch; chosen: as in `complete`"""
         metrics = {} if self.start_at_accuracy is None else {"replay/started": float(self.started)}
         if self.late_injection is not None or self.unless_solved:
-            injected = [
-                group
-                for group in groups
-                if group.question.id in chosen
-                and (not group.is_replayed or (self.unless_solved and group.accuracy == 0))
-            ]
-            metrics["replay/injected"] = float(len(injected))
+            stored = [self._stored_for(one, chosen) for one in groups if self.unless_solved or not one.is_replayed]
+            metrics["replay/injected"] = float(sum(one is not None for one in stored))
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
 
 @cache
 def warn_once(reason: str) -> None:
+    """Log what was left out, once in a process."""
     log.warning("left out: %s", reason)
 
 

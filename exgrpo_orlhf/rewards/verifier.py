@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from ..records import Grade, Question, RolloutGroup
+from ..records import Grade, Question, RolloutGroup, mean
 from ..settings import require
 from ..tasks import countdown, modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
@@ -83,9 +83,9 @@ class Verifier:
     tries: of a request to a server, at most
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
         or 'boxed'; None: any
-    overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward of a rollout in
-        training falls linearly, by 1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13).
-        None: it does not. Success stays what it is; a trajectory is stored with the reward that it had
+    overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward falls linearly, by
+        1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13), for the advantage alone. Success,
+        difficulty, what is stored and dynamic sampling see the reward itself. None: it does not fall
     timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program; with kind 'http',
         for one request, which has the responses to one question
     memory: MiB for each answer, beyond what the grader itself takes
@@ -187,7 +187,6 @@ class Verifier:
         groups: Iterable[RolloutGroup],
         decode: Callable[[np.ndarray], str],
         earlier: Sequence[RolloutGroup] = (),
-        max_tokens: int = 0,
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
@@ -196,7 +195,6 @@ class Verifier:
             arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
-        max_tokens: L_max, the longest response in tokens, for `overlong_share`
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
         answers, arrived = _Answers(self), []
@@ -212,22 +210,22 @@ class Verifier:
         self._check([*before, *grades])
         left = iter(grades)
         return [
-            replace(
-                group,
-                rollouts=tuple(
-                    replace(one, grade=self._shortened(next(left), len(one.token_ids), max_tokens))
-                    for one in group.rollouts
-                ),
-            )
+            replace(group, rollouts=tuple(replace(rollout, grade=next(left)) for rollout in group.rollouts))
             for group in arrived
         ]
 
-    def _shortened(self, grade: Grade, tokens: int, max_tokens: int) -> Grade:
-        """The grade with R_length = min(0, (L_max − L_cache − |y|)/L_cache) added to its reward."""
-        if self.overlong_share is None or grade.reward is None:
-            return grade
+    def overlong_penalty(self, tokens: int, max_tokens: int) -> float:
+        """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of so many tokens."""
+        if self.overlong_share is None:
+            return 0.0
         cache = self.overlong_share * max_tokens
-        return replace(grade, reward=grade.reward + min(0.0, (max_tokens - cache - tokens) / cache))
+        return min(0.0, (max_tokens - cache - tokens) / cache)
+
+    def metrics(self, groups: Iterable[RolloutGroup], max_tokens: int) -> dict[str, float]:
+        """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
+        lengths = [len(rollout.token_ids) for group in groups for rollout in group.rollouts]
+        penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
+        return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
     @property
     def checks_reasoning(self) -> bool:

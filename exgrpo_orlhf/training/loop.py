@@ -160,7 +160,8 @@ class TrainingRun:
             buffer.observe(groups, step)
 
         # A = r − mean(r) over the whole group, the stored success included; one loss over fresh and replayed rows.
-        batch = dynamic_sampling.masked(mixer.assemble(sampled.groups, x.advantages))
+        penalty = lambda tokens: x.verifier.overlong_penalty(tokens, x.sampling.max_response_tokens)
+        batch = dynamic_sampling.masked(mixer.assemble(sampled.groups, x.advantages, penalty))
         clock.lap("assemble")
         try:
             stats = engine.update(batch, x.loss)
@@ -203,6 +204,7 @@ class TrainingRun:
             **x.loss.replayed_metrics(batch.flat_rows(), *logprobs),
             **stats.metrics,
             **self.fresh.metrics(),
+            **x.verifier.metrics(groups, x.sampling.max_response_tokens),
             "replay/candidates_scored": float(sum(len(one.measured) for one in scored.values())),
             "replay/stored": float(stored),
             "cost/generated_tokens": self.generated_tokens,
@@ -235,8 +237,7 @@ class TrainingRun:
         train.generate_ahead they get the log-probs of the policy that sampled them. graded: the step's groups so far"""
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
-            longest = self.experiment.sampling.max_response_tokens
-            groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded, longest))
+            groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded))
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
             groups = prefetch.sampled_by(groups, engine.behaviour(groups), self.steps + 1)

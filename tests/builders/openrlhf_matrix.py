@@ -55,7 +55,7 @@ def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
 def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
     """The local engine in float32: gradients of each optimiser step and weights after the last, by parameter."""
     steps = cell["steps"]
-    optimizer = Optimizer(learning_rate=RATE, max_grad_norm=1e9, steps_per_batch=steps)
+    optimizer = Optimizer(learning_rate=RATE, max_grad_norm=None, steps_per_batch=steps)
     if cell.get("lora"):  # the reference is the model itself, without its adapter
         engine = make_engine(model, reference=True, optimizer=optimizer, lora=LORA)
         move_adapter(engine.model)
@@ -114,7 +114,7 @@ def update(
         Path(model),
         f"LoRA.rank = {rank}",
         f"Optimizer.learning_rate = {RATE}",
-        "Optimizer.max_grad_norm = 1e9",
+        "Optimizer.max_grad_norm = None",
         f"Optimizer.steps_per_batch = {cell['steps']}",
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
         f"train.generate_ahead = {cell.get('ahead', False)}",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from replay_builders import QUESTIONS, filled, mixer, rollout, source, trajectory
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
+from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.records import RolloutGroup
+from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
 from exgrpo_orlhf.rewards import GradingError, Verifier
 from exgrpo_orlhf.training.run import train
 
@@ -87,24 +90,34 @@ def test_training_stops_when_grading_fails(warm_model, tmp_path):
         go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
 
 
-def test_the_reward_of_a_long_rollout_falls_over_the_margin_and_its_success_does_not():
-    """DAPO, equation 13, with L_max = 10 and L_cache = 4."""
-    question = Question.make("test", "a", "42")
-    rollouts = [Rollout(np.zeros(n, np.int32), "stop") for n in (1, 6, 7, 8, 10)]
-    group = RolloutGroup(question, tuple(rollouts), False)
-    verifier = Verifier("exact", overlong_share=0.4)
-    [graded] = verifier.grade_groups([group], lambda ids: "42" if len(ids) != 8 else "41", max_tokens=10)
-    assert [one.grade.reward for one in graded.rollouts] == [1, 1, 0.75, -0.5, 0]
-    assert [one.grade.correct for one in graded.rollouts] == [True, True, True, False, True]
-    assert graded.accuracy == Fraction(4, 5)
+def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
+    """DAPO, equation 13, with L_max = 10 and L_cache = 4; a stored success of 10 tokens is a row as any other."""
+    verifier, mixing = Verifier("exact", overlong_share=0.4), mixer(stores="above_mean")
+    penalty = lambda tokens: verifier.overlong_penalty(tokens, 10)
+    assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10)] == [0, 0, -0.25, -0.5, -1]
+    assert Verifier("exact").overlong_penalty(10, 10) == 0
+    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
+    replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
+    stored = trajectory(range(10))
+    completed = mixing.complete([wrong, replayed], {QUESTIONS[1].id: stored})
+    batch = mixing.assemble(completed, GroupAdvantages(), penalty)
+    expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
+    for rows, rewards in zip(batch.rows, expected, strict=True):
+        assert [row.advantage for row in rows] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
+    assert mixing.collect(batch, [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()], 1) == []
+    assert wrong.spread == 0
+    plan = Plan(1, [QUESTIONS[0]], [], {})
+    more = DynamicSampling(max_rounds=1).replacements(plan, completed[:1], 1, source(), filled(0))
+    assert more is not None, "a group without a success is replaced"
 
 
-def test_a_run_learns_from_shortened_rewards_and_counts_successes(warm_model, tmp_path):
-    plain = go(warm_model, tmp_path / "a")
-    short = go(warm_model, tmp_path / "b", "Verifier.overlong_share = 0.8")
-    assert short[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"]
-    assert short[1]["reward/mean"] < plain[1]["reward/mean"]
-    assert short[1]["reward/groups_with_signal"] >= plain[1]["reward/groups_with_signal"]
+def test_a_run_with_the_penalty_has_the_same_rewards_and_another_update(warm_model, tmp_path):
+    plain = go(warm_model, tmp_path / "a")[1]
+    short = go(warm_model, tmp_path / "b", "Verifier.overlong_share = 0.8")[1]
+    assert all(short[name] == plain[name] for name in ("reward/mean", "reward/pass_at_1", "cost/generated_tokens"))
+    assert -1 < short["reward/overlong_penalty"] < 0
+    assert "reward/overlong_penalty" not in plain
+    assert short["policy/grad_norm"] != plain["policy/grad_norm"]
     with pytest.raises(config.ConfigError, match="overlong_share must be a share"):
         config.load(["toy.gin"], small_bindings(warm_model, "Verifier.overlong_share = 0.0"))
 

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from replay_builders import QUESTIONS, group, mixer, trajectory
+from replay_builders import QUESTIONS, filled, group, mixer, source, trajectory
 from step_builders import begin, watched
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import Grade
+from exgrpo_orlhf.records import Grade, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.rewards import verifier
 
@@ -174,3 +174,21 @@ def test_what_can_be_injected(late):
     assert mixer(rho=0).late_candidates(failed, buffer) == {}
     assert delayed.collecting
     assert not mixer(rho=0).collecting
+
+
+def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail():
+    planning = mixer(rho=0.5, fresh_beside="unless_solved", late_injection="newest")
+    failed, solved = (group(["wrong"] * 3 + [last], QUESTIONS[i], True) for i, last in enumerate(("wrong", "correct")))
+    ungraded, late = group(["timeout"] * 4, QUESTIONS[2], True), group(["wrong"] * 4, QUESTIONS[3])
+    groups = [failed, solved, ungraded, late]
+    chosen = {QUESTIONS[i].id: trajectory([i, 1]) for i in range(4)}
+    rows = [members for _, members in planning.complete(groups, chosen)]
+    stored = [[one for one in members if isinstance(one, Trajectory)] for members in rows]
+    assert [len(members) for members in rows] == [4] * 4
+    assert stored == [[chosen[QUESTIONS[0].id]], [], [], [chosen[QUESTIONS[3].id]]]
+    assert planning.metrics(groups, chosen)["replay/injected"] == 2
+    buffer = filled(4)
+    assert planning.plan(source(), buffer, 1).rollout_counts(4) == [4] * 8
+    assert [*planning.late_candidates(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
+    with pytest.raises(ValueError, match="late_injection = 'newest' plans no question"):
+        mixer(rho=0.5, fresh_beside="all", late_injection="newest")

@@ -311,7 +311,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     elif name == "revisits":
         assert all(row["replay/actual_share"] > 0 for row in done[3:])
         assert any(row["replay/injected"] > 0 for row in done)
-        assert any(0 <= row["replay/injected"] < 8 * row["replay/actual_share"] for row in done), "some were solved"
+        assert any(row["replay/injected"] < 8 * row["replay/actual_share"] for row in done), "some were solved"
     elif name == "ahead":
         assert [row["rollout/age_mean"] for row in done] == [0.0] + [1.0] * (STEPS - 1)
         assert all(row["policy/approx_kl"] > 0 for row in done[1:])

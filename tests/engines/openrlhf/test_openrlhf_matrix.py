@@ -91,7 +91,8 @@ def all_cells() -> dict[str, dict[str, Any]]:
         if stage > 1:
             found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
         # Fresh rows are weighed by the log-probs that they come with, in a single step too.
-        found[f"{name} ahead"] = cell(1, {"max_fresh_weight": 1.2}, flags=more, ahead=True)
+        bound = {"max_fresh_weight" if batches is STATIC else "dual_clip": 1.2}
+        found[f"{name} ahead"] = cell(1, bound, flags=more, ahead=True)
     for stage, (batches, packed) in itertools.product((1, 2, 3), ((STATIC, False), (DYNAMIC, True))):
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
         flags["actor.gradient_checkpointing_enable"] = packed
