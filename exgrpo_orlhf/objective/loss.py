@@ -193,9 +193,12 @@ class MixedPolicyLoss:
             return -torch.exp(log_w) * advantages
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
-        upper, dual = log_w.new_tensor([math.log1p(self.clip_high), math.log(self.dual_clip or math.inf)])
-        ceiling = torch.where(advantages > 0, upper, dual)
-        w = torch.exp(torch.where(log_w > ceiling, ceiling, log_w))
+        upper = math.log1p(self.clip_high)  # a number, not a tensor: no copy from the host to the device
+        log_w = torch.where((advantages > 0) & (log_w > upper), upper, log_w)
+        if self.dual_clip is not None:
+            dual = math.log(self.dual_clip)
+            log_w = torch.where((advantages < 0) & (log_w > dual), dual, log_w)
+        w = torch.exp(log_w)
         clipped = torch.clamp(w, 1 - self.clip_low, 1 + self.clip_high)
         return -torch.minimum(w * advantages, clipped * advantages)
 
