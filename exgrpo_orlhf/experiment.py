@@ -69,7 +69,7 @@ class Experiment:
     def __post_init__(self) -> None:
         require(
             not self.mixer.only_sound or self.verifier.checks_reasoning,
-            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', 'countdown', "
+            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', "
             f"'word_problem'); Verifier.kind is {self.verifier.kind!r}",
         )
         if self.mixer.collects:

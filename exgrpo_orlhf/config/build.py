@@ -34,7 +34,7 @@ from ..experiment import Experiment
 from ..models.examples import SupervisedFile
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedModel
-from ..models.tiny_models import ChainModel, CountdownModel
+from ..models.tiny_models import ChainModel, GymModel
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from ..questions.fresh_sampler import FreshSampler
@@ -57,7 +57,6 @@ from ..settings import (
     require,
 )
 from ..study.suite import Suite
-from ..tasks.countdown import Countdown
 from ..tasks.modular_chains import ModularChains
 from ..tasks.reasoning_gym import ReasoningGym
 from ..tasks.word_problems import WordProblems
@@ -66,9 +65,9 @@ from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(ModularChains, Countdown, WordProblems, ReasoningGym, Verifier),
+    *(ModularChains, WordProblems, ReasoningGym, Verifier),
     *(QuestionFile, QuestionHub, QuestionMix, LengthFilter),
-    *(PretrainedModel, ChainModel, CountdownModel, SupervisedModel, SupervisedFile),
+    *(PretrainedModel, ChainModel, GymModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
 )

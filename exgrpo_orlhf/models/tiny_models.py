@@ -5,8 +5,7 @@ result is an ordinary Hugging Face model directory. Only reward can correct what
 
 - `ChainModel` knows the procedure of modular chains and has false beliefs about single steps; how hard a question is
   depends on how many false facts its steps need.
-- `CountdownModel` writes countdown answers with true values, and rarely finds a right one. It looks ahead as far as
-  three layers can, and where it has a hunch it does not search.
+- `GymModel` has seen tasks of reasoning-gym for a short time.
 """
 
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
@@ -15,7 +14,9 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,23 +25,22 @@ import numpy as np
 from .. import cache, paths
 from ..lazy import torch, transformers
 from ..settings import Bound, check, require
-from ..tasks import countdown, modular_chains
-from ..tasks.countdown import Hunches
+from ..tasks import modular_chains
 from ..tasks.made_questions import OPERATORS, Number, Operands, Probability, Seed
 from ..tasks.modular_chains import PRESETS, Beliefs
+from ..tasks.reasoning_gym import ReasoningGym
 from .optimiser_steps import optimiser_steps
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 PAD, END = "<pad>", "<end>"
-MAX_POSITIONS = 256  # tokens of prompt and response together
 _IGNORED = -100  # label of a token that is not learnt
 _WIDTH = Bound("must be a positive multiple of 32", lambda value: type(value) is int and value > 0 == value % 32)
 _RATE = Bound("must be between 0 and 1", lambda value: type(value) is float and 0 < value < 1)
 
 
-def character_tokenizer(vocabulary: tuple[str, ...]) -> "Qwen2Tokenizer":
+def character_tokenizer(vocabulary: tuple[str, ...], positions: int) -> "Qwen2Tokenizer":
     """One token per character, no special tokens added; characters outside the vocabulary are dropped.
 
     It is Qwen2's own class, because AutoTokenizer loads the tokenizer of any Qwen2 model as that class. Its byte-pair
@@ -54,7 +54,7 @@ def character_tokenizer(vocabulary: tuple[str, ...]) -> "Qwen2Tokenizer":
         eos_token=END,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=positions,
     )
 
 
@@ -81,6 +81,7 @@ class WarmedUpModel(ABC):
     task: ClassVar[str]  # of the directory's name and the progress line
     vocabulary: ClassVar[tuple[str, ...]]  # PAD, END, then the task's characters
     format: ClassVar[int] = 1  # raise it when the same settings would give another model
+    positions: ClassVar[int] = 256  # tokens of prompt and response together
 
     def __post_init__(self) -> None:
         check(type(self), vars(self))
@@ -91,6 +92,9 @@ class WarmedUpModel(ABC):
         """Every setting that shapes the model."""
         settings = dataclasses.asdict(self) | {"format": self.format}
         return {name: value for name, value in settings.items() if name != "cache"}
+
+    def tokenizer(self) -> "Qwen2Tokenizer":
+        return character_tokenizer(self.vocabulary, self.positions)
 
     @abstractmethod
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -115,7 +119,7 @@ class WarmedUpModel(ABC):
         model = self._warmed_up()
         with cache.making(directory) as unfinished:
             model.save_pretrained(unfinished)
-            character_tokenizer(self.vocabulary).save_pretrained(unfinished)
+            self.tokenizer().save_pretrained(unfinished)
         return directory
 
     def _warmed_up(self) -> "Qwen2ForCausalLM":
@@ -153,7 +157,7 @@ class WarmedUpModel(ABC):
             num_hidden_layers=self.layers,
             num_attention_heads=self.width // 32,  # head size 32: the smallest that vLLM's kernels take
             num_key_value_heads=self.width // 32,
-            max_position_embeddings=MAX_POSITIONS,
+            max_position_embeddings=self.positions,
             # Tokens that matter are a few dozen apart. At the usual base of 10,000 most dimensions hardly turn over
             # such a distance, and finding the next operator takes much longer to learn.
             rope_parameters={"rope_type": "default", "rope_theta": 100.0},
@@ -173,11 +177,11 @@ class WarmedUpModel(ABC):
     def _batch(self, rng: np.random.Generator) -> "tuple[torch.Tensor, torch.Tensor, int]":
         """Token ids and labels (batch_size, T) of prompt, response, end token and padding on the right; length of the
         shortest prompt. A label is the token itself in response and end token, and ignored elsewhere."""
-        texts = self._texts(rng)
+        encode, texts = self.tokenizer().encode, self._texts(rng)
         longest = max(len(prompt) + len(response) for prompt, response in texts) + 1
         rows, labels = [], []
         for prompt, response in texts:
-            row = [self.vocabulary.index(token) for token in (*prompt, *response, END)]
+            row = [*encode(prompt), *encode(response), self.vocabulary.index(END)]
             padding = longest - len(row)
             rows.append(row + [self.vocabulary.index(PAD)] * padding)
             labels.append([_IGNORED] * len(prompt) + row[len(prompt) :] + [_IGNORED] * padding)
@@ -215,7 +219,7 @@ class ChainModel(WarmedUpModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
-        most = MAX_POSITIONS // (8 * self.together)  # an operand takes 8 tokens of prompt and response
+        most = self.positions // (8 * self.together)  # an operand takes 8 tokens of prompt and response
         require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
 
     @property
@@ -239,41 +243,33 @@ class ChainModel(WarmedUpModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownModel(WarmedUpModel):
-    """Taught a searcher's attempts (`countdown.write_attempt`); the other fields are those of `WarmedUpModel`.
+class GymModel(WarmedUpModel):
+    """Taught the library's own answers to questions of reasoning-gym, and not for long enough to know them; the other
+    fields are those of `WarmedUpModel`.
 
-    share, strength: of the teacher's hunches (see `Hunches`); the seed decides which hunches
-    operands, largest: of the warm-up's questions (see `Countdown`)
+    tasks, settings: as of `ReasoningGym`; questions and answers are in ASCII
+    count: number of questions, of the training split
     """
 
-    share: Probability = 0.35
-    strength: Probability = 0.7
-    operands: Operands = (3, 4)
-    largest: countdown.Largest = 9
-    steps: Number = 3600
+    tasks: str | Mapping[str, float] = field(hash=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    count: Number = 2000
+    steps: Number = 200
 
-    task: ClassVar[str] = "countdown"
-    vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=,>")
+    task: ClassVar[str] = "gym"
+    # Space and line break, as byte-level encoding writes them, and the printable characters of ASCII.
+    vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, "\u0120", "\u010a", *map(chr, range(ord("!"), ord("~") + 1)))
+    positions: ClassVar[int] = 512
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        countdown.check_operands("CountdownModel", self.operands)
-
-    @property
-    def hunches(self) -> Hunches:
-        """What the model is taught."""
-        return Hunches(self.share, self.strength, self.seed)
+    @cached_property
+    def _examples(self) -> list[tuple[str, str]]:
+        taught = ReasoningGym(self.tasks, self.settings, self.count, self.seed).examples()
+        return [(str(question.prompt), answer) for question, answer in taught]
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
-        operands, hunches = self.operands[rng.integers(len(self.operands))], self.hunches
-        texts: list[tuple[str, str]] = []
-        while len(texts) < self.batch_size:
-            question, answer = countdown.draw_question(rng, operands, self.largest)
-            if countdown.split_of(str(question.prompt)) == "train":
-                texts.append((str(question.prompt), countdown.write_attempt(rng, question, answer, hunches)))
-        return texts
+        return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]
 
 
 def chain_tokenizer() -> "Qwen2Tokenizer":
     """The tokenizer of modular chains."""
-    return character_tokenizer(ChainModel.vocabulary)
+    return character_tokenizer(ChainModel.vocabulary, ChainModel.positions)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..records import Grade, Question, RolloutGroup, mean
 from ..settings import require
-from ..tasks import countdown, modular_chains, word_problems
+from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
 from .pool.pool import GradingError, Pool, pool
@@ -48,14 +48,13 @@ _FORMATS: dict[str, Callable[[str], object]] = {
     "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
 }
 _Kind = Literal[
-    "exact", "modular_chain", "chain_steps", "countdown", "word_problem", "math", "math_verify", "choice", "function",
+    "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
     "code", "reasoning_gym", "http",
 ]  # fmt: skip
 _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
     "modular_chain": modular_chains.grade,
     "chain_steps": modular_chains.grade_steps,
-    "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
 # The result of a function or a program may change from call to call.
@@ -73,7 +72,7 @@ class Verifier:
         most published scores were graded), 'choice' (an option's letter or digit), 'code' (a Python program against
         tests, in a sandbox), 'function' (the user's own), 'reasoning_gym' (the checker of a question's own task),
         'http' (a reward server with OpenRLHF's protocol),
-        'exact' (the response is the answer), 'modular_chain', 'countdown' or 'word_problem' (which also check the
+        'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
     success_at: least reward of a success with the kinds whose rewards are graded ('function', 'reasoning_gym', 'http').
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
@@ -191,7 +190,7 @@ class Verifier:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
-            are graded on arrival; the others ('exact', 'modular_chain', 'countdown', 'word_problem') when all have
+            are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have
             arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups

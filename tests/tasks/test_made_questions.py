@@ -13,13 +13,12 @@ import pytest
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.tasks import countdown, modular_chains
-from exgrpo_orlhf.tasks.countdown import Countdown, Hunches
+from exgrpo_orlhf.tasks import modular_chains
 from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
 from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 
-@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (Countdown, 700), (WordProblems, 700)])
+@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (WordProblems, 700)])
 def test_train_and_validation_never_overlap(made, count):
     train = {q.id for seed in range(3) for q in made(count, (3,), seed=seed).load()}
     validation = {q.id for seed in range(3) for q in made(count // 10, (3,), seed=seed, split="validation").load()}
@@ -32,7 +31,6 @@ def test_train_and_validation_never_overlap(made, count):
     ("made", "prompt", "question_id"),
     [
         (ModularChains, "1+6+7=", "c7871b35c5ac6ede1cedf085c405832a"),
-        (Countdown, "4,4,4,6>24=", "a6a4885debbb6442ca314b9bae492d9f"),
         (
             WordProblems,
             "On Sunday Kenji cycles 153 kilometres of a tour. On each of the next 2 days he cycles 21 "
@@ -53,27 +51,24 @@ def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, q
     assert (first.prompt, first.id) == (prompt, question_id)  # and on every machine
 
 
-@pytest.mark.parametrize(
-    ("made", "operands", "shares"),
-    [(ModularChains, (3, 4, 5, 6, 7), (129, 129, 128, 128, 128)), (Countdown, (3, 4, 5), (101, 100, 100))],
-)
-def test_questions_are_distinct_balanced_and_say_how_many_operands_they_have(made, operands, shares):
-    questions = made(count=sum(shares), operands=operands).load()
+def test_questions_are_distinct_balanced_and_say_how_many_operands_they_have():
+    operands, shares = (3, 4, 5, 6, 7), (129, 129, 128, 128, 128)
+    questions = ModularChains(count=sum(shares), operands=operands).load()
     assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == sum(shares)
     assert Counter(q.meta["operands"] for q in questions) == dict(zip(operands, shares, strict=True))
     assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
-    assert {len(re.findall(r"\d+", q.prompt.partition(">")[0])) - q.meta["operands"] for q in questions} == {0}
+    assert {len(re.findall(r"\d+", q.prompt)) - q.meta["operands"] for q in questions} == {0}
 
 
-@pytest.mark.parametrize("made", [ModularChains, Countdown, WordProblems])
+@pytest.mark.parametrize("made", [ModularChains, WordProblems])
 def test_every_set_gives_its_questions_with_a_right_response(made):
-    kind = {ModularChains: "modular_chain", Countdown: "countdown", WordProblems: "word_problem"}[made]
+    kind = {ModularChains: "modular_chain", WordProblems: "word_problem"}[made]
     examples = made(count=60).examples()
     assert [question for question, _ in examples] == made(count=60).load()
     assert all(Verifier(kind).grade(question, response).sound for question, response in examples)
 
 
-@pytest.mark.parametrize("made", [ModularChains, Countdown, WordProblems])
+@pytest.mark.parametrize("made", [ModularChains, WordProblems])
 def test_loading_leaves_the_global_generators_alone(made):
     before = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     made(count=20).load()
@@ -81,32 +76,17 @@ def test_loading_leaves_the_global_generators_alone(made):
     assert random.getstate() == before[1]
 
 
-@pytest.mark.parametrize(
-    ("grade", "question"),
-    [
-        (modular_chains.grade, Question.make("modular_chains", "7+5*3=", "6")),
-        (countdown.grade, Question.make("countdown", "2,3,7>19=", "19")),
-    ],
-)
-def test_no_text_makes_the_checker_raise(grade, question):
-    letters = random.Random(0)
+def test_no_text_makes_the_checker_raise():
+    letters, question = random.Random(0), Question.make("modular_chains", "7+5*3=", "6")
     for _ in range(3000):
         text = "".join(chr(letters.choice([*b"+-*237=#", 0, 10, 0xD800, 0x0663, 0x2028, 0x1F600])) for _ in range(11))
-        assert grade(question, text).reward in (0.0, 1.0)
+        assert modular_chains.grade(question, text).reward in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("grade", "prompt"),
-    [
-        *((modular_chains.grade, prompt) for prompt in ("", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=")),
-        *((countdown.grade, prompt) for prompt in ("", "7>7=", "2,3>5", "2,3>5=\n", "2,3>0=", "02,3>5=", "2,,3>5=")),
-        *((countdown.grade, prompt) for prompt in ("2,3=5>", "٢,3>5=", (("user", "2,3>5="),))),
-        (modular_chains.grade, (("user", "7+5="),)),
-    ],
-)
-def test_a_question_of_another_kind_is_named_in_the_error(grade, prompt):
-    with pytest.raises(ValueError, match=r"not a (modular chain|countdown question)"):
-        grade(Question.make("made", prompt, "2"), "#2")
+@pytest.mark.parametrize("prompt", ["", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),)])
+def test_a_question_of_another_kind_is_named_in_the_error(prompt):
+    with pytest.raises(ValueError, match="not a modular chain"):
+        modular_chains.grade(Question.make("made", prompt, "2"), "#2")
 
 
 SHARED = [
@@ -128,15 +108,11 @@ OPERANDS = [
 @pytest.mark.parametrize(
     ("made", "fields", "message"),
     [
-        *((made, *case) for made in (ModularChains, Countdown) for case in SHARED + OPERANDS),
+        *((ModularChains, *case) for case in SHARED + OPERANDS),
         *((WordProblems, *case) for case in SHARED),
         (ModularChains, dict(together=0), r"together must be an integer of at least 1, got 0"),
         (ModularChains, dict(count=136, operands=(2,)), r"count .* at most 135 distinct train .* got 136"),
         (ModularChains, dict(count=16, operands=(2,), split="validation"), r"count .* at most 15 distinct validation"),
-        (Countdown, dict(operands=(3, 7)), r"operands must be at most 6, got \(3, 7\)"),
-        (Countdown, dict(largest=1), r"largest must be an integer from 2 to 20, got 1"),
-        (Countdown, dict(largest=21), r"largest .* got 21"),
-        (Countdown, dict(largest=True), r"largest .* got True"),
     ],
 )
 def test_a_field_out_of_range_is_named_with_what_is_allowed(made, fields, message):
@@ -144,12 +120,8 @@ def test_a_field_out_of_range_is_named_with_what_is_allowed(made, fields, messag
         made(**fields)
 
 
-@pytest.mark.parametrize(
-    ("teacher", "name"),
-    [*((Beliefs, name) for name in ("false_share", "strength", "slip")), (Hunches, "share"), (Hunches, "strength")],
-)
+@pytest.mark.parametrize("name", ["false_share", "strength", "slip"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
-def test_a_share_out_of_range_is_named_with_what_is_allowed(teacher, name, value):
-    shares = dict(false_share=0.1, strength=0.1, slip=0.1) if teacher is Beliefs else dict(share=0.1, strength=0.1)
-    with pytest.raises(ValueError, match=rf"^{teacher.__name__}\.{name} must be a number from 0 to 1, got "):
-        teacher(**shares | {name: value})
+def test_a_share_out_of_range_is_named_with_what_is_allowed(name, value):
+    with pytest.raises(ValueError, match=rf"^Beliefs\.{name} must be a number from 0 to 1, got "):
+        Beliefs(**dict(false_share=0.1, strength=0.1, slip=0.1) | {name: value})
