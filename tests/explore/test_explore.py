@@ -17,9 +17,8 @@ from mlflow import MlflowClient
 from run_builders import MIXED_PHASE, run_here
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.explore.explorer_page import page
 from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by_step, read
-from exgrpo_orlhf.explore.run_page import RunPage, explore
+from exgrpo_orlhf.explore.run_page import RunPage, explore, page
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.settings import Tracking
