@@ -111,7 +111,8 @@ def evaluate(
         requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
             config = folder.settle(out, plan.config())
-            files = {each.benchmark.name: _file(out, each.benchmark.name) for each in plan.sets}
+            names = [each.benchmark.name for each in plan.sets]
+            files = {name: SampleFile(out / name / folder.SAMPLES) for name in names}
             done = _done(files, requests)
             earlier, others = _finished(out, files) if (out / folder.RESULTS).exists() else (_NOTHING, {})
             write_json(out / folder.CONFIG, config)
@@ -223,17 +224,13 @@ def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dic
     """The results of a folder, and the files of its benchmarks except `but`. Raises FolderError if one of these was
     extended and did not come to its end."""
     results = folder.read_results(out)
-    files = {name: _file(out, name) for name in results["benchmarks"] if name not in but}
+    files = {name: SampleFile(out / name / folder.SAMPLES) for name in results["benchmarks"] if name not in but}
     for name, file in files.items():
         entry = results["benchmarks"][name]
         if len(file.done) != entry["questions"] * entry["samples"]:
             problem = "was extended and did not come to its end; continue that first"
             raise folder.FolderError(f"{out}: {name} {problem} ({folder.progress(out)})")
     return results, files
-
-
-def _file(out: Path, benchmark: str) -> SampleFile:
-    return SampleFile(out / benchmark / folder.SAMPLES)
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:

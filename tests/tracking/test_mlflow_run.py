@@ -144,5 +144,5 @@ def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):
 def test_the_address_to_look_at_is_that_of_training_runs():
     assert page("http://host:5000/", "3") == "http://host:5000/#/experiments/3?workflowType=machine_learning"
     local = page("sqlite:///a/mlflow.db", "1")
-    assert local.startswith("mlflow ui --backend-sqlite-uri sqlite:///a/mlflow.db, then http://127.0.0.1:5000/#/exp")
+    assert local.startswith("mlflow ui --backend-store-uri sqlite:///a/mlflow.db, then http://127.0.0.1:5000/#/exp")
     assert Path(local).name == "1?workflowType=machine_learning"
