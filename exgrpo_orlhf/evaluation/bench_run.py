@@ -42,7 +42,7 @@ class EvaluationPlan:
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
     suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
-    record: further facts for results.json; session: of this process (environment.py)
+    record: further facts for results.json; session: of this process (session.py)
     """
 
     builder: RequestBuilder

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..questions.reading import fingerprint
 from ..records import Question
 from ..redaction import without_password
 from ..settings import Tracking
@@ -269,7 +270,7 @@ def _param_text(value: Any) -> str:
 
 
 def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]) -> list[DatasetInput]:
-    """The questions as MLflow's datasets: one for each set that has any, by a hash of it.
+    """The questions as MLflow's datasets: one for each set that has any, by a hash that their order does not change.
 
     sets: by context, 'training' and 'validation'; bindings: where each comes from, as bound
     """
@@ -279,7 +280,7 @@ def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]
         DatasetInput(
             Dataset(
                 name=_name(questions),
-                digest=digest(questions),
+                digest=fingerprint(sorted(questions, key=lambda question: question.id)),
                 source_type="gin",
                 source=json.dumps({"binding": bindings.get(context, "")}),
                 profile=json.dumps({"questions": len(questions)}),
@@ -289,12 +290,6 @@ def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]
         for context, questions in sets.items()
         if questions
     ]
-
-
-def digest(questions: Sequence[Question]) -> str:
-    """32 hexadecimal digits of the questions' ids, whatever their order. An id is a hash of the question."""
-    ids = sorted(question.id for question in questions)
-    return hashlib.blake2b("\n".join(ids).encode(), digest_size=16).hexdigest()
 
 
 def _name(questions: Sequence[Question]) -> str:

@@ -16,10 +16,10 @@ from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
+from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, tracker
 from exgrpo_orlhf.tracking.client import page
-from exgrpo_orlhf.tracking.tracker import digest
 from exgrpo_orlhf.training.run import train
 
 
@@ -58,7 +58,8 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert json.loads(used["training"].profile) == {"questions": 24}
     assert json.loads(used["training"].source) == {"binding": run.data.params["Work.questions"]}
     x = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
-    assert digest(x.questions.load()) == used["training"].digest, "of the questions, whatever the run"
+    questions = sorted(x.questions.load(), key=lambda question: question.id)
+    assert fingerprint(questions) == used["training"].digest, "of the questions, whatever the run"
 
 
 def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite, tmp_path):
