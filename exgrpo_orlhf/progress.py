@@ -11,6 +11,7 @@ from typing import TypeVar
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
+_SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # the first wins
 
 
 class Clock:
@@ -53,12 +54,16 @@ class Clock:
         return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 
+def score_name(metrics: Iterable[str]) -> str | None:
+    """The metric that is the score of an evaluation, by Evaluation.temperature; None in a step without one."""
+    return min(filter(_SCORE.fullmatch, metrics), default=None)
+
+
 def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | None:
     """What an evaluation calls its score, and the score; None in a step without one."""
-    if "eval/greedy_accuracy" in metrics:
-        return "greedy accuracy", metrics["eval/greedy_accuracy"]
-    sampled = (name for name in metrics if re.fullmatch(r"eval/validation/avg_at_\d+", name))
-    return next((("validation " + name.rpartition("/")[2], metrics[name]) for name in sampled), None)
+    if (name := score_name(metrics)) is None:
+        return None
+    return "greedy accuracy" if "greedy" in name else f"validation {name.rpartition('/')[2]}", metrics[name]
 
 
 def evaluations_left(step: int, steps: int, every: int | None) -> int:

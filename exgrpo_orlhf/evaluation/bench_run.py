@@ -17,24 +17,9 @@ from ..progress import duration
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..stopping import Stop
+from . import folder
 from .backends import GenerationEngine, GenerationRequest, Key
 from .evaluated_model import RequestBuilder
-from .folder import (
-    CONFIG,
-    RESULTS,
-    SAMPLES,
-    SESSIONS,
-    FolderError,
-    Results,
-    Times,
-    progress,
-    read_config,
-    read_results,
-    read_sessions,
-    settle,
-    total_times,
-    with_samples,
-)
 from .grading import check_golds, graded, verdicts_of
 from .results import summarise
 from .samples import Sample, SampleFile, prompt_hash
@@ -43,7 +28,7 @@ from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
 _LOG_EVERY = 5.0  # seconds
-_NOTHING: Results = {"benchmarks": {}, "not_run": {}, "record": {}}
+_NOTHING: folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
 
 
@@ -57,7 +42,7 @@ class EvaluationPlan:
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
     suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
-    record: further facts for results.json; session: of this process (environment.py)
+    record: further facts for results.json; session: of this process (session.py)
     """
 
     builder: RequestBuilder
@@ -125,11 +110,12 @@ def evaluate(
         check_golds(plan.sets, plan.timeout, plan.workers)
         requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
-            config = settle(out, plan.config())
-            files = {each.benchmark.name: _file(out, each.benchmark.name) for each in plan.sets}
+            config = folder.settle(out, plan.config())
+            names = [each.benchmark.name for each in plan.sets]
+            files = {name: SampleFile(out / name / folder.SAMPLES) for name in names}
             done = _done(files, requests)
-            earlier, others = _finished(out, files) if (out / RESULTS).exists() else (_NOTHING, {})
-            write_json(out / CONFIG, config)
+            earlier, others = _finished(out, files) if (out / folder.RESULTS).exists() else (_NOTHING, {})
+            write_json(out / folder.CONFIG, config)
             if len(done) < len(requests):
                 _generate(plan, out, list(requests.values()), done, files, engine, stop)
             if sum(len(file.done) for file in files.values()) < len(requests):
@@ -139,12 +125,13 @@ def evaluate(
             facts = {**{name: earlier["benchmarks"][name] for name in others}, **plan.facts()}
             not_run = {**earlier["not_run"], **plan.not_run}
             not_run = {name: reason for name, reason in not_run.items() if name not in facts}
-            sessions = read_sessions(out)
+            sessions = folder.read_sessions(out)
             regraded = {name: value for name, value in earlier["record"].items() if name == "graded_with"}
             record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
-            results = summarise(out.resolve().name, record, facts, not_run, {**others, **files}, total_times(out))
-            write_json(out / RESULTS, results)
+            files, seconds = {**others, **files}, folder.total_times(out)
+            results = summarise(out.resolve().name, record, facts, not_run, files, seconds)
+            write_json(out / folder.RESULTS, results)
             return results
     finally:
         close_pools()
@@ -158,7 +145,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     """
     with claim(out, resume=True):
         before, files = _finished(out)
-        config = read_config(out)
+        config = folder.read_config(out)
         try:
             for name, facts in before["benchmarks"].items():
                 kind, function = facts["verifier"], facts["function"]
@@ -167,10 +154,11 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         finally:
             close_pools()
         config["common"]["plain"] = plain
-        write_json(out / CONFIG, config)
+        write_json(out / folder.CONFIG, config)
         record = {**before["record"], "graded_with": {"versions": versions(), "git_commit": git_commit(), "at": now()}}
-        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, total_times(out))
-        write_json(out / RESULTS, results)
+        seconds = folder.total_times(out)
+        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, seconds)
+        write_json(out / folder.RESULTS, results)
         return results
 
 
@@ -200,7 +188,7 @@ def _generate(
         _begin_session(out, {"engine": description, **plan.session})
         verifiers = {each.benchmark.name: each.benchmark.grader(plan.timeout, plan.workers) for each in plan.sets}
         questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
-        times, finished, tokens = Times(out), len(done), 0
+        times, finished, tokens = folder.Times(out), len(done), 0
         begin = logged = time.perf_counter()
         with closing(engine.generate(requests, done)) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
@@ -222,31 +210,27 @@ def _generate(
 
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
-    path, dtype = out / SESSIONS, session["engine"].get("dtype")
-    sessions = read_sessions(out) if with_samples(out) and path.exists() else []
+    path, dtype = out / folder.SESSIONS, session["engine"].get("dtype")
+    sessions = folder.read_sessions(out) if folder.with_samples(out) and path.exists() else []
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != dtype:
-        raise FolderError(
+        raise folder.FolderError(
             f"{out}: its responses were computed in {before}, now it would be {dtype}; give --dtype {before}, or --out "
             "another folder"
         )
     write_json(path, [*(each for each in sessions if each != session), session])
 
 
-def _finished(out: Path, but: Collection[str] = ()) -> tuple[Results, dict[str, SampleFile]]:
+def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dict[str, SampleFile]]:
     """The results of a folder, and the files of its benchmarks except `but`. Raises FolderError if one of these was
     extended and did not come to its end."""
-    results = read_results(out)
-    files = {name: _file(out, name) for name in results["benchmarks"] if name not in but}
+    results = folder.read_results(out)
+    files = {name: SampleFile(out / name / folder.SAMPLES) for name in results["benchmarks"] if name not in but}
     for name, file in files.items():
         entry = results["benchmarks"][name]
         if len(file.done) != entry["questions"] * entry["samples"]:
             problem = "was extended and did not come to its end; continue that first"
-            raise FolderError(f"{out}: {name} {problem} ({progress(out)})")
+            raise folder.FolderError(f"{out}: {name} {problem} ({folder.progress(out)})")
     return results, files
-
-
-def _file(out: Path, benchmark: str) -> SampleFile:
-    return SampleFile(out / benchmark / SAMPLES)
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:
@@ -256,7 +240,7 @@ def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequ
         for (row, sample), digest in file.done.items():
             request = requests.get((name, row, sample))
             if request is None or prompt_hash(request.seed, request.prompt) != digest:
-                raise FolderError(
+                raise folder.FolderError(
                     f"{file.path}: row {row}, sample {sample} answers another prompt than would be asked now: the set, "
                     "the template or the instruction has changed; give --out another folder"
                 )

@@ -63,8 +63,8 @@ class Benchmark:
     samples: responses to each question; max_tokens: of a response
     ask: the instruction below each question; '' for none. By default a multiple choice asks to box the label, and
         mathematics to box the answer. Mathematics has it only if nothing else in the prompt mentions a box
-    chains, word_problems, reasoning_gym: questions that are made here, by the fields of ModularChains, WordProblems or
-        ReasoningGym
+    made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
+        ModularChains, WordProblems or ReasoningGym
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
     own: defined in a user's own file: it is in no mean of the project's benchmarks
@@ -81,9 +81,7 @@ class Benchmark:
     group: str = "other"
     public: PublicSet | None = None
     files: tuple[SetFile, ...] = ()
-    chains: ModularChains | None = None
-    word_problems: WordProblems | None = None
-    reasoning_gym: ReasoningGym | None = None
+    made: MadeQuestions | ReasoningGym | None = None
     rows: int | None = None
     ask: str | None = None
     by: str | None = None
@@ -106,11 +104,6 @@ class Benchmark:
         ):
             require(holds, f"benchmark {self.name!r}: {problem}")
         self.grader(5.0, 1)
-
-    @property
-    def made(self) -> MadeQuestions | ReasoningGym | None:
-        """The questions, if they are made here."""
-        return self.chains or self.word_problems or self.reasoning_gym
 
     def instruction(self, silent: bool) -> str | None:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
@@ -183,7 +176,7 @@ class Definitions:
         require(name not in self.benchmarks, f"{name} is defined already; give yours another name")
         named = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
         require(named, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
-        _check(block, Benchmark, without=("name", "folder", "own", "departures"))
+        _check(block, Benchmark, without=("name", "folder", "own", "departures", "made"), more=_TASKS)
         public, files, tasks = block.get("public"), block.get("files", []), [task for task in _TASKS if task in block]
         if public is not None and public not in PUBLIC_SETS:
             raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
@@ -196,10 +189,10 @@ class Definitions:
         require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
         require(block["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
         for task in tasks:
-            table = block[task]
+            table = block.pop(task)
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-            block[task] = _TASKS[task](**{**table, **lists})
+            block["made"] = _TASKS[task](**{**table, **lists})
         if public and len(set(PUBLIC_SETS[public].rows)) == 1:
             block.setdefault("rows", PUBLIC_SETS[public].rows[0])
         group = block.setdefault("group", "own" if own else "other")
@@ -226,10 +219,11 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     return replace(benchmark, **changes, departures=departures)
 
 
-def _check(block: Mapping[str, Any], table: type, without: tuple[str, ...] = ()) -> None:
+def _check(block: Mapping[str, Any], table: type, without: Sequence[str] = (), more: Iterable[str] = ()) -> None:
     """Raises ValueError unless each key of a block is a field of the table, with a value of its type, and none is
-    missing."""
+    missing. without: fields that are no keys; more: keys that are no fields"""
     keys = {field.name: str(field.type).removesuffix(" | None") for field in fields(table) if field.name not in without}
+    keys |= dict.fromkeys(more, "table")
     types = {"str": str, "int": int, "float": int | float}
     for key, value in block.items():
         if key not in keys:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..files import write
+from ..progress import score_name
 from ..tracking.metrics_log import MetricsLog
 from .plots import PALETTE, SERIES, drawing
 from .results_table import aligned
@@ -33,8 +33,8 @@ def read(run: Path) -> Rows:
 
 def series(rows: Rows, x: str, y: str) -> tuple[list[float], list[float]]:
     """The points at which both metrics were measured."""
-    if y == ACCURACY and not any(ACCURACY in row for row in rows):
-        y = next((name for row in rows for name in row if re.fullmatch(r"eval/validation/avg_at_\d+", name)), y)
+    if y == ACCURACY:
+        y = score_name(name for row in rows for name in row) or y
     points = [(row[x], row[y]) for row in rows if x in row and y in row]
     return [a for a, _ in points], [b for _, b in points]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .plots import PALETTE, SERIES
+from .plots import PALETTE
 
 _HERE = Path(__file__).parent
 
@@ -28,10 +28,9 @@ def page(title: str, about: str, sections: Sequence[tuple[str, str, str]], scrip
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     colours = "".join(f"--{name}: {value}; " for name, value in PALETTE.items())
-    series = "".join(f".m{i} {{ --c: var(--m{i}); }}\n" for i in range(SERIES))
     parts = {
         "title": escape(title),
-        "style": f":root {{ {colours}}}\n{series}{read('page.css')}",
+        "style": f":root {{ {colours}}}\n{read('page.css')}",
         "script_source": f"'sha256-{digest}'" if script else "'none'",
         "about": about,
         "links": "".join(f'<a href="#{key}">{escape(heading)}</a>' for key, heading, _ in sections),

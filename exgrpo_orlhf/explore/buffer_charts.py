@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ..evaluation.plots import BINS, PALETTE, WIDTH, Drawing, drawing
 from ..records import mean
@@ -95,7 +94,9 @@ def distribution(title: str, unit: str, series: Mapping[str, Sequence[float]], t
 
 def replayed(history: History) -> list[str]:
     """Age, entropy and importance weight of what was replayed, over steps and against what is stored."""
-    replays, of_step = history.replays, [slice(a, b) for a, b in _ranges(history)]
+    replays = history.replays
+    bounds = np.searchsorted(replays["step"], [*history.steps, history.step + 1]).tolist()
+    of_step = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
     def by_step(name: str) -> list[list[float]]:
         return [[value for value in replays[name][part] if value is not None] for part in of_step]
@@ -138,12 +139,6 @@ def diversity(history: History) -> list[str]:
         distribution("stored trajectories of a question", "trajectories", {STORED: many}),
         distribution("diversity of a question's trajectories", unit, {STORED: several}, 1.0),
     ]
-
-
-def _ranges(history: History) -> list[tuple[int, int]]:
-    """Of each step, where its rows in `replays` begin and end."""
-    at: npt.NDArray[np.intp] = np.searchsorted(history.replays["step"], [*history.steps, history.step + 1])
-    return list(itertools.pairwise(at.tolist()))
 
 
 def _parts(steps: Sequence[int]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ const byId = (id) => document.getElementById(id);
 const whole = (n) => n.toLocaleString("en");
 const fixed = (x, digits = 2) => (x === null || x === undefined ? "–" : x.toFixed(digits).replace("-", "−"));
 const percent = (x) => `${Math.round(100 * x)} %`;
-let data; // what page.py packed
+let data; // what run_page.py packed
 let lives; // lives[from[q] … from[q + 1]]: the events of question q, in the order of steps
 let from;
 let about; // of each question: replays, accuracy (latest; −1 unknown), best of its groups, lucky, retired (now), returned

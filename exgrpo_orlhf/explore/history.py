@@ -25,10 +25,6 @@ TEXTS = 4_000_000  # characters of stored responses, at most; the most replayed 
 LOGGED = 8_000_000  # characters of logged rollouts, at most, their log-probs counted as 8; the newest come first
 
 
-class NoHistory(ValueError):
-    """A folder that has no log of decisions."""
-
-
 @dataclass
 class History:
     """A run's experience. Questions are numbered; `events` and `replays` are tables, stored by column.
@@ -78,11 +74,11 @@ def read(
 
     buffer: the replay buffer at `buffer_step`, or None; questions: those of the run, as far as they are known;
     decode: the text of a stored response
-    Raises NoHistory for a folder without a log of decisions, ValueError for a corrupt line.
+    Raises ValueError for a folder without a log of decisions, and for a corrupt line.
     """
     log, history = DecisionLog(run), History()
     if log.decisions.last_step < 0:
-        raise NoHistory(f"{run / 'decisions.jsonl'}: no such log, or an empty one; is this a run's folder?")
+        raise ValueError(f"{run / 'decisions.jsonl'}: no such log, or an empty one; is this a run's folder?")
     numbers: dict[str, int] = {}
 
     def number(question_id: str) -> int:
@@ -220,18 +216,3 @@ def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], s
     np.add.at(top, at, values)
     np.add.at(bottom, at, of)
     return [float(a / b) if b else float("nan") for a, b in zip(top, bottom, strict=True)]
-
-
-def summary(history: History) -> dict[str, int]:
-    """Numbers for the head of the page."""
-    kinds = Counter(history.events["kind"])
-    return {
-        "steps": len(history.steps),
-        "questions": len(history.ids),
-        "replays": len(history.replays["step"]),
-        "stored": sum(history.stored),
-        "retired": kinds[KINDS.index("retired")],
-        "returned": kinds[KINDS.index("returned")],
-        "evicted": kinds[KINDS.index("evicted")],
-        "forgotten": forgotten_by_step(history)[-1],
-    }

@@ -1,9 +1,13 @@
-"""The page of a run's folder, made afterwards or while the run trains."""
+"""The page of a run's experience: charts, and every question with its life; made afterwards or while the run trains."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,15 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import checkpoints
+from ..evaluation import html
 from ..files import write
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..tracking.tracker import MlflowTracker
-from .explorer_page import page
-from .history import read
+from . import buffer_charts
+from .history import KINDS, History, forgotten_by_step, read
 
 log = logging.getLogger(__name__)
 
+_COLOURS = (
+    (buffer_charts.REPLAYED, "replayed"),
+    (buffer_charts.STORED, "stored now"),
+    (buffer_charts.FRESH, "fresh"),
+    ("m7", "stored, not chosen"),
+)
 SHARE = 0.01  # of a run's time, at most, goes into its page
 
 
@@ -60,7 +71,7 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
 
     questions: the run's, as far as they are known; of others only logged rollouts have a prompt
     notes: plain texts for the head of the page
-    Raises NoHistory, ValueError for a corrupt log, SnapshotError for a damaged buffer.
+    Raises ValueError without a log or for a corrupt one, SnapshotError for a damaged buffer.
     """
     saved = checkpoints.find(run)
     if not saved:
@@ -77,3 +88,71 @@ def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
+    """The whole page. name: of the run; notes: what the reader should know of it, plain texts"""
+    stored = "no replay buffer"
+    if history.buffer_step is not None:
+        stored = f"the replay buffer of step {history.buffer_step:,} with {sum(history.stored):,} trajectories"
+    kinds = Counter(KINDS[kind] for kind in history.events["kind"])
+    about = (
+        f"{len(history.steps):,} steps, {len(history.ids):,} questions, {len(history.replays['step']):,} replays; "
+        f"{stored}. {kinds['retired']:,} retirements, {kinds['returned']:,} returns, {kinds['evicted']:,} evicted "
+        f"trajectories, {forgotten_by_step(history)[-1]:,} questions forgotten at the end."
+    )
+    sections = [
+        ("questions", "Questions", _read("explore.html")),
+        ("buckets", "Buckets over steps", _buckets(history)),
+        ("replayed", "What is replayed", _replayed(history)),
+        ("lucky", "Lucky guesses and forgotten questions", _lucky(history)),
+        ("diversity", "Diversity of what is stored", html.panels(buffer_charts.diversity(history), "three")),
+    ]
+    head = f"{html.paragraph(about)}{html.notes(notes, 'quiet')}<style>{_read('explore.css')}</style>"
+    return html.page(f"Experience of {name}", head, sections, _read("explore.js"), json.dumps(packed(history)))
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _buckets(history: History) -> str:
+    about = "Questions with stored trajectories by latest accuracy; unsolved: fallen to 0. At the top: the retired."
+    names = [(colour, level) for level, colour in buffer_charts.LEVELS.items()]
+    return html.paragraph(about) + html.legend(names) + html.wide(buffer_charts.buckets(history))
+
+
+def _replayed(history: History) -> str:
+    about = (
+        "Above: the median, and the band from the 10 % to the 90 % quantile. Below: distributions over all replays of "
+        "the run, against the buffer."
+    )
+    return html.paragraph(about) + html.legend(_COLOURS) + html.panels(buffer_charts.replayed(history), "three")
+
+
+def _lucky(history: History) -> str:
+    about = (
+        "A lucky guess is a correct answer whose reasoning does not hold. A forgotten question was solved once, and "
+        "its latest group had no success."
+    )
+    lucky = buffer_charts.lucky(history)
+    panels = [*filter(None, [lucky]), buffer_charts.forgotten(history)]
+    names = [(buffer_charts.FRESH, "fresh"), (buffer_charts.REPLAYED, "replayed"), ("m5", "forgotten")]
+    key = html.legend(names) if lucky else html.paragraph("Nothing checks the reasoning of this run's answers.")
+    return html.paragraph(about) + key + html.panels(panels, "three")
+
+
+def packed(history: History) -> str:
+    """The page's data, as JSON in gzip in base64."""
+    replays = ("age", "of", "place", "entropy", "log_weight", "sound")
+    columns = ("ids", "prompts", "accuracy", "retired", "stored", "distinct", "logged", "texts")
+    data = {
+        "steps": [history.steps[0], history.step],
+        "kinds": KINDS,
+        "bufferStep": history.buffer_step,
+        "events": {name: values for name, values in history.events.items() if name != "checked"},
+        "replays": {name: history.replays[name] for name in replays},
+        **{name: getattr(history, name) for name in columns},
+    }
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return base64.b64encode(gzip.compress(text, 6, mtime=0)).decode("ascii")

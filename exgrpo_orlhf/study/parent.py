@@ -59,9 +59,9 @@ class Parent:
         """The finished runs that MLflow lacks in part, after a kill or an outage; [] if it does not answer."""
         lacking: list[StudyRun] = []
         with self._outages_reported():
-            children = self._children()
+            children = self._children(runs)
             for run in runs if self._client else ():
-                child = children.get(_log_identity(run))
+                child = children.get(run)
                 step = child.data.metrics.get(STEP_METRIC, -1) if child and child.info.status == "FINISHED" else -1
                 if step < max(0, RunProgress.of(run).step):
                     lacking.append(run)
@@ -72,10 +72,8 @@ class Parent:
         if self._client is None:
             return
         with self._outages_reported():
-            children = self._children()
-            for run in waiting:
-                child = children.get(_log_identity(run))
-                if child and child.info.status == "RUNNING" and not in_use(run.folder):
+            for run, child in self._children(waiting).items():
+                if child.info.status == "RUNNING" and not in_use(run.folder):
                     self._client.set_terminated(child.info.run_id, "KILLED")
 
     def close(self, runs: Sequence[StudyRun], status: str) -> None:
@@ -86,11 +84,10 @@ class Parent:
         if self._client is None or self.id is None:
             return
         with self._outages_reported():
-            children = self._children()
-            for run, child in ((run, children.get(_log_identity(run))) for run in runs):
-                if child and child.data.tags.get(PARENT_TAG) != self.id:
+            for run, child in self._children(runs).items():
+                if child.data.tags.get(PARENT_TAG) != self.id:
                     self._client.set_tag(child.info.run_id, PARENT_TAG, self.id)
-                if child and child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
+                if child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
                     self._client.update_run(child.info.run_id, name=run.name)
             self._client.set_terminated(self.id, status)
 
@@ -106,17 +103,12 @@ class Parent:
                 )
             self._is_reported = True
 
-    def _children(self) -> dict[str, Run]:
-        """The group's MLflow runs by the identity of their metrics log."""
+    def _children(self, runs: Sequence[StudyRun]) -> dict[StudyRun, Run]:
+        """Those of the runs that MLflow has, found by the identity of their metrics logs (metrics_log.py)."""
         if self._client is None:
             return {}
-        runs = all_runs(self._client, self._experiment, f"tags.group = '{self._group}'")
-        return {run.data.tags[LOG_TAG]: run for run in runs if LOG_TAG in run.data.tags}
-
-
-def _log_identity(run: StudyRun) -> str:
-    """The identity of the run's metrics.jsonl (metrics_log.py); '' if the run has not begun."""
-    try:
-        return (run.folder / "metrics.id").read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return ""
+        query = f"tags.group = '{self._group}'"
+        logged = {run.data.tags.get(LOG_TAG): run for run in all_runs(self._client, self._experiment, query)}
+        begun = ((run, run.folder / "metrics.id") for run in runs)
+        identities = {run: path.read_text(encoding="ascii").strip() for run, path in begun if path.exists()}
+        return {run: logged[identity] for run, identity in identities.items() if identity in logged}

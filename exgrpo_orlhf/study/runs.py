@@ -8,7 +8,6 @@ runs/<group>/<variant>/seed<k>/     a run's folder, as scripts/train.py makes it
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from .. import checkpoints
 from ..evaluation.results_table import aligned
 from ..experiment import Experiment
 from ..files import locked
-from ..progress import evaluations_left
+from ..progress import evaluations_left, score_name
 from ..settings import ConfigError
 from ..tracking.metrics_log import MetricsLog
 from .suite import Variant
-
-_SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # by Evaluation.temperature; the first wins
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +94,8 @@ class RunProgress:
         rows = list(MetricsLog(run.folder / "metrics.jsonl").rows())
         steps, evaluations = ([row[name] for row in rows if name in row] for name in ("time/step", "time/evaluation"))
         pace, evaluation = (median(seconds) if seconds else 0.0 for seconds in (steps, evaluations))
-        scores = ((row, min(filter(_SCORE.fullmatch, row), default="")) for row in reversed(rows))
-        score, name = next(((row[name], name) for row, name in scores if name), (None, ""))
+        scores = ((row[name], name) for row in reversed(rows) if (name := score_name(row)))
+        score, name = next(scores, (None, ""))
         return cls(rows[-1]["step"] if rows else -1, pace, evaluation, score, name)
 
 

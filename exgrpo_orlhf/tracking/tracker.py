@@ -12,26 +12,31 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import json
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..questions.reading import fingerprint
 from ..records import Question
 from ..redaction import without_password
 from ..settings import Tracking
 from .client import LOG_TAG, address, connect, experiment_id, find_run, first_line, load, page, tagged_run
-from .inputs import datasets
 from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
 
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
 SYSTEM_SECONDS = 10.0  # between two measurements of the machine
+SOURCES = 3  # that a dataset's name lists
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
@@ -262,3 +267,32 @@ def _param_text(value: Any) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     note = f" … cut here: {len(text)} characters, blake2b {digest}"
     return text[: PARAM_LENGTH - len(note)] + note
+
+
+def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]) -> list[DatasetInput]:
+    """The questions as MLflow's datasets: one for each set that has any, by a hash that their order does not change.
+
+    sets: by context, 'training' and 'validation'; bindings: where each comes from, as bound
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return [
+        DatasetInput(
+            Dataset(
+                name=_name(questions),
+                digest=fingerprint(sorted(questions, key=lambda question: question.id)),
+                source_type="gin",
+                source=json.dumps({"binding": bindings.get(context, "")}),
+                profile=json.dumps({"questions": len(questions)}),
+            ),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for context, questions in sets.items()
+        if questions
+    ]
+
+
+def _name(questions: Sequence[Question]) -> str:
+    sources = list(dict.fromkeys(question.source for question in questions))
+    more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
+    return ", ".join(sources[:SOURCES]) + more

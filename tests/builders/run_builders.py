@@ -130,6 +130,11 @@ def assert_same_ending(run: Path, straight: Path) -> None:
         assert (run / name).read_bytes() == (straight / name).read_bytes()
 
 
+def rows(path: Path) -> list[dict]:
+    """Of a file with one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
 def timeless(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows]
+    metrics = rows(run / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in metrics]

@@ -144,19 +144,15 @@ def test_a_difference_of_settings_template_engine_grader_or_extent_is_a_warning(
     assert comparison.benchmarks[0].questions == 10
 
 
-def test_the_number_of_samples_may_differ_with_a_warning(tmp_path):
-    result = compared(tmp_path, {"amc": TEN}, {"amc": rows(drawn(10, 2, 0.5, 1))})
-    assert result.warnings == ("AMC: samples 4 in a, 2 in b",)
-
-
-def test_what_only_one_has_is_named_and_in_no_mean(tmp_path):
+def test_what_only_one_has_is_named_and_in_no_mean_and_samples_may_be_fewer(tmp_path):
     few = rows(drawn(5, 4, 0.5, 1))
-    second = {"gpqa": few, "amc": TEN, "mmlu": few, "aime": rows(drawn(5, 4, 0.5, 1), first=50)}
+    half = [(one, verdicts[:2]) for one, verdicts in TEN]
+    second = {"gpqa": few, "amc": half, "mmlu": few, "aime": rows(drawn(5, 4, 0.5, 1), first=50)}
     result = compared(tmp_path, {"amc": TEN, "arc": few, "aime": few}, second)
     assert (result.only_a, result.only_b) == (("ARC",), ("GPQA", "MMLU"))
     assert [one.name for one in result.benchmarks] == ["amc"]
-    assert result.macro.difference == 0
-    assert result.warnings == ("AIME: no question in common, not compared",)
+    assert result.macro.difference == result.benchmarks[0].paired.difference
+    assert result.warnings == ("AMC: samples 4 in a, 2 in b", "AIME: no question in common, not compared")
 
 
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):

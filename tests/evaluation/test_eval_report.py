@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import results_builder
 from drawn_charts import across, charts, horizontal, of_class, opened, points, size, texts
+from eval_builders import samples
 from results_builder import make_results
 
 from exgrpo_orlhf.evaluation.folder import ResultsFolder
@@ -38,11 +39,6 @@ def page(folders, tmp_path_factory) -> Path:
     write_report(folders, out, samples_per_benchmark=100)
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
     return out
-
-
-def lines(folder: Path, benchmark: str) -> list[dict]:
-    text = (folder / benchmark / "samples.jsonl").read_text(encoding="ascii")
-    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def disagree(sample: dict) -> bool:
@@ -137,7 +133,7 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     bars, others = (
         sum(size(bar)[1] for bar in of_class(charts(dom, "lengths")[0], "bar", what)) for what in ("correct", "other")
     )
-    verdicts = Counter(sample["verdict"] for sample in lines(folders[0], "aime24"))
+    verdicts = Counter(sample["verdict"] for sample in samples(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
     for svg in re.findall(r"<svg.*?</svg>", dom, re.DOTALL):
         assert not re.search(r"nan|inf|undefined", svg, re.IGNORECASE)
@@ -151,7 +147,7 @@ def test_the_filter_shows_such_samples_and_no_others(page, folders, tmp_path, ve
         "truncated": lambda s: s["finish"] == "length",
         "disagree": disagree,
     }.get(verdict, lambda s: s["verdict"] == verdict)
-    expected = [sample["verdict"] for sample in lines(folders[0], "math500") if passes(sample)]
+    expected = [sample["verdict"] for sample in samples(folders[0], "math500") if passes(sample)]
     assert console == []
     assert listed(dom) == expected  # all 90 samples of MATH-500 are on the page
     assert expected
@@ -170,9 +166,9 @@ def test_without_a_state_the_first_benchmark_is_shown_whole(page, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_path):
-    samples = lines(folders[0], "math500")
+    written = samples(folders[0], "math500")
     for i in range(5):  # each of the texts
-        sample = samples[i]
+        sample = written[i]
         dom, console = opened(page, tmp_path, f"benchmark=math500&sample={sample['row']}.{sample['sample']}")
         assert console == []
         assert shown(dom, "response") == well_formed(sample["response"])
@@ -184,8 +180,8 @@ def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_
         assert fields["verdict"] == sample["verdict"].replace("_", " ")
         assert fields["plain math-verify"] == sample["plain"].replace("_", " ")
         assert f"{sample['response_tokens']:,} tokens" in fields["response"]
-    assert {"</script>" in s["response"] for s in samples[:5]} == {True, False}
-    assert any("\u2028" in s["response"] for s in samples[:5])
+    assert {"</script>" in s["response"] for s in written[:5]} == {True, False}
+    assert any("\u2028" in s["response"] for s in written[:5])
 
 
 def test_names_are_whole_wherever_they_stand(tmp_path, monkeypatch):
@@ -230,7 +226,7 @@ def test_a_script_that_got_into_the_page_would_not_run(page, tmp_path):
 def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, folders, tmp_path):
     press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}));"
     dom = driven(page, tmp_path, press % "ArrowRight" * 3 + press % "ArrowLeft", "benchmark=math500&verdict=wrong")
-    wrong = [s for s in lines(folders[0], "math500") if s["verdict"] == "wrong"]
+    wrong = [s for s in samples(folders[0], "math500") if s["verdict"] == "wrong"]
     assert shown(dom, "position") == f"3 of {len(wrong)}"
     assert shown(dom, "response") == well_formed(wrong[2]["response"])
 
@@ -241,7 +237,7 @@ def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, fold
 
     search = "const q = document.getElementById('query'); q.value = 'ONERROR='; q.dispatchEvent(new Event('input'));"
     dom = driven(page, tmp_path, search, "benchmark=math500")
-    assert len(listed(dom)) == sum("onerror=" in s["response"] for s in lines(folders[0], "math500"))
+    assert len(listed(dom)) == sum("onerror=" in s["response"] for s in samples(folders[0], "math500"))
     assert listed(dom)
     assert not listed(driven(page, tmp_path, search.replace("ONERROR", "nowhere"), "benchmark=math500"))
 
@@ -252,7 +248,7 @@ def test_the_disagreements_are_counted_with_a_link_that_leads_to_them(page, fold
     counts = {}
     for i, folder in enumerate(folders):
         for key in ResultsFolder.read(folder).lines:
-            ours = [sample["verdict"] == "correct" for sample in lines(folder, key) if disagree(sample)]
+            ours = [sample["verdict"] == "correct" for sample in samples(folder, key) if disagree(sample)]
             counts |= {f"#model={i}&benchmark={key}&verdict=disagree": ours} if ours else {}
     assert links == list(counts)
     for link, ours in counts.items():

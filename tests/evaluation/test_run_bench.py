@@ -338,7 +338,9 @@ def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
 
 
 def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
-    chains("--limit", 4, "--device", "cuda:99", "--dtype", "bfloat16", "--samples", 9, status=1)
+    for device, reason in (("cuda:99", r"torch sees (no|\d+) GPU here"), ("moon", "Expected one of cpu, cuda")):
+        error = chains("--limit", 4, "--device", device, "--dtype", "bfloat16", "--samples", 9, status=1)
+        assert re.search(rf"--device = '{device}'.*{reason}", error)
     chains("--limit", 4)
     assert results(tmp_path)["benchmarks"]["chains"]["samples"] == 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import small_bindings
+from run_builders import rows, small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
@@ -22,21 +22,22 @@ SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation
 
 def trained(model: Path, run: Path, *more: str) -> list[dict]:
     train(config.load(("toy.gin",), small_bindings(model, *more)), run, resume=False, tracking_uri="x", tags={})
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    return rows(run / "metrics.jsonl")
 
 
 def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_one(warm_model, tmp_path):
-    rows = trained(warm_model, tmp_path, *SAMPLED, "train.keep = 1", "train.best_metric = 'eval/validation/avg_at_4'")
-    by_step = {row["step"]: row for row in rows if "eval/validation/avg_at_4" in row}
+    best = "train.best_metric = 'eval/validation/avg_at_4'"
+    logged = trained(warm_model, tmp_path, *SAMPLED, "train.keep = 1", best)
+    by_step = {row["step"]: row for row in logged if "eval/validation/avg_at_4" in row}
     assert list(by_step) == [0, 2, 4]
     for row in by_step.values():
         value = row["eval/validation/avg_at_4"]
         low, high = (row[f"interval/validation/avg_at_4_{end}"] for end in ("low", "high"))
         assert 0 <= low <= value <= high <= 1
         assert value <= row["eval/validation/pass_at_2"] <= row["eval/validation/pass_at_4"]
-    best = max((2, 4), key=lambda step: (by_step[step]["eval/validation/avg_at_4"], -step))
-    assert (tmp_path / "best").resolve().name == f"checkpoint-{best}"
-    assert set(checkpoints.find(tmp_path)) == {best, 4}
+    kept = max((2, 4), key=lambda step: (by_step[step]["eval/validation/avg_at_4"], -step))
+    assert (tmp_path / "best").resolve().name == f"checkpoint-{kept}"
+    assert set(checkpoints.find(tmp_path)) == {kept, 4}
 
 
 @pytest.mark.parametrize("more", [(), SAMPLED])
@@ -57,11 +58,11 @@ def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched
     """What changes from step to step is the policy; and how it is evaluated changes no step."""
     runs = trained(warm_model, tmp_path / "sampled", *SAMPLED), trained(warm_model, tmp_path / "greedy")
     kept = ("reward", "policy", "replay")
-    a, b = ([{name: row[name] for name in row if name.startswith(kept)} for row in rows] for rows in runs)
+    a, b = ([{name: row[name] for name in row if name.startswith(kept)} for row in metrics] for metrics in runs)
     assert a == b
     folders = [tmp_path / "sampled" / "evaluation" / step for step in ("0", "4")]
     files = [folder / "validation" / "samples.jsonl" for folder in folders]
-    first, last = ([json.loads(line)["seed"] for line in file.read_text().strip().split("\n")] for file in files)
+    first, last = ([line["seed"] for line in rows(file)] for file in files)
     assert first == last
     assert len(set(first)) == len(first) == 40
     assert "Validation" in compare(*folders, seed=0).table()
@@ -71,11 +72,11 @@ def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched
 
 def prepared(folder: Path, question: str) -> None:
     """MATH-500 as scripts/prepare_data.py writes it, of two questions."""
-    rows = [
+    made = [
         {"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": "7", "style": "rule"}}
         for text in (question, "What is 3 + 4?")
     ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "math500.parquet")
+    pq.write_table(pa.Table.from_pylist(made), folder / "math500.parquet")
 
 
 def test_a_validation_question_of_a_test_suite_is_refused(warm_model, tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections import Counter
 from fractions import Fraction
@@ -14,12 +13,11 @@ import pytest
 from drawn_charts import charts, of_class, opened
 from large_experience import large
 from mlflow import MlflowClient
-from run_builders import MIXED_PHASE, run_here
+from run_builders import MIXED_PHASE, rows, run_here
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.explore.explorer_page import page
 from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by_step, read
-from exgrpo_orlhf.explore.run_page import RunPage, explore
+from exgrpo_orlhf.explore.run_page import RunPage, explore, page
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.settings import Tracking
@@ -43,14 +41,10 @@ def made(run, tmp_path_factory) -> Path:
     return path
 
 
-def log_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "decisions.jsonl").read_text().split("\n")[:-1]]
-
-
-def events_of(rows: list[dict], question: str) -> list[tuple[int, str]]:
+def events_of(log: list[dict], question: str) -> list[tuple[int, str]]:
     """In a step a question returns, is sampled, loses trajectories, retires."""
     events = []
-    for row in rows:
+    for row in log:
         sampled = zip(row["questions"]["id"], row["questions"]["as"], strict=True)
         kinds = ["returned"] * row["returned"].count(question) + [kind for one, kind in sampled if one == question]
         kinds += [kind for kind in ("evicted", "retired") for _ in range(row[kind].count(question))]
@@ -68,14 +62,14 @@ def table(dom: str) -> list[list[str]]:
 
 
 def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
-    rows = log_of(run)
-    counts = Counter(one for row in rows for one in row["replays"].get("id", ()))
-    for question in ("", min(one for row in rows for one in row["retired"])):  # "": the first, with the most replays
+    log = rows(run / "decisions.jsonl")
+    counts = Counter(one for row in log for one in row["replays"].get("id", ()))
+    for question in ("", min(one for row in log for one in row["retired"])):  # "": the first, with the most replays
         dom, console = opened(made, tmp_path, f"question={question}")
         assert console == []
         shown = element(dom, "name")
         assert shown == question or counts[shown] == max(counts.values())
-        events = events_of(rows, shown)
+        events = events_of(log, shown)
         life = table(dom)
         assert [(int(cells[0]), cells[1].replace(" ", "_")) for cells in life] == events
         assert sum(kind == "replayed" for _, kind in events) == counts[shown] == sum(bool(cells[6]) for cells in life)
@@ -85,21 +79,21 @@ def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
         assert drawn.count('class="bar') == counts[shown]
         assert drawn.count('class="gone"') == sum(kind == "retired" for _, kind in events)
         for cells, (step, kind) in zip(life, events, strict=True):
-            at = {row["step"]: row for row in rows}[step]["questions"]
+            at = {row["step"]: row for row in log}[step]["questions"]
             if kind in KINDS[:4]:
                 i = at["id"].index(shown)
                 assert cells[2] == f"{at['correct'][i]}/{at['graded'][i]}"
 
 
 def test_search_and_filters_find_what_they_say(run, made, tmp_path):
-    rows = log_of(run)
+    log = rows(run / "decisions.jsonl")
     dom, _ = opened(made, tmp_path)
     counts = dict(re.findall(r'data-filter="(\w+)"[^>]*>[a-z ]*?([\d,]+)<', dom))
-    everyone = {one for row in rows for one in row["questions"]["id"]}
+    everyone = {one for row in log for one in row["questions"]["id"]}
     assert int(counts["all"]) == len(everyone) == 24
-    assert int(counts["replayed"]) == len({one for row in rows for one in row["replays"].get("id", ())})
-    assert int(counts["returned"]) == len({one for row in rows for one in row["returned"]}) > 0
-    lucky = {q for row in rows for q, n in zip(row["questions"]["id"], row["questions"]["lucky"], strict=True) if n}
+    assert int(counts["replayed"]) == len({one for row in log for one in row["replays"].get("id", ())})
+    assert int(counts["returned"]) == len({one for row in log for one in row["returned"]}) > 0
+    lucky = {q for row in log for q, n in zip(row["questions"]["id"], row["questions"]["lucky"], strict=True) if n}
     assert int(counts["lucky"]) == len(lucky) > 0
     wanted = max(everyone)
     dom, _ = opened(made, tmp_path, f"q={wanted}")
@@ -113,7 +107,7 @@ def test_search_and_filters_find_what_they_say(run, made, tmp_path):
 
 
 def test_logged_rollouts_are_shown_with_the_chosen_one_marked_and_their_probabilities_as_colours(run, made, tmp_path):
-    logged = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().split("\n")[:-1]]
+    logged = rows(run / "rollouts.jsonl")
     [row] = [one for one in logged[-1]["questions"] if one["as"] == "replayed"]
     dom, console = opened(made, tmp_path, f"question={row['id']}")
     assert console == []
@@ -136,7 +130,7 @@ def test_the_page_is_one_file_without_network_and_its_charts_have_what_the_log_h
     assert "default-src 'none'" in text
     dom, _ = opened(made, tmp_path)
     [area] = charts(dom, "buckets")
-    last = log_of(run)[-1]
+    last = rows(run / "decisions.jsonl")[-1]
     for level, colour in (("hard", "m1"), ("medium", "m2"), ("easy", "m0"), ("retired", "no_answer")):
         size = last["retired_in_all"] if level == "retired" else last["buckets"][level]
         [mark] = of_class(area, "area", colour)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from run_builders import ROOT
+from run_builders import ROOT, rows
 
 ROWS = [
     {"gold": "42", "response": "\\boxed{42}", "id": 1, "note": "a\u2028b"},
@@ -33,13 +33,9 @@ def grade(run_script):
     return run
 
 
-def write(path, rows, **how):
-    path.write_text("".join(json.dumps(row, **how) + "\n" for row in rows), encoding="utf-8", errors="surrogatepass")
+def write(path, lines, **how):
+    path.write_text("".join(json.dumps(row, **how) + "\n" for row in lines), encoding="utf-8", errors="surrogatepass")
     return path
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def test_rows_pass_through_in_order_with_their_verdicts(tmp_path):
@@ -48,10 +44,10 @@ def test_rows_pass_through_in_order_with_their_verdicts(tmp_path):
     command = [sys.executable, ROOT / "scripts" / "grade.py", "--in", source, "--out", tmp_path / "out.jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    rows = read(tmp_path / "out.jsonl")
-    assert [row["verdict"] for row in rows] == VERDICTS
-    assert [row["extracted"] for row in rows] == ["42", "8", "B", None, None, "5"]
-    assert [{k: v for k, v in row.items() if k not in ("verdict", "extracted")} for row in rows] == ROWS
+    graded = rows(tmp_path / "out.jsonl")
+    assert [row["verdict"] for row in graded] == VERDICTS
+    assert [row["extracted"] for row in graded] == ["42", "8", "B", None, None, "5"]
+    assert [{k: v for k, v in row.items() if k not in ("verdict", "extracted")} for row in graded] == ROWS
     assert "6/6 rows" in done.stderr
 
 
@@ -121,7 +117,7 @@ def test_a_byte_order_mark_is_read_away(tmp_path, grade):
     source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     for _ in range(2):
         grade(source, tmp_path / "out.jsonl")
-    assert [row["verdict"] for row in read(tmp_path / "out.jsonl")] == VERDICTS
+    assert [row["verdict"] for row in rows(tmp_path / "out.jsonl")] == VERDICTS
 
 
 @pytest.mark.parametrize(
@@ -142,9 +138,9 @@ def test_a_bad_row_is_named_before_anything_is_graded(tmp_path, grade, bad, mess
 
 
 def test_other_kinds(tmp_path, grade):
-    rows = [{"gold": gold, "response": "\\boxed{London}", "options": ["Paris", "London"]} for gold in "BA"]
-    source = write(tmp_path / "in.jsonl", rows)
+    london = [{"gold": gold, "response": "\\boxed{London}", "options": ["Paris", "London"]} for gold in "BA"]
+    source = write(tmp_path / "in.jsonl", london)
     for kind, verdicts in (("choice", ["correct", "wrong"]), ("exact", ["wrong", "wrong"])):
         grade(source, tmp_path / f"{kind}.jsonl", "--kind", kind)
-        assert [row["verdict"] for row in read(tmp_path / f"{kind}.jsonl")] == verdicts
+        assert [row["verdict"] for row in rows(tmp_path / f"{kind}.jsonl")] == verdicts
     grade(source, tmp_path / "x.jsonl", "--kind", "maths", refused="Verifier.kind must be one of")

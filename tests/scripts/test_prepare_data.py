@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT
+from run_builders import rows as rows_of
 
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
@@ -284,13 +285,9 @@ def test_gated_missing_and_unreachable_sets_each_say_what_to_do(tmp_path):
 # -- real sets --------------------------------------------------------------------------------------------------------
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
-
-
 def test_real_sets_are_prepared_whole_from_copies_in_the_hubs_form(tmp_path, copies, shared_data):
-    copy(copies, "gsm8k_test", lines(shared_data / "gsm8k_test.jsonl"))
-    copy(copies, "math500", lines(shared_data / "math500_test.jsonl"))
+    copy(copies, "gsm8k_test", rows_of(shared_data / "gsm8k_test.jsonl"))
+    copy(copies, "math500", rows_of(shared_data / "math500_test.jsonl"))
     copy(copies, "mmlu_pro", pq.read_table(shared_data / "mmlu_pro_test.parquet"))
     for name, questions in [("gsm8k_test", 1319), ("math500", 500), ("mmlu_pro", 11_873)]:  # 159 rows repeat others
         line, _ = prepare(PUBLIC_SETS[name], tmp_path / "out", copies)
@@ -314,5 +311,5 @@ def test_arc_questions_come_out_as_the_papers_authors_wrote_theirs(shared_data):
 
 
 def test_every_boxed_answer_of_math_500_is_found(shared_data):
-    rows = lines(shared_data / "math500_test.jsonl")
+    rows = rows_of(shared_data / "math500_test.jsonl")
     assert [last_box(row["solution"]) for row in rows] == [row["answer"] for row in rows]

@@ -13,14 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, small_bindings, timeless, wait_until
 from study_builders import ablate
 
 from exgrpo_orlhf import checkpoints, config
@@ -54,10 +53,6 @@ def words(model: Path, out: Path) -> list[str]:
 def rows(run: Path) -> list[dict]:
     path = run / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-
-
-def timeless(run: Path) -> list[dict]:
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]
 
 
 def newest(run: Path) -> int:
@@ -100,14 +95,14 @@ def study(warm_model, tmp_path_factory) -> Disturbed:
     first = [out / "on_policy" / "seed0", out / "paper" / "seed0"]
 
     process = start(store, command)
-    wait_until(lambda: all(len(rows(run)) > 2 for run in first), process)
+    reaches(process, lambda: all(len(rows(run)) > 2 for run in first))
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
     status = process.wait()
     reached, saved = [len(rows(run)) - 1 for run in first], [newest(run) for run in first]
     begun = {name for name in RUNS if (out / name / "run.log").exists()}
 
     process = start(store, command)
-    wait_until(lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)), process)
+    reaches(process, lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
@@ -127,12 +122,14 @@ def start(store: str, arguments: list[str]) -> subprocess.Popen:
     )
 
 
-def wait_until(condition, process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + 600  # only against waiting for ever
-    while not condition():
-        assert process is None or process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+def reaches(process: subprocess.Popen, condition) -> None:
+    """Wait until the condition holds, while the process runs."""
+
+    def holds() -> bool:
+        assert process.poll() is None
+        return condition()
+
+    wait_until(holds)
 
 
 def is_training(pid: str) -> bool:

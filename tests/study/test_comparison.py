@@ -49,19 +49,6 @@ def test_areas_equal_tokens_and_equal_steps_are_over_what_all_runs_cover():
     assert "no range of steps is covered by all runs: nothing is compared along it" in never.notes
 
 
-def test_a_cheap_variant_is_compared_at_equal_tokens_and_at_equal_steps():
-    """Straight lines of equal slope by step; the cheap one takes half the tokens of a step and goes on for longer."""
-    dear, cheap = made("dear", 0, [0.0, 0.1, 0.2], tokens=100), made("cheap", 0, [0.0, 0.1, 0.2, 0.3], tokens=50)
-    comparison = compare(METRIC, [dear, cheap], "dear")
-    values = {v.name: (v.values["equal_tokens"][0], v.values["equal_steps"][0]) for v in comparison.variants}
-    assert values["dear"] == pytest.approx((0.15, 0.2))  # 1,500 tokens; 20 steps
-    assert values["cheap"] == pytest.approx((0.3, 0.2))
-    assert comparison_tables.tables(comparison)[0].head[4:6] == ("at equal tokens", "at equal steps")
-    assert "at equal steps: after 20 steps, interpolated linearly" in comparison_tables.remarks(comparison)
-    assert comparison_page.page("t", "a", [comparison], []).count("at equal steps") >= 3  # tables, remark and chart
-    assert "difference,eval/avg,equal_steps,cheap" in comparison_tables.values_csv([comparison])
-
-
 @pytest.mark.parametrize(
     ("values", "collapsed"),
     [

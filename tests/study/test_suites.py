@@ -18,7 +18,6 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
     ("arguments", "message"),
     [
         ("--gin base.gin bse.gin", "variant bse: there is no gin file 'bse.gin'; did you mean base.gin"),
-        ("--gin base.gin --set ReplayMixer.roh=0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer"),
         ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
         ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
         ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),

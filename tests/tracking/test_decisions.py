@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, trajectory
-from run_builders import MIXED_PHASE, STEPS, byte_tokenizer, run_here
+from run_builders import MIXED_PHASE, STEPS, byte_tokenizer, rows, run_here
 from step_builders import begin, watched
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -20,10 +19,6 @@ from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog
 
 FILES = ("decisions.jsonl", "rollouts.jsonl")
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def table(columns: dict[str, list]) -> list[dict]:

@@ -7,57 +7,40 @@ import getpass
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from mlflow.tracking import MlflowClient
 from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
+from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, tracker
 from exgrpo_orlhf.tracking.client import page
-from exgrpo_orlhf.tracking.inputs import digest
 from exgrpo_orlhf.training.run import train
 
 
-@pytest.fixture(scope="module")
-def made_database(tmp_path_factory) -> Path:
-    """An empty MLflow database: making one takes seconds."""
-    path = tmp_path_factory.mktemp("made") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def store(tmp_path, made_database, monkeypatch) -> str:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copy(made_database, tmp_path)
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-def the_run(store: str):
-    client = MlflowClient(store)
+def the_run(sqlite: str):
+    client = MlflowClient(sqlite)
     (run,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
     return run
 
 
-def trained(model, store, out, *more, file="toy.gin") -> str:
+def trained(model, sqlite, out, *more, file="toy.gin") -> str:
     command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", file, "--out", out / "run"]
     for binding in small_bindings(model, "Tracking.enabled = True", *more):
         command += ["--set", binding]
-    done = subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": store}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": sqlite}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, store, tmp_path):
-    said = trained(warm_model, store, tmp_path, "train.steps = 2", file="ablations/newest.gin")
-    run = the_run(store)
+def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, sqlite, tmp_path):
+    said = trained(warm_model, sqlite, tmp_path, "train.steps = 2", file="ablations/newest.gin")
+    run = the_run(sqlite)
     tags = run.data.tags
     assert tags["mlflow.user"] == getpass.getuser()
     assert tags["mlflow.source.name"] == str(ROOT / "scripts" / "train.py")
@@ -75,12 +58,13 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert json.loads(used["training"].profile) == {"questions": 24}
     assert json.loads(used["training"].source) == {"binding": run.data.params["Work.questions"]}
     x = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
-    assert digest(x.questions.load()) == used["training"].digest, "of the questions, whatever the run"
+    questions = sorted(x.questions.load(), key=lambda question: question.id)
+    assert fingerprint(questions) == used["training"].digest, "of the questions, whatever the run"
 
 
-def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, store, tmp_path):
-    trained(warm_model, store, tmp_path, "train.steps = 2", "ReplayMixer.rho = 0.0")
-    sent = set(the_run(store).data.metrics)
+def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite, tmp_path):
+    trained(warm_model, sqlite, tmp_path, "train.steps = 2", "ReplayMixer.rho = 0.0")
+    sent = set(the_run(sqlite).data.metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     written = {name for row in rows for name in row} - {"step", "time"}
     assert sent == written | {"train/step"}
@@ -117,45 +101,45 @@ def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
     assert not any("lucky" in name for name in metrics("exact", "Verifier.kind = 'exact'"))
 
 
-def test_a_description_that_its_user_has_changed_stays(store, tmp_path):
+def test_a_description_that_its_user_has_changed_stays(sqlite, tmp_path):
     def session(run_id=None):
         log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
         tags = {"mlflow.note.content": "as the file says"}
         settings = Tracking(flush_seconds=0.05)
-        tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags=tags, run_id=run_id)
+        tracker = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={}, tags=tags, run_id=run_id)
         tracker.close("FINISHED")
         return tracker.run_id
 
     run_id = session()
-    assert the_run(store).data.tags["mlflow.note.content"] == "as the file says"
-    MlflowClient(store).set_tag(run_id, "mlflow.note.content", "mine")
+    assert the_run(sqlite).data.tags["mlflow.note.content"] == "as the file says"
+    MlflowClient(sqlite).set_tag(run_id, "mlflow.note.content", "mine")
     session(run_id)
-    assert the_run(store).data.tags["mlflow.note.content"] == "mine"
+    assert the_run(sqlite).data.tags["mlflow.note.content"] == "mine"
 
 
-def test_a_resumed_run_says_how_often_it_was_killed(store, tmp_path, caplog):
+def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
     folder = tmp_path / "run"
     for session in range(3):  # the first two end without a word, as a killed process does
         log = MetricsLog(folder / "metrics.jsonl")
         settings = Tracking(flush_seconds=0.05)
-        tracker = MlflowTracker(log, settings, default_uri=store, run_name="r", params={"a": "'x'"}, tags={})
+        tracker = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={"a": "'x'"}, tags={})
         log.append(session, {"reward/mean": 0.0})
-        wait_until(lambda at=session, of=tracker: of.run_id and the_run(store).data.metrics.get("train/step") == at)
+        wait_until(lambda at=session, of=tracker: of.run_id and the_run(sqlite).data.metrics.get("train/step") == at)
         if session == 2:
             with caplog.at_level(logging.INFO):
                 tracker.close("FINISHED")
-    assert the_run(store).data.tags["killed"] == "2"
+    assert the_run(sqlite).data.tags["killed"] == "2"
     assert "keeps its first values" not in caplog.text
 
 
-def test_the_machine_is_measured_if_bound(store, tmp_path, monkeypatch):
+def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
     monkeypatch.setattr(tracker, "SYSTEM_SECONDS", 0.2)
     settings = Tracking(flush_seconds=0.05, system_metrics=True)
-    sender = MlflowTracker(log, settings, default_uri=store, run_name="r", params={}, tags={})
-    wait_until(lambda: sender.run_id and "system/cpu_utilization_percentage" in the_run(store).data.metrics)
+    sender = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={}, tags={})
+    wait_until(lambda: sender.run_id and "system/cpu_utilization_percentage" in the_run(sqlite).data.metrics)
     sender.close("FINISHED")
-    assert the_run(store).info.status == "FINISHED"
+    assert the_run(sqlite).info.status == "FINISHED"
 
 
 def test_the_address_to_look_at_is_that_of_training_runs():

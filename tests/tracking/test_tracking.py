@@ -15,7 +15,7 @@ from run_builders import ROOT, small_bindings, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT, address
+from exgrpo_orlhf.tracking.client import address
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
 from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
 from exgrpo_orlhf.training import run
@@ -45,32 +45,6 @@ if end == "killed":
 if end == "closed":
     tracker.close("FINISHED", timeout=120)  # making the database takes long on a busy machine
 """
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in MLFLOW_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def made_database(tmp_path_factory):
-    """An empty MLflow database: making one takes a second."""
-    path = tmp_path_factory.mktemp("made") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def fresh_sqlite(tmp_path):
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
-@pytest.fixture
-def sqlite(tmp_path, made_database, fresh_sqlite):
-    shutil.copy(made_database, tmp_path / "mlflow.db")
-    return fresh_sqlite
 
 
 @pytest.fixture

@@ -52,9 +52,8 @@ class TransformersEngine:
         self, requests: Sequence[GenerationRequest], done: Collection[Key]
     ) -> Generator[list[Response], None, None]:
         for chunk in self._chunks(requests):
-            if all(request.key in done for request in chunk):
-                continue
-            yield self._answer(chunk, done)
+            if any(request.key not in done for request in chunk):
+                yield self._answer(chunk, done)
 
     def _answer(self, chunk: Sequence[GenerationRequest], done: Collection[Key]) -> list[Response]:
         first = chunk[0]
