@@ -183,7 +183,7 @@ def main() -> None:
     folder.mkdir()
     for cell in cells.values():
         kind = "ahead" if cell.get("ahead") else "lora" if cell.get("lora") else "plain"
-        cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(map(str, cell["loss"].values()))
+        cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(f"{k}={v}" for k, v in cell["loss"].items())
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():
             torch.save(plain(Path(model), Path(reference), cell), path)

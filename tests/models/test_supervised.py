@@ -223,7 +223,10 @@ def prepare_in(
     cache: Path, model: Path, signal_at: int | None = None, hold: Path | None = None, number=signal.SIGKILL
 ) -> None:
     """What a process of its own does: make the model; it gets a signal after that step, or waits there for a file."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process of the background has ignored
+    # A process of the background has SIGINT ignored, and one in which Ray has run SIGTERM handled.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_DFL)
     # A forked process makes torch's thread pool anew at its first use: two threads at once then find none.
     torch.set_num_threads(1)
     run = SupervisedTraining.run
