@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..records import Grade, Question, RolloutGroup, mean
-from ..settings import require
+from ..settings import Bound, Count, Positive, PositiveShare, Share, at_least, check, require
 from ..tasks import countdown, modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
@@ -58,6 +58,7 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "countdown": countdown.grade,
     "word_problem": word_problems.grade,
 }
+_FINITE = Bound("must be a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
 # The result of a function or a program may change from call to call.
 _CACHED = ("math", "math_verify", "choice", "reasoning_gym")
 _cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
@@ -97,27 +98,22 @@ class Verifier:
 
     kind: _Kind = "exact"
     function: str | None = None
-    success_at: float = 1.0
+    success_at: Annotated[float, _FINITE] = 1.0
     url: str | tuple[str, ...] | None = None
-    tries: int = 3
+    tries: Count = 3
     format: Literal["think_answer", "boxed"] | None = None
-    overlong_share: float | None = None
-    timeout: float = 5.0
-    memory: int = 1024
-    workers: int = 0
-    max_failed_share: float = 0.25
+    overlong_share: PositiveShare | None = None
+    timeout: Positive = 5.0
+    memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
+    workers: Annotated[int, at_least(0)] = 0
+    max_failed_share: Share = 0.25
 
     def __post_init__(self) -> None:
-        kinds = get_args(_Kind)
-        require(self.kind in kinds, f"Verifier.kind must be one of {', '.join(map(repr, kinds))}, got {self.kind!r}")
+        check(Verifier, vars(self))
         require(
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
-        )
-        require(
-            self.format is None or self.format in _FORMATS,
-            f"Verifier.format must be {' or '.join(map(repr, _FORMATS))}, or None; got {self.format!r}",
         )
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
@@ -125,22 +121,6 @@ class Verifier:
             fault is None and bool(urls) == (self.kind == "http"),
             "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
             + (fault or f"got {self.url!r} with Verifier.kind = {self.kind!r}"),
-        )
-        require(
-            self.overlong_share is None or 0 < self.overlong_share <= 1,
-            f"Verifier.overlong_share must be a share in (0, 1], or None; got {self.overlong_share!r}",
-        )
-        require(self.tries >= 1, f"Verifier.tries must be at least 1, got {self.tries!r}")
-        require(
-            isinstance(self.success_at, int | float) and math.isfinite(self.success_at),
-            f"Verifier.success_at must be a finite number, got {self.success_at!r}",
-        )
-        require(self.timeout > 0, f"Verifier.timeout must be positive (seconds), got {self.timeout!r}")
-        require(self.memory >= 64, f"Verifier.memory must be at least 64 (MiB), got {self.memory!r}")
-        require(self.workers >= 0, f"Verifier.workers must be at least 0 (0: one a core), got {self.workers!r}")
-        require(
-            0 <= self.max_failed_share <= 1,
-            f"Verifier.max_failed_share must be a share from 0 to 1, got {self.max_failed_share!r}",
         )
 
     def check(self, questions: Iterable[Question]) -> None:

@@ -21,7 +21,6 @@ import sys
 from typing import Any, NoReturn
 
 from . import supervisor
-from .control_group import ControlGroup
 from .system_calls import check_filter, libc, machine
 
 _NEW = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # user, mount, pid, net, ipc, uts
@@ -53,14 +52,12 @@ def main(parent: int) -> None:
     """parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
     _end_with(parent)
-    group = None
     try:
         check_filter()
         outside_id, outside_group = os.geteuid(), os.getegid()
         with open("/proc/self/uid_map") as file:
             # The root of a container that maps its users is like any other user: limits hold for it.
             root = outside_id == 0 and file.read().split() == ["0", "0", "4294967295"]
-        group = ControlGroup.make(orders["memory"] + orders["scratch"] + supervisor.OWN_MEMORY)
         signal_read, signal_write = os.pipe()
         helper = os.fork() if root else None
         if helper == 0:  # writes the map of users from outside: more than one needs the outer capabilities
@@ -86,17 +83,11 @@ def main(parent: int) -> None:
         os.close(signal_write)
         first = os.fork()
     except OSError as error:
-        if group:
-            group.remove()
         _report({"unavailable": str(error)})
     if first == 0:
-        if group:
-            group.join()
         _process_one(orders, root)
     _end_with(parent)
     os.waitpid(first, 0)
-    if group:
-        group.remove()
 
 
 def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
