@@ -31,9 +31,8 @@ from gin import config_parser
 from ..engines.openrlhf import flags
 from ..evaluation.benchmarks import Definitions
 from ..experiment import Experiment
-from ..models.examples import SupervisedFile
 from ..models.pretrained import PretrainedModel
-from ..models.supervised_start import SupervisedModel
+from ..models.supervised_start import SupervisedFile, SupervisedModel
 from ..models.tiny_models import ChainModel, CountdownModel
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import pickle
@@ -10,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -59,10 +57,8 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "word_problem": word_problems.grade,
 }
 _FINITE = Bound("must be a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
-# The result of a function or a program may change from call to call.
-_CACHED = ("math", "math_verify", "choice", "reasoning_gym")
-_cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
-_CACHE_SIZE = 65_536  # verdicts, about 20 MiB
+# Of these the same answer is graded once. The result of a function or a program may change from call to call.
+_TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
@@ -230,14 +226,13 @@ class Verifier:
 
 
 class _Answers:
-    """Answers that are graded together, added in one call or in several. They go through the cache and the pool; the
-    same answer to the same question is graded once."""
+    """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
+    once."""
 
     def __init__(self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = ()) -> None:
         self.verifier = verifier
         self.pairs: list[tuple[Question, str]] = []
         self.keys: list[bytes] = []  # of each pair
-        self.grades_of: dict[bytes, Grade] = {}
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
         self.pool: Pool | RewardServer | None = None
         self.add(pairs)
@@ -252,9 +247,7 @@ class _Answers:
             answer = _as_answer(question, response)
             key = self._key(answer)
             self.keys.append(key)
-            if grade := _cache.get(key):
-                self.grades_of[key] = grade
-            elif key not in self.sent:
+            if key not in self.sent:
                 new[key] = answer
         if new:
             self.pool = self.pool or self.verifier._pool()
@@ -263,24 +256,14 @@ class _Answers:
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
-        verifier = self.verifier
-        if here := _HERE.get(verifier.kind):
+        if here := _HERE.get(self.verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (verdict, reward, extracted, reason, logs) in self._graded().items():
-                grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted, logs=logs)
-                if reason and reward is not None:
-                    warn_once(reason)
-                if reward is None:
-                    log.warning(
-                        "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
-                    )
-                elif verifier.kind in _CACHED:
-                    _remember(key, grade)
-            grades = [self.grades_of[key] for key in self.keys]
-        if verifier.format is None:
+            by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
+            grades = [by_key[key] for key in self.keys]
+        if self.verifier.format is None:
             return grades
-        fits = _FORMATS[verifier.format]
+        fits = _FORMATS[self.verifier.format]
         return [
             grade
             if grade.reward is None or fits(response)
@@ -288,11 +271,20 @@ class _Answers:
             for grade, (_, response) in zip(grades, self.pairs, strict=True)
         ]
 
+    def _grade_of(self, key: bytes, graded: Graded) -> Grade:
+        """The reason, if there is one, goes to the log."""
+        verdict, reward, extracted, reason, logs = graded
+        if reward is None:
+            log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
+        elif reason:
+            warn_once(reason)
+        return Grade(verdict, reward, extracted=extracted, logs=logs)
+
     def _graded(self) -> dict[bytes, Graded]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
         if its gold can be read: no response escapes its 0 by being hard to read."""
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _CACHED]
+        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _TEXTS]
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)
@@ -310,23 +302,13 @@ class _Answers:
             future.cancel()
 
     def _key(self, answer: Answer) -> bytes:
-        kind = self.verifier.kind
-        if kind not in _CACHED:
+        if self.verifier.kind not in _TEXTS:
             return len(self.keys).to_bytes(8, "big")
         # These kinds ignore the prompt, and read nothing else from the meta.
         meta = [answer.meta.get(name) for name in ("options", SOURCE)]
-        relevant = [kind, self.verifier.success_at, answer.gold, answer.response, meta]
-        return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
+        return pickle.dumps([answer.gold, answer.response, meta])
 
 
 def _as_answer(question: Question, response: str) -> Answer:
     gold = question.meta.get("answers", question.answer)  # several: any of them
     return Answer(gold, response, question.prompt, dict(question.meta), question.source)
-
-
-def _remember(key: bytes, grade: Grade) -> None:
-    _cache[key] = grade
-    if len(_cache) > _CACHE_SIZE:
-        # Another thread may change it meanwhile. A lock could be held for ever in a process that was forked.
-        with suppress(KeyError, RuntimeError, StopIteration):
-            del _cache[next(iter(_cache))]

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor import tiny
-from exgrpo_orlhf.models.examples import SupervisedFile
 from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.models.supervised_start import SupervisedModel
+from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
