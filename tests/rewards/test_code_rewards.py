@@ -103,12 +103,6 @@ def test_a_program_s_limit_is_for_all_its_tests():
     assert verdict(slow, {"inputs": list("abcdef"), "outputs": ["1"] * 6}) == "wrong"
 
 
-def test_programs_share_nothing():
-    assert verdict("open('/tmp/left', 'w').write('x')\nprint(3)", {"inputs": [""], "outputs": ["3"]}) == "correct"
-    seen = "import os\nprint(len(os.listdir('/tmp')))"
-    assert verdict(seen, {"inputs": [""], "outputs": ["0"]}) == "correct"
-
-
 INDENTED = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
 DOCSTRING = 'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n    return x'
 

@@ -14,7 +14,6 @@ extracted, reason); of its parent: ("died", how), or ("unusable", why) if the gr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
@@ -28,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from ..answer import Graded, Grader
+from ..sandbox.namespaces import end_with_parent
 
 SHOWN = 200  # characters of an extracted answer or a reason
-_PR_SET_PDEATHSIG = 1
 KILLED = "killed by SIGKILL"  # the "how" of a fork that was killed by the pool or from outside
 _OUT_OF_MEMORY = 101  # exit status
 
@@ -57,13 +56,6 @@ def load(settings: Mapping[str, Any]) -> Grader:
     from ..sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def main() -> None:

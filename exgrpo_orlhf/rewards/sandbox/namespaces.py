@@ -51,7 +51,7 @@ def _read_only(target: str) -> None:
 def main(parent: int) -> None:
     """parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
-    _end_with(parent)
+    end_with_parent(parent)
     try:
         check_filter()
         outside_id, outside_group = os.geteuid(), os.getegid()
@@ -86,7 +86,7 @@ def main(parent: int) -> None:
         _report({"unavailable": str(error)})
     if first == 0:
         _process_one(orders, root)
-    _end_with(parent)
+    end_with_parent(parent)
     os.waitpid(first, 0)
 
 
@@ -153,7 +153,8 @@ def _pivot(new: str, old: str) -> None:
     _check(libc.syscall(_PIVOT_ROOT[machine], new.encode(), old.encode()), "change the root")
 
 
-def _end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
     libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
