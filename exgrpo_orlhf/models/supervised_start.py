@@ -14,8 +14,7 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -162,7 +161,13 @@ class SupervisedModel:
         if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_name(f".{folder.name}.lock")):
+            lock = folder.with_name(f".{folder.name}.lock")  # it stays: one that is removed can be held twice
+            try:
+                with files.locked(lock, wait=False):
+                    pass
+            except BlockingIOError:
+                _print("another process is making this model; waiting for it")
+            with files.locked(lock):
                 if not cache.has(folder):
                     work.mkdir(exist_ok=True)
                     self._make(folder, work, base, rows, prompts)
@@ -182,7 +187,12 @@ class SupervisedModel:
         shaping = {name: getattr(self, name) for name in named}
         shaping["dtype"] = str(dtype_of(self.machine.dtype, device_of(self.machine.device)))
         texts = [[question.prompt, response] for question, response in examples]
-        identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
+        # What the base is, not where it lies: its files' hashes; of a hub's model the commit.
+        start: Any = [str(base), getattr(config, "_commit_hash", None)]
+        if Path(base).is_dir():
+            own = [path for path in Path(base).iterdir() if path.is_file() and path.name[0] != "."]
+            start = sorted((path.name, files.sha256(path)) for path in own if path.name not in (CURVE, manifest.NAME))
+        identity = [FORMAT, start, shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def training_questions(self) -> list[Question]:
@@ -258,24 +268,3 @@ def encode(examples: Sequence[Example], prompts: PromptEncoder, max_response_tok
 
 def _print(what: str) -> None:
     print(f"supervised start: {what}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock file against other processes. It stays: one that is removed can be held twice."""
-    try:
-        with files.locked(lock, wait=False):
-            pass
-    except BlockingIOError:
-        _print("another process is making this model; waiting for it")
-    with files.locked(lock):
-        yield
-
-
-def _identity_of(base: str | Path, config: "PretrainedConfig") -> Any:
-    """What a model is, not where it lies: its files' hashes; of a hub's model the commit."""
-    folder = Path(base)
-    if not folder.is_dir():
-        return [str(base), getattr(config, "_commit_hash", None)]
-    paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] != "."]
-    return sorted((path.name, files.sha256(path)) for path in paths if path.name not in (CURVE, manifest.NAME))

@@ -159,10 +159,7 @@ class Verifier:
             )
 
     def grade_groups(
-        self,
-        groups: Iterable[RolloutGroup],
-        decode: Callable[[np.ndarray], str],
-        earlier: Sequence[RolloutGroup] = (),
+        self, groups: Iterable[RolloutGroup], decode: Callable[[np.ndarray], str], earlier: Sequence[RolloutGroup] = ()
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 

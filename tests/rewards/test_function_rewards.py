@@ -97,25 +97,17 @@ def test_a_column_that_no_question_has_is_named(tmp_path):
 @pytest.mark.parametrize(
     "parameters",
     [
-        "queries, prompts, labels, threshold",
-        "a, b, c",
-        "*args",
-        "",
-        "data_sources, solution_strs, ground_truths, extra_infos",
-        "solution_str, ground_truth, tokenizer",
+        "queries, prompts, labels, threshold", "a, b, c", "*args", "",
+        "data_sources, solution_strs, ground_truths, extra_infos", "solution_str, ground_truth, tokenizer",
     ],
-)
+)  # fmt: skip
 def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):
     with pytest.raises(ValueError, match=r"reward_func\(queries, prompts, labels\), TRL's .* verl's compute_score\("):
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (None, "there is no file"),
-        ("def other(): pass", "defines no function 'reward_func'"),
-    ],
+    ("source", "message"), [(None, "there is no file"), ("def other(): pass", "defines no function 'reward_func'")]
 )
 def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_path, source, message):
     path = tmp_path / "reward.py"
@@ -131,8 +123,6 @@ def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_
 
 
 def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
-    from exgrpo_orlhf.rewards import Verifier
-
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "x^2=4?", "gold": ["2", -2]}\n{"question": "1+1?", "gold": "2"}\n')
     questions = QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()

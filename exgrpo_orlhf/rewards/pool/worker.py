@@ -115,16 +115,12 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
                 graded = Graded("error", None, reason=f"{type(error).__name__}: {error}")
             if os.getpid() != me:
                 os._exit(0)  # a fork that a user's function made and that returned too: it must not reply
-            if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
-                os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
+            if graded.verdict != "correct":  # sympy and math-verify catch a MemoryError and go on without
+                status = Path("/proc/self/status").read_text()  # VmPeak: the largest address space since the fork, KiB
+                if int(status.split("VmPeak:", 1)[1].split(None, 1)[0]) * 1024 > 0.9 * limit:
+                    os._exit(_OUT_OF_MEMORY)
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
             pool.send(("graded", graded.verdict, graded.reward, *shown, graded.logs))
-
-
-def _largest_address_space() -> int:
-    """Bytes of address space at its largest since the fork."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmPeak:", 1)[1].split(None, 1)[0]) * 1024
 
 
 def _describe(end: os.waitid_result) -> str:

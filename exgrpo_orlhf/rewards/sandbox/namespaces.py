@@ -41,13 +41,6 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     _check(libc.mount(*arguments, ctypes.c_ulong(flags), options and options.encode()), f"mount {target}")
 
 
-def _read_only(target: str) -> None:
-    """Make a mount, and all mounts below it, read-only."""
-    attributes = struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
-    result = libc.syscall(_MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, len(attributes))
-    _check(result, f"make {target} read-only")
-
-
 def main(parent: int) -> None:
     """parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
@@ -111,7 +104,7 @@ def _build_root(folders: list[str]) -> None:
     os.mkdir("old")
     _pivot(".", "old")
     os.chdir("/")
-    new = "/new"
+    new, read_only = "/new", struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
     _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
     for folder in sorted(folders, key=len):
         source = f"/old{folder}"
@@ -124,7 +117,9 @@ def _build_root(folders: list[str]) -> None:
             else:
                 os.close(os.open(new + folder, os.O_CREAT))
             _mount(source, new + folder, None, _BIND | _REC)
-            _read_only(new + folder)
+            # All mounts below it too.
+            result = libc.syscall(_MOUNT_SETATTR, -100, (new + folder).encode(), 0x8000, read_only, len(read_only))
+            _check(result, f"make {folder} read-only")
     os.mkdir(f"{new}/dev")
     # Not /dev/zero: a shared mapping of it is memory that no limit counts.
     for device in ("null", "urandom", "random"):
