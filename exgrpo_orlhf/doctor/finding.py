@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import paths
+from ..files import write_json
 from ..redaction import redacted
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ def layout_of(x: Experiment) -> dict[str, Any]:
 
 def remember(flags: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     """Stores a successful examination. flags: `layout_of` the bound experiment"""
-    path = _path(flags)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = {**_key(flags), "when": datetime.now(UTC).isoformat(), "findings": [str(finding) for finding in findings]}
-    path.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    when = datetime.now(UTC).isoformat()
+    write_json(_path(flags), {**_key(flags), "when": when, "findings": [str(finding) for finding in findings]})
 
 
 def remembered(flags: Mapping[str, Any]) -> bool:

@@ -6,24 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..lazy import torch
 from ..progress import duration
 
 PRINT_EVERY = 5.0  # seconds
-
-
-@dataclass(frozen=True)
-class OptimiserStep:
-    """A finished optimiser step. number: from 1; loss: before it; rate: the learning rate it used; norm: of the
-    gradient, before clipping"""
-
-    number: int
-    loss: float
-    rate: float
-    norm: float
 
 
 def optimiser_steps(
@@ -35,8 +23,9 @@ def optimiser_steps(
     last: int,
     max_grad_norm: float,
     what: str,
-) -> Iterator[OptimiserStep]:
-    """Take the optimiser steps first … last, and yield each when it is done.
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Take the optimiser steps first … last, counted from 1. Yields each when it is done, with its loss (before it),
+    learning_rate and grad_norm (before clipping).
 
     Args:
         gradient: adds the gradient of a step to the parameters' and returns the loss
@@ -63,4 +52,4 @@ def optimiser_steps(
             left = (now - began) / (number - first + 1) * (last - number)
             print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(left)} left", file=sys.stderr)
             printed = now
-        yield OptimiserStep(number, loss, rate, norm)
+        yield number, {"loss": loss, "learning_rate": rate, "grad_norm": norm}

@@ -14,17 +14,20 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
 
 from .. import cache, files, paths
 from ..checkpoints import manifest, name_end_tokens
 from ..engines.rows import ForwardRow
 from ..lazy import torch, transformers
 from ..questions.prompts import PromptEncoder, Prompts
+from ..questions.question_files import place_of, read_rows
+from ..questions.reading import present, read_prompt
 from ..records import Question
 from ..settings import (
     Bound,
@@ -40,13 +43,13 @@ from ..settings import (
 )
 from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
-from .examples import Example, encode
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from .supervised_training import SupervisedTraining
 
+Example = tuple[Question, str]  # the response without end token
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
 log = logging.getLogger(__name__)
 FORMAT = 1  # raise it when the same settings would give another model
@@ -62,6 +65,37 @@ def copy_curve(model: Path, run: Path, resumed: bool) -> None:
         files.write(run / CURVE, curve)
     elif not resumed:
         (run / CURVE).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class SupervisedFile:
+    """A file of prompts and responses, in any form of `QuestionFile`: {"prompt": …, "response": …} is a line of JSONL.
+
+    path: .jsonl, .parquet or .csv
+    prompt: field of the prompt: text, or chat messages [{"role": …, "content": …}, …]
+    response: field of the response: text without end token
+    """
+
+    path: str
+    prompt: str = "prompt"
+    response: str = "response"
+
+    def examples(self) -> list[Example]:
+        """As many as there are rows, in their order; the questions have no answers.
+
+        Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
+        """
+        path = Path(self.path)
+        place, examples = place_of(path), []
+        columns = (self.prompt, self.response)
+        for row, record in enumerate(read_rows(path, lambda names: None, columns, "SupervisedFile.path")):
+            where = place.of(row)
+            prompt = read_prompt(record, where, "SupervisedFile.prompt", self.prompt)
+            response = present(record, self.response, where, "SupervisedFile.response")
+            if type(response) is not str or not response.strip():  # a JSON number is a subclass of str
+                raise ValueError(f"{where}: field {self.response!r} is {response!r:.80}; a response is text, not empty")
+            examples.append((Question.make(path.stem, prompt, "", {"place": where}), response))
+        return examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +161,13 @@ class SupervisedModel:
         if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_name(f".{folder.name}.lock")):
+            lock = folder.with_name(f".{folder.name}.lock")  # it stays: one that is removed can be held twice
+            try:
+                with files.locked(lock, wait=False):
+                    pass
+            except BlockingIOError:
+                _print("another process is making this model; waiting for it")
+            with files.locked(lock):
                 if not cache.has(folder):
                     work.mkdir(exist_ok=True)
                     self._make(folder, work, base, rows, prompts)
@@ -147,7 +187,12 @@ class SupervisedModel:
         shaping = {name: getattr(self, name) for name in named}
         shaping["dtype"] = str(dtype_of(self.machine.dtype, device_of(self.machine.device)))
         texts = [[question.prompt, response] for question, response in examples]
-        identity = [FORMAT, _identity_of(base, config), shaping, prompts.fingerprint(), texts]
+        # What the base is, not where it lies: its files' hashes; of a hub's model the commit.
+        start: Any = [str(base), getattr(config, "_commit_hash", None)]
+        if Path(base).is_dir():
+            own = [path for path in Path(base).iterdir() if path.is_file() and path.name[0] != "."]
+            start = sorted((path.name, files.sha256(path)) for path in own if path.name not in (CURVE, manifest.NAME))
+        identity = [FORMAT, start, shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def training_questions(self) -> list[Question]:
@@ -202,26 +247,24 @@ class SupervisedModel:
             raise KeyboardInterrupt  # where that signal is handled and does not end the program
 
 
+def encode(examples: Sequence[Example], prompts: PromptEncoder, max_response_tokens: int) -> list[ForwardRow]:
+    """Prompts as those of the run's questions; responses closed with the token that closes the policy's own.
+
+    Raises ValueError that names the place of an example whose prompt or response is too long, is empty, or cannot be
+    written.
+    """
+    rows = []
+    for number, (question, response) in enumerate(examples, 1):
+        try:
+            if not response.strip():
+                raise ValueError(f"the response to {question.prompt!r:.80} is empty")
+            ids = prompts.encode_response(response, max_response_tokens)
+            rows.append(ForwardRow(prompts.encode(question), np.array(ids, np.int32)))
+        except ValueError as error:
+            place = question.meta.get("place", f"example {number}")
+            raise ValueError(f"{place}: {error}") from None
+    return rows
+
+
 def _print(what: str) -> None:
     print(f"supervised start: {what}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock file against other processes. It stays: one that is removed can be held twice."""
-    try:
-        with files.locked(lock, wait=False):
-            pass
-    except BlockingIOError:
-        _print("another process is making this model; waiting for it")
-    with files.locked(lock):
-        yield
-
-
-def _identity_of(base: str | Path, config: "PretrainedConfig") -> Any:
-    """What a model is, not where it lies: its files' hashes; of a hub's model the commit."""
-    folder = Path(base)
-    if not folder.is_dir():
-        return [str(base), getattr(config, "_commit_hash", None)]
-    paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] != "."]
-    return sorted((path.name, files.sha256(path)) for path in paths if path.name not in (CURVE, manifest.NAME))

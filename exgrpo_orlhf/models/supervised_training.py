@@ -84,7 +84,7 @@ class SupervisedTraining:
         of_steps = [[self.rows[i] for i in self.batch(step)] for step in range(1, self.done + 1)]
         learnt = sum(len(row.response) for rows in of_steps for row in rows)
         began = time.perf_counter()
-        for step in optimiser_steps(
+        for step, metrics in optimiser_steps(
             self.gradient,
             self._optimiser,
             self._schedule,
@@ -93,17 +93,12 @@ class SupervisedTraining:
             max_grad_norm=self._settings.max_grad_norm,
             what="supervised start",
         ):
-            self.done = step.number
-            rows = [self.rows[i] for i in self.batch(step.number)]
+            self.done = step
+            rows = [self.rows[i] for i in self.batch(step)]
             learnt += sum(len(row.response) for row in rows)
-            metrics = {
-                "loss": step.loss,
-                "learning_rate": step.rate,
-                "grad_norm": step.norm,
-                "tokens": learnt,
-                "tokens_per_second": sum(map(len, rows)) / (time.perf_counter() - began),
-            }
-            yield step.number, {f"supervised/{name}": value for name, value in metrics.items()}
+            speed = sum(map(len, rows)) / (time.perf_counter() - began)
+            metrics |= {"tokens": learnt, "tokens_per_second": speed}
+            yield step, {f"supervised/{name}": value for name, value in metrics.items()}
             began = time.perf_counter()
 
     def save(self, folder: Path) -> None:

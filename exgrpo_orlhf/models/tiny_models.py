@@ -140,7 +140,10 @@ class WarmedUpModel(ABC):
         )
 
         def gradient(step: int) -> float:
-            loss = _response_loss(model, *self._batch(rng))
+            ids, labels, prompt_length = self._batch(rng)
+            states = model.model(ids, use_cache=False).last_hidden_state[:, prompt_length - 1 : -1]
+            logits = model.lm_head(states).flatten(0, 1)  # (B · longest response, V)
+            loss = torch.nn.functional.cross_entropy(logits, labels[:, prompt_length:].flatten(), ignore_index=_IGNORED)
             loss.backward()
             return loss.item()
 
@@ -186,16 +189,6 @@ class WarmedUpModel(ABC):
             rows.append(row + [self.vocabulary.index(PAD)] * padding)
             labels.append([_IGNORED] * len(prompt) + row[len(prompt) :] + [_IGNORED] * padding)
         return torch.tensor(rows), torch.tensor(labels), min(len(prompt) for prompt, _ in texts)
-
-
-def _response_loss(
-    model: "Qwen2ForCausalLM", ids: "torch.Tensor", labels: "torch.Tensor", prompt_length: int
-) -> "torch.Tensor":
-    """Mean negative log-likelihood of the labels. ids, labels: (B, T); the first prompt_length labels are ignored."""
-    states = model.model(ids, use_cache=False).last_hidden_state[:, prompt_length - 1 : -1]  # (B, response, width)
-    return torch.nn.functional.cross_entropy(
-        model.lm_head(states).flatten(0, 1), labels[:, prompt_length:].flatten(), ignore_index=_IGNORED
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class RewardServer:
     success_at: least score of a success, or reward where there are no scores
     """
 
-    def __init__(self, urls: Sequence[str], timeout: float, tries: int, connections: int, success_at: float) -> None:
+    def __init__(self, urls: tuple[str, ...], timeout: float, tries: int, connections: int, success_at: float) -> None:
         self.urls, self.timeout, self.tries, self.success_at = list(urls), timeout, tries, success_at
         self._turns, self._lock = itertools.cycle(range(len(urls))), threading.Lock()
         self._threads = ThreadPoolExecutor(connections, "reward-server")
@@ -106,12 +106,7 @@ class RewardServer:
         return [Graded(verdict, None, reason=reason)] * len(answers)
 
 
-@cache
-def server(urls: tuple[str, ...], timeout: float, tries: int, connections: int, success_at: float) -> RewardServer:
-    """This process's connections with these settings."""
-    return RewardServer(urls, timeout, tries, connections, success_at)
-
-
+server = cache(RewardServer)  # this process's connections with these settings
 os.register_at_fork(after_in_child=server.cache_clear)  # the child has no threads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import pickle
@@ -10,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..records import Grade, Question, RolloutGroup, mean
-from ..settings import require
+from ..settings import Bound, Count, Positive, PositiveShare, Share, at_least, check, require
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
@@ -57,10 +55,9 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "chain_steps": modular_chains.grade_steps,
     "word_problem": word_problems.grade,
 }
-# The result of a function or a program may change from call to call.
-_CACHED = ("math", "math_verify", "choice", "reasoning_gym")
-_cache: dict[bytes, Grade] = {}  # the verdicts of this process, the oldest first
-_CACHE_SIZE = 65_536  # verdicts, about 20 MiB
+_FINITE = Bound("must be a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
+# Of these the same answer is graded once. The result of a function or a program may change from call to call.
+_TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
@@ -96,27 +93,22 @@ class Verifier:
 
     kind: _Kind = "exact"
     function: str | None = None
-    success_at: float = 1.0
+    success_at: Annotated[float, _FINITE] = 1.0
     url: str | tuple[str, ...] | None = None
-    tries: int = 3
+    tries: Count = 3
     format: Literal["think_answer", "boxed"] | None = None
-    overlong_share: float | None = None
-    timeout: float = 5.0
-    memory: int = 1024
-    workers: int = 0
-    max_failed_share: float = 0.25
+    overlong_share: PositiveShare | None = None
+    timeout: Positive = 5.0
+    memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
+    workers: Annotated[int, at_least(0)] = 0
+    max_failed_share: Share = 0.25
 
     def __post_init__(self) -> None:
-        kinds = get_args(_Kind)
-        require(self.kind in kinds, f"Verifier.kind must be one of {', '.join(map(repr, kinds))}, got {self.kind!r}")
+        check(Verifier, vars(self))
         require(
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
-        )
-        require(
-            self.format is None or self.format in _FORMATS,
-            f"Verifier.format must be {' or '.join(map(repr, _FORMATS))}, or None; got {self.format!r}",
         )
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
@@ -124,22 +116,6 @@ class Verifier:
             fault is None and bool(urls) == (self.kind == "http"),
             "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
             + (fault or f"got {self.url!r} with Verifier.kind = {self.kind!r}"),
-        )
-        require(
-            self.overlong_share is None or 0 < self.overlong_share <= 1,
-            f"Verifier.overlong_share must be a share in (0, 1], or None; got {self.overlong_share!r}",
-        )
-        require(self.tries >= 1, f"Verifier.tries must be at least 1, got {self.tries!r}")
-        require(
-            isinstance(self.success_at, int | float) and math.isfinite(self.success_at),
-            f"Verifier.success_at must be a finite number, got {self.success_at!r}",
-        )
-        require(self.timeout > 0, f"Verifier.timeout must be positive (seconds), got {self.timeout!r}")
-        require(self.memory >= 64, f"Verifier.memory must be at least 64 (MiB), got {self.memory!r}")
-        require(self.workers >= 0, f"Verifier.workers must be at least 0 (0: one a core), got {self.workers!r}")
-        require(
-            0 <= self.max_failed_share <= 1,
-            f"Verifier.max_failed_share must be a share from 0 to 1, got {self.max_failed_share!r}",
         )
 
     def check(self, questions: Iterable[Question]) -> None:
@@ -182,10 +158,7 @@ class Verifier:
             )
 
     def grade_groups(
-        self,
-        groups: Iterable[RolloutGroup],
-        decode: Callable[[np.ndarray], str],
-        earlier: Sequence[RolloutGroup] = (),
+        self, groups: Iterable[RolloutGroup], decode: Callable[[np.ndarray], str], earlier: Sequence[RolloutGroup] = ()
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
@@ -249,14 +222,13 @@ class Verifier:
 
 
 class _Answers:
-    """Answers that are graded together, added in one call or in several. They go through the cache and the pool; the
-    same answer to the same question is graded once."""
+    """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
+    once."""
 
     def __init__(self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = ()) -> None:
         self.verifier = verifier
         self.pairs: list[tuple[Question, str]] = []
         self.keys: list[bytes] = []  # of each pair
-        self.grades_of: dict[bytes, Grade] = {}
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
         self.pool: Pool | RewardServer | None = None
         self.add(pairs)
@@ -271,9 +243,7 @@ class _Answers:
             answer = _as_answer(question, response)
             key = self._key(answer)
             self.keys.append(key)
-            if grade := _cache.get(key):
-                self.grades_of[key] = grade
-            elif key not in self.sent:
+            if key not in self.sent:
                 new[key] = answer
         if new:
             self.pool = self.pool or self.verifier._pool()
@@ -282,24 +252,14 @@ class _Answers:
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
-        verifier = self.verifier
-        if here := _HERE.get(verifier.kind):
+        if here := _HERE.get(self.verifier.kind):
             grades = [here(question, response) for question, response in self.pairs]
         else:
-            for key, (verdict, reward, extracted, reason, logs) in self._graded().items():
-                grade = self.grades_of[key] = Grade(verdict, reward, extracted=extracted, logs=logs)
-                if reason and reward is not None:
-                    warn_once(reason)
-                if reward is None:
-                    log.warning(
-                        "not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:]
-                    )
-                elif verifier.kind in _CACHED:
-                    _remember(key, grade)
-            grades = [self.grades_of[key] for key in self.keys]
-        if verifier.format is None:
+            by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
+            grades = [by_key[key] for key in self.keys]
+        if self.verifier.format is None:
             return grades
-        fits = _FORMATS[verifier.format]
+        fits = _FORMATS[self.verifier.format]
         return [
             grade
             if grade.reward is None or fits(response)
@@ -307,11 +267,20 @@ class _Answers:
             for grade, (_, response) in zip(grades, self.pairs, strict=True)
         ]
 
+    def _grade_of(self, key: bytes, graded: Graded) -> Grade:
+        """The reason, if there is one, goes to the log."""
+        verdict, reward, extracted, reason, logs = graded
+        if reward is None:
+            log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
+        elif reason:
+            warn_once(reason)
+        return Grade(verdict, reward, extracted=extracted, logs=logs)
+
     def _graded(self) -> dict[bytes, Graded]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
         if its gold can be read: no response escapes its 0 by being hard to read."""
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _CACHED]
+        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _TEXTS]
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)
@@ -329,23 +298,13 @@ class _Answers:
             future.cancel()
 
     def _key(self, answer: Answer) -> bytes:
-        kind = self.verifier.kind
-        if kind not in _CACHED:
+        if self.verifier.kind not in _TEXTS:
             return len(self.keys).to_bytes(8, "big")
         # These kinds ignore the prompt, and read nothing else from the meta.
         meta = [answer.meta.get(name) for name in ("options", SOURCE)]
-        relevant = [kind, self.verifier.success_at, answer.gold, answer.response, meta]
-        return hashlib.blake2b(pickle.dumps(relevant), digest_size=16).digest()
+        return pickle.dumps([answer.gold, answer.response, meta])
 
 
 def _as_answer(question: Question, response: str) -> Answer:
     gold = question.meta.get("answers", question.answer)  # several: any of them
     return Answer(gold, response, question.prompt, dict(question.meta), question.source)
-
-
-def _remember(key: bytes, grade: Grade) -> None:
-    _cache[key] = grade
-    if len(_cache) > _CACHE_SIZE:
-        # Another thread may change it meanwhile. A lock could be held for ever in a process that was forked.
-        with suppress(KeyError, RuntimeError, StopIteration):
-            del _cache[next(iter(_cache))]

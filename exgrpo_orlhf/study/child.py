@@ -7,7 +7,7 @@ survives exec.
 import os
 import sys
 
-from exgrpo_orlhf.rewards.pool.worker import end_with_parent
+from exgrpo_orlhf.rewards.sandbox.namespaces import end_with_parent
 
 end_with_parent(int(sys.argv[1]))
 os.execv(sys.argv[2], sys.argv[2:])

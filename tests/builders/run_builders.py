@@ -79,6 +79,13 @@ def ends_by_its_template(model: Path, folder: Path) -> Path:
     return folder
 
 
+def flip(path: Path) -> None:
+    """A bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def wait_until(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while not condition():

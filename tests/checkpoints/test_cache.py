@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_builders import small_bindings
+from run_builders import flip, small_bindings
 
 from exgrpo_orlhf import cache
 from exgrpo_orlhf.models.tiny_models import ChainModel
@@ -25,12 +25,6 @@ def made(tmp_path_factory) -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGES = {

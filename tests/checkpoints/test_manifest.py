@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_builders import ROOT, small_bindings, timeless
+from run_builders import ROOT, flip, small_bindings, timeless
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
@@ -44,12 +44,6 @@ def refused(model: Path, run: Path, *more: str, resume_from=None) -> str:
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"} == before
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGE = {

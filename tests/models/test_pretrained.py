@@ -31,16 +31,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NAMES = {  # of a layer's weights: here → in a GGUF file
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +42,10 @@ def source() -> Qwen2ForCausalLM:
     """The model that the files hold: grouped heads, biases, an output layer of its own."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(TOKENS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
+        vocab_size=len(TOKENS), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=2**-17, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
-        rms_norm_eps=2**-17,
-        tie_word_embeddings=False,
-    )
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     for name, weight in model.named_parameters():
         if "bias" in name or "norm" in name:

@@ -1,4 +1,4 @@
-"""Fresh questions: permutations, epochs, and a cursor that continues exactly."""
+"""Fresh questions: permutations, epochs, a cursor that continues exactly, and what holds for weighted draws too."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.questions.fresh import FreshQuestions
+from exgrpo_orlhf.questions.fresh_sampler import FreshSampler
 from exgrpo_orlhf.records import Question
 
 
@@ -16,6 +17,13 @@ def questions(n: int) -> list[Question]:
 
 def source(n: int, seed: int = 0) -> FreshQuestions:
     return FreshQuestions(questions(n), np.random.default_rng(seed))
+
+
+def weighted(n: int, seed: int = 0) -> FreshQuestions:
+    return FreshSampler(by="accuracy").over(questions(n), np.random.default_rng(seed))
+
+
+of_both = pytest.mark.parametrize("source", [source, weighted])
 
 
 def draw(fresh: FreshQuestions, n: int, exclude=(), retired=()) -> list[str]:
@@ -39,7 +47,8 @@ def test_each_epoch_is_a_permutation_of_the_set_in_an_order_of_its_own():
     assert all(len(set(draw(across, 5))) == 5 for _ in range(20)), "none twice in a batch across epochs"
 
 
-def test_the_order_comes_from_the_seed_alone():
+@of_both
+def test_the_order_comes_from_the_seed_alone(source):
     """T7: nothing is drawn from a global generator."""
     np.random.seed(1)  # noqa: NPY002
     first = epochs(source(20, seed=3), 3)
@@ -58,7 +67,8 @@ def test_an_excluded_question_is_not_lost():
     assert (fresh.epoch, fresh.drawn) == (0, 10)
 
 
-def test_fewer_questions_than_asked_give_all_of_them_once():
+@of_both
+def test_fewer_questions_than_asked_give_all_of_them_once(source):
     fresh = source(5)
     ids = {question.id for question in questions(5)}
     for _ in range(4):
@@ -80,7 +90,8 @@ def test_retired_questions_leave_only_from_the_next_epoch():
         assert set(draw(fresh, 7, retired=retired)) == set(order) - retired
 
 
-def test_all_retired_return_with_a_warning(caplog):
+@of_both
+def test_all_retired_return_with_a_warning(source, caplog):
     """T14: the run does not end silently."""
     fresh, ids = source(6), {question.id for question in questions(6)}
     with caplog.at_level(logging.WARNING):
@@ -116,19 +127,27 @@ def test_a_saved_state_does_not_change_with_later_draws_nor_by_drawing_nothing()
     assert json.dumps(state) == before
 
 
-def test_a_state_of_another_question_set_is_refused():
+@of_both
+def test_a_state_of_another_question_set_is_refused(source):
     state = source(10).state_dict()
     with pytest.raises(ValueError, match="another question set"):
         source(11).load_state_dict(state)
+    state["fingerprint"] = FreshQuestions(questions(10)[::-1], np.random.default_rng(0)).state_dict()["fingerprint"]
     with pytest.raises(ValueError, match="another question set"):
-        FreshQuestions(questions(10)[::-1], np.random.default_rng(0)).load_state_dict(state)
+        source(10).load_state_dict(state)
 
 
-def test_a_state_with_missing_or_unknown_entries_is_refused():
+@of_both
+def test_a_state_with_missing_or_unknown_entries_is_refused(source):
     state = source(10).state_dict()
     for other in ({**state, "extra": 1}, *({k: v for k, v in state.items() if k != entry} for entry in state)):
         with pytest.raises(KeyError):
             source(10).load_state_dict(other)
+
+
+def test_a_state_of_the_other_sampler_is_refused():
+    with pytest.raises(KeyError):
+        weighted(10).load_state_dict(source(10).state_dict())
 
 
 def test_empty_and_repeating_sets_are_refused():

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections import Counter
 
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, group
 
-from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.questions.fresh_sampler import FreshSampler, WeightedQuestions
 
 IDS = [question.id for question in QUESTIONS]
@@ -71,15 +69,6 @@ def test_excluded_and_retired_questions_do_not_come():
     assert draw(fresh, 4, exclude=IDS[:10]) == []
 
 
-def test_all_retired_return_with_a_warning(caplog):
-    """T14: the run does not end silently."""
-    fresh = source(6)
-    with caplog.at_level(logging.WARNING):
-        assert set(draw(fresh, 6, retired=IDS)) == set(IDS[:6])
-    (record,) = caplog.records
-    assert "all 6 questions are retired" in record.getMessage()
-
-
 def test_a_question_rests_for_as_many_steps_as_said():
     fresh, rest = source(40, cooldown=3), {}
     for step in range(1, 60):
@@ -114,10 +103,6 @@ def test_a_question_rests_too_where_the_next_step_is_drawn_before_this_one_is_ob
     assert set(last) == set(IDS)
 
 
-def test_draws_come_from_the_seed_alone():
-    assert draw(source(seed=3), 5) == draw(source(seed=3), 5) != draw(source(seed=4), 5)
-
-
 def steps(fresh, first: int, last: int) -> list[list[str]]:
     batches = []
     for step in range(first, last):
@@ -136,11 +121,3 @@ def test_a_restored_state_continues_exactly(done):
     assert steps(resumed, 1 + done, 20 + done) == steps(straight, 1 + done, 20 + done)
     assert resumed.state_dict() == straight.state_dict()
     assert resumed.metrics() == straight.metrics()
-
-
-def test_a_state_of_another_question_set_or_of_another_sampler_is_refused():
-    state = source(10).state_dict()
-    with pytest.raises(ValueError, match="another question set"):
-        source(11).load_state_dict(state)
-    with pytest.raises(KeyError):
-        source(10).load_state_dict(FreshQuestions(QUESTIONS[:10], np.random.default_rng(0)).state_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -98,25 +97,17 @@ def test_a_column_that_no_question_has_is_named(tmp_path):
 @pytest.mark.parametrize(
     "parameters",
     [
-        "queries, prompts, labels, threshold",
-        "a, b, c",
-        "*args",
-        "",
-        "data_sources, solution_strs, ground_truths, extra_infos",
-        "solution_str, ground_truth, tokenizer",
+        "queries, prompts, labels, threshold", "a, b, c", "*args", "",
+        "data_sources, solution_strs, ground_truths, extra_infos", "solution_str, ground_truth, tokenizer",
     ],
-)
+)  # fmt: skip
 def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):
     with pytest.raises(ValueError, match=r"reward_func\(queries, prompts, labels\), TRL's .* verl's compute_score\("):
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (None, "there is no file"),
-        ("def other(): pass", "defines no function 'reward_func'"),
-    ],
+    ("source", "message"), [(None, "there is no file"), ("def other(): pass", "defines no function 'reward_func'")]
 )
 def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_path, source, message):
     path = tmp_path / "reward.py"
@@ -132,8 +123,6 @@ def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_
 
 
 def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
-    from exgrpo_orlhf.rewards import Verifier
-
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "x^2=4?", "gold": ["2", -2]}\n{"question": "1+1?", "gold": "2"}\n')
     questions = QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()
@@ -167,9 +156,3 @@ def test_success_is_a_reward_of_success_at_or_openrlhfs_score(tmp_path):
         verifier = Verifier("function", f"{tmp_path}/graded.py:{name}", success_at, workers=1)
         grades = verifier.grade_all([(question, text) for text in texts])
         assert [(grade.verdict, grade.reward) for grade in grades] == expected
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, "1", None])
-def test_a_line_of_success_that_is_no_number_is_refused(value):
-    with pytest.raises(ValueError, match=r"Verifier\.success_at must be a finite number"):
-        Verifier("exact", success_at=value)

@@ -153,10 +153,10 @@ def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, me
 # -- the verifier ------------------------------------------------------------------------------------------------------
 
 
-def test_other_options_are_another_question_to_the_cache():
-    verifier = Verifier("choice")
+def test_the_same_answer_to_other_options_is_another_one():
     right, other = (Question.make("t", "", "B", {"options": o}) for o in (["Rome", "Paris"], ["Paris", "Rome"]))
-    assert [verifier.grade(each, "\\boxed{Paris}").correct for each in (right, other, right)] == [True, False, True]
+    grades = Verifier("choice").grade_all([(each, "\\boxed{Paris}") for each in (right, other, right)])
+    assert [grade.correct for grade in grades] == [True, False, True]
 
 
 def test_too_many_failures_stop_training_and_earlier_rounds_count(function):

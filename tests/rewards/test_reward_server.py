@@ -138,14 +138,3 @@ def test_too_many_failures_stop_the_run_and_a_server_that_is_down_stops_it_befor
         Verifier("http", url=url).check([QUESTION])
     with pytest.raises(NoGrader, match=r"Verifier\.url: no reward server answers \(http://127.0.0.1:\d+/get_reward: "):
         Verifier("http", url=url).check([QUESTION])
-
-
-@pytest.mark.parametrize("url", ["localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None])
-def test_a_wrong_address_is_refused(url):
-    with pytest.raises(ValueError, match=r"Verifier\.url \(an address, or a tuple of several\) must be set"):
-        Verifier("http", url=url)
-
-
-def test_an_address_without_its_kind_is_refused():
-    with pytest.raises(ValueError, match=r"got 'http://a/b' with Verifier\.kind = 'exact'"):
-        Verifier("exact", url="http://a/b")

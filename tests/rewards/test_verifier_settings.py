@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
+
+URL = r"Verifier\.url \(an address, or a tuple of several\) must be set"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,15 @@ def test_a_format_can_be_asked_for(response, fits):
         ({"workers": -1}, "Verifier.workers"),
         ({"max_failed_share": 2.0}, "Verifier.max_failed_share"),
         ({"format": "xml"}, "Verifier.format"),
+        *(
+            ({"success_at": value}, "Verifier.success_at must be a finite number")
+            for value in (math.nan, math.inf, "1", None)
+        ),
+        *(
+            ({"kind": "http", "url": url}, URL)
+            for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
+        ),
+        ({"url": "http://a/b"}, r"got 'http://a/b' with Verifier\.kind = 'exact'"),
     ],
 )
 def test_a_setting_out_of_range_names_its_binding(settings, message):

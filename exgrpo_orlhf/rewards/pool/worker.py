@@ -14,7 +14,6 @@ extracted, reason); of its parent: ("died", how), or ("unusable", why) if the gr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
@@ -28,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from ..answer import Graded, Grader
+from ..sandbox.namespaces import end_with_parent
 
 SHOWN = 200  # characters of an extracted answer or a reason
-_PR_SET_PDEATHSIG = 1
 KILLED = "killed by SIGKILL"  # the "how" of a fork that was killed by the pool or from outside
 _OUT_OF_MEMORY = 101  # exit status
 
@@ -57,13 +56,6 @@ def load(settings: Mapping[str, Any]) -> Grader:
     from ..sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def main() -> None:
@@ -123,16 +115,12 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
                 graded = Graded("error", None, reason=f"{type(error).__name__}: {error}")
             if os.getpid() != me:
                 os._exit(0)  # a fork that a user's function made and that returned too: it must not reply
-            if graded.verdict != "correct" and _largest_address_space() > 0.9 * limit:
-                os._exit(_OUT_OF_MEMORY)  # sympy and math-verify catch a MemoryError and go on without
+            if graded.verdict != "correct":  # sympy and math-verify catch a MemoryError and go on without
+                status = Path("/proc/self/status").read_text()  # VmPeak: the largest address space since the fork, KiB
+                if int(status.split("VmPeak:", 1)[1].split(None, 1)[0]) * 1024 > 0.9 * limit:
+                    os._exit(_OUT_OF_MEMORY)
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
             pool.send(("graded", graded.verdict, graded.reward, *shown, graded.logs))
-
-
-def _largest_address_space() -> int:
-    """Bytes of address space at its largest since the fork."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmPeak:", 1)[1].split(None, 1)[0]) * 1024
 
 
 def _describe(end: os.waitid_result) -> str:

@@ -17,8 +17,6 @@ from typing import Any
 from ..answer import Answer, Graded, Grader, logs_of
 
 NAME = "reward_func"  # where the binding names no function
-
-
 _ACCEPTED = (
     "accepted are OpenRLHF's reward_func(queries, prompts, labels), TRL's reward(completions, **kwargs) and verl's "
     "compute_score(data_source, solution_str, ground_truth, extra_info)"
@@ -43,9 +41,8 @@ def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
 
 
 def grader(where: str, success_at: float = 1.0) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least,
-    or OpenRLHF's score where it returns one. Raises ValueError, or
-    whatever the file raises."""
+    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
+    OpenRLHF's score where it returns one. Raises ValueError, or whatever the file raises."""
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
         path, name = where, NAME

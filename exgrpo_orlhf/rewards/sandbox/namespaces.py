@@ -21,7 +21,6 @@ import sys
 from typing import Any, NoReturn
 
 from . import supervisor
-from .control_group import ControlGroup
 from .system_calls import check_filter, libc, machine
 
 _NEW = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # user, mount, pid, net, ipc, uts
@@ -42,25 +41,16 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     _check(libc.mount(*arguments, ctypes.c_ulong(flags), options and options.encode()), f"mount {target}")
 
 
-def _read_only(target: str) -> None:
-    """Make a mount, and all mounts below it, read-only."""
-    attributes = struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
-    result = libc.syscall(_MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, len(attributes))
-    _check(result, f"make {target} read-only")
-
-
 def main(parent: int) -> None:
     """parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
-    _end_with(parent)
-    group = None
+    end_with_parent(parent)
     try:
         check_filter()
         outside_id, outside_group = os.geteuid(), os.getegid()
         with open("/proc/self/uid_map") as file:
             # The root of a container that maps its users is like any other user: limits hold for it.
             root = outside_id == 0 and file.read().split() == ["0", "0", "4294967295"]
-        group = ControlGroup.make(orders["memory"] + orders["scratch"] + supervisor.OWN_MEMORY)
         signal_read, signal_write = os.pipe()
         helper = os.fork() if root else None
         if helper == 0:  # writes the map of users from outside: more than one needs the outer capabilities
@@ -86,17 +76,11 @@ def main(parent: int) -> None:
         os.close(signal_write)
         first = os.fork()
     except OSError as error:
-        if group:
-            group.remove()
         _report({"unavailable": str(error)})
     if first == 0:
-        if group:
-            group.join()
         _process_one(orders, root)
-    _end_with(parent)
+    end_with_parent(parent)
     os.waitpid(first, 0)
-    if group:
-        group.remove()
 
 
 def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
@@ -120,7 +104,7 @@ def _build_root(folders: list[str]) -> None:
     os.mkdir("old")
     _pivot(".", "old")
     os.chdir("/")
-    new = "/new"
+    new, read_only = "/new", struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
     _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
     for folder in sorted(folders, key=len):
         source = f"/old{folder}"
@@ -133,7 +117,9 @@ def _build_root(folders: list[str]) -> None:
             else:
                 os.close(os.open(new + folder, os.O_CREAT))
             _mount(source, new + folder, None, _BIND | _REC)
-            _read_only(new + folder)
+            # All mounts below it too.
+            result = libc.syscall(_MOUNT_SETATTR, -100, (new + folder).encode(), 0x8000, read_only, len(read_only))
+            _check(result, f"make {folder} read-only")
     os.mkdir(f"{new}/dev")
     # Not /dev/zero: a shared mapping of it is memory that no limit counts.
     for device in ("null", "urandom", "random"):
@@ -162,7 +148,8 @@ def _pivot(new: str, old: str) -> None:
     _check(libc.syscall(_PIVOT_ROOT[machine], new.encode(), old.encode()), "change the root")
 
 
-def _end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
     libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from sandbox import namespaces
 namespaces.main(int(sys.argv[2]))
 """
 _MOST_OUTPUT = 4 * 2**20  # bytes
+# The system's programs and libraries.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
@@ -55,12 +55,16 @@ def run(
     runs; they may print 4 MiB more, and one run 4 MiB
     The interpreter is this one's base, with its standard library; no virtual environment. Raises NoSandbox.
     """
-    interpreter = _interpreter()
+    # The base interpreter: a virtual environment's folder may lie beside files that must stay hidden.
+    path = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    interpreter = str(path if path.exists() else Path(sys.executable).resolve())
+    own = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
+    own = {each for each in own if not any(Path(each).is_relative_to(system) for system in _SYSTEM)}
     orders = {
         "command": [interpreter, "-I", "-B", *program],
         "inputs": list(inputs),
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-        "folders": _folders(interpreter),
+        "folders": [*_SYSTEM, *own],  # visible inside
         "timeout": timeout,
         "memory": memory,
         "processes": 8,  # of a program, threads included
@@ -97,17 +101,3 @@ def check() -> None:
     runs = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
     if runs != [Run("exit 0", "42\n")]:
         raise NoSandbox(f"the sandbox does not run a simple program: {runs}")
-
-
-@lru_cache(maxsize=1)
-def _interpreter() -> str:
-    """The base interpreter: a virtual environment's folder may lie beside files that must stay hidden."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    path = Path(sys.base_prefix, "bin", version)
-    return str(path if path.exists() else Path(sys.executable).resolve())
-
-
-def _folders(interpreter: str) -> list[str]:
-    """The folders visible inside: the system's programs and libraries, and the interpreter's own folder."""
-    own = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
-    return [*_SYSTEM, *(each for each in own if not any(Path(each).is_relative_to(system) for system in _SYSTEM))]

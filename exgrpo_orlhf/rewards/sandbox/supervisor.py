@@ -18,7 +18,6 @@ from typing import Any
 from .system_calls import filter_calls, libc
 
 NOBODY = 65534
-OWN_MEMORY = 64  # MiB of process 1
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 
 
@@ -122,7 +121,8 @@ def _watch(
 def _memory() -> int:
     """Bytes of all processes but this one, with their page tables, and of the files in the scratch folder.
 
-    The kernel's buffers of pipes and socket pairs are not counted; its limits on a user and a process bound them.
+    The kernel's buffers of pipes and socket pairs are not counted: its limit on a user (64 MiB of pipes), and those on
+    open files and processes here, bound them.
     """
     scratch = os.statvfs("/tmp")
     total = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize

@@ -4,48 +4,20 @@ from __future__ import annotations
 
 import re
 
-# Each line has the names of one unit; the first one is compared. A counted thing (apples) is a unit without a name.
+# The names of each unit, between commas; the first one is compared. A counted thing (apples) is a unit without a name.
 _NAMES = """
-cm centimeter centimeters centimetre centimetres
-mm millimeter millimeters millimetre millimetres
-m meter meters metre metres
-km kilometer kilometers kilometre kilometres
-in inch inches
-ft foot feet
-yd yard yards
-mi mile miles
-s sec secs second seconds
-ms millisecond milliseconds
-min mins minute minutes
-h hr hrs hour hours
-day days
-week weeks
-month months
-year years yr yrs
-g gram grams
-kg kilogram kilograms
-mg milligram milligrams
-lb lbs pound pounds
-oz ounce ounces
-l liter liters litre litres
-ml milliliter milliliters
-deg degree degrees °
-rad radian radians
-$ dollar dollars usd
-cent cents ¢
-j joule joules
-n newton newtons
-w watt watts
-v volt volts
-a ampere amperes amp amps
-hz hertz
-k kelvin kelvins
-pa pascal pascals
-mph
-erg ergs
-ev
+cm centimeter centimeters centimetre centimetres, mm millimeter millimeters millimetre millimetres,
+m meter meters metre metres, km kilometer kilometers kilometre kilometres,
+in inch inches, ft foot feet, yd yard yards, mi mile miles,
+s sec secs second seconds, ms millisecond milliseconds, min mins minute minutes, h hr hrs hour hours,
+day days, week weeks, month months, year years yr yrs,
+g gram grams, kg kilogram kilograms, mg milligram milligrams, lb lbs pound pounds, oz ounce ounces,
+l liter liters litre litres, ml milliliter milliliters, deg degree degrees °, rad radian radians,
+$ dollar dollars usd, cent cents ¢,
+j joule joules, n newton newtons, w watt watts, v volt volts, a ampere amperes amp amps, hz hertz, k kelvin kelvins,
+pa pascal pascals, mph, erg ergs, ev
 """
-_UNITS = {name: line.split()[0] for line in _NAMES.split("\n") for name in line.split()}
+_UNITS = {name: names.split()[0] for names in _NAMES.split(",") for name in names.split()}
 _TEXT_END = re.compile(
     r"^(.*?\S)\s*(\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}(?:\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}"
     r"|\^\s*\{?\s*-?\d\s*\}?|/|\\cdot|\*|\s|(?<=[\s}/*])[A-Za-zµ]{1,3}(?=[\s/^{]|$))*)$",
