@@ -181,7 +181,9 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         assert rollout.grade is not None  # or it is in neither
         grade = {"verdict": rollout.grade.verdict, "sound": rollout.grade.sound, "finish": rollout.finish}
         now = {"entropy": round(float(step.entropies[i]), 4), "now": step.policy[i]}
-        responses.append({"kind": "fresh", **grade, **_response(rollout.token_ids, now, decode)})
+        responses.append(
+            {"kind": "fresh", **grade, **_graded(rollout.reward), **_response(rollout.token_ids, now, decode)}
+        )
     at, chosen = next(((i, row.trajectory) for i, row in rows if row.trajectory is not None), (0, None))
     if chosen is not None:
         stored, measured = step.scored[question.id]
@@ -194,9 +196,8 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
             about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
-            responses.append(
-                {"kind": "stored", "sound": one.sound, **about, **_response(one.token_ids, values, decode)}
-            )
+            about = {"sound": one.sound, **_graded(one.reward), **about}
+            responses.append({"kind": "stored", **about, **_response(one.token_ids, values, decode)})
     return {
         "id": question.id[:ID],
         "as": "replayed" if group.is_replayed else "fresh" if chosen is None else "injected",
@@ -204,6 +205,11 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         "answer": question.answer[:PROMPT],
         "responses": responses,
     }
+
+
+def _graded(reward: float | None) -> dict[str, float]:
+    """The reward, where it says more than the verdict does."""
+    return {} if reward in (None, 0.0, 1.0) else {"reward": round(float(reward), 4)}
 
 
 def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
         return draw.integers(1, 100, n).astype(np.int32)
 
     stored = [trajectory(ids(5000), step=n) for n in range(20)]
-    grades = [Grade("correct", 1.0) if i % 7 == 0 else Grade("wrong", 0.0) for i in range(64)]
+    grades = [Grade("correct", 1.0) if i % 7 == 0 else Grade("wrong", 0.25 if i == 1 else 0.0) for i in range(64)]
     rollouts = tuple(Rollout(ids(5000), "stop", grade) for grade in grades)
     group = RolloutGroup(QUESTIONS[0], rollouts, is_replayed=True)
     in_group = [Row(QUESTIONS[0], one, 0.1, True) for one in (*rollouts, stored[17])]
@@ -221,6 +221,7 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
     [question] = log.texts(step, lambda ids: " ".join(map(str, ids)))
     kinds = Counter((one["kind"], one.get("verdict")) for one in question["responses"])
     assert kinds == {("fresh", "correct"): 2, ("fresh", "wrong"): 2, ("stored", None): 4}
+    assert [one.get("reward") for one in question["responses"][:4]] == [None, None, 0.25, None]
     assert [one["chosen"] for one in question["responses"][4:]].count(True) == 1
     for one in question["responses"]:
         assert (one["tokens"], one["left_out"], len(one["text"])) == (5000, 4488, 512)
