@@ -70,7 +70,7 @@ class Experiment:
         require(
             not self.mixer.only_sound or self.verifier.checks_reasoning,
             "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', "
-            f"'word_problem'); Verifier.kind is {self.verifier.kind!r}",
+            f"'chain_steps', 'word_problem'); Verifier.kind is {self.verifier.kind!r}",
         )
         if self.mixer.collects:
             return

@@ -65,7 +65,7 @@ def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> No
         bound = getattr(kind, "__metadata__", (None,))[0]
         if typing.get_origin(kind) is Literal:
             choices = typing.get_args(kind)
-            fits, says = value in choices, f"must be one of {', '.join(map(repr, choices))};"
+            fits, says = value in choices, f"must be one of {', '.join(map(repr, choices))}{', or None' * optional};"
         elif isinstance(bound, Bound):
             fits, says = bound.holds(value), f"{bound.says}{', or None;' if optional else ','}"
         else:

@@ -43,7 +43,7 @@ def words(target: type) -> tuple[str, dict[str, str]]:
     parameters, described = inspect.signature(target).parameters, {}
     for owner in reversed(target.__mro__):
         text = inspect.cleandoc(owner.__dict__.get("__doc__") or "")
-        text = re.sub(r"[;\s]+[Tt]he other fields are those of `\w+`", "", text)
+        text = re.sub(r"[;\s]+[Tt]he other\s+fields are those of `\w+`", "", text)
         entries = [match for match in ENTRY.finditer(text) if set(match[1].split(", ")) <= parameters.keys()]
         ends = [entry.start() for entry in entries[1:]] + [len(text)]
         for entry, end in zip(entries, ends, strict=False):  # there may be none

@@ -47,7 +47,6 @@ PARTS = {
     "study_cures_weak": (GREEDY, *LUCK),
     "study_normal_k4": (GREEDY, SIGNAL),
     "study_ours": (GREEDY,),
-    "study_countdown": (GREEDY,),
     "study_weak_k4": (GREEDY, SIGNAL),
     "study_slips_k4": (SAMPLED, SIGNAL),
     "study_difficulty": (GREEDY, SIGNAL),

@@ -144,7 +144,7 @@ class Document:
     def parts(self) -> list[str]:
         """The suites of the folder that have figures; instead of those that only complete other ones, the parts
         that compare them together."""
-        return [part for part in self._all_parts() if part not in combined.COMPLETED]
+        return [part for part in self._all_parts() if part not in {*combined.COMPLETED, *combined.KEPT}]
 
     def has(self, part: str, variant: str, measure: str = "final") -> bool:
         return any(row["variant"] == variant for row in self._rows(part, "run", measure))
@@ -179,7 +179,7 @@ class Document:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def _all_parts(self) -> list[str]:
-        suites = {path.stem for path in (self.folder / "suites").glob("*.gin")} | {*combined.PARTS}
+        suites = {path.stem for path in (self.folder / "suites").glob("*.gin")} | {*combined.PARTS, *combined.KEPT}
         return [name for name in sorted(suites) if (self.folder / f"{name}.csv").exists()]
 
     def _baseline(self, part: str) -> str:

@@ -200,6 +200,10 @@ def _build() -> Experiment:
         "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves out",
     )
     require(
+        not built["buffer"].by_spread or (mixer.rollouts_per_replayed > 1 and not mixer.unless_solved),
+        "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
+    )
+    require(
         not built["buffer"].by_spread or (mixer.sampler.partition, mixer.buckets.quantiles) == ("accuracy", None),
         "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be 'accuracy' "
         f"and DifficultyBuckets.quantiles None; got {mixer.sampler.partition!r} and {mixer.buckets.quantiles!r}",

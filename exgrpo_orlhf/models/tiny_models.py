@@ -11,6 +11,7 @@ result is an ordinary Hugging Face model directory. Only reward can correct what
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 from abc import ABC, abstractmethod
 from collections import deque
@@ -184,7 +185,7 @@ class WarmedUpModel(ABC):
         longest = max(len(prompt) + len(response) for prompt, response in texts) + 1
         rows, labels = [], []
         for prompt, response in texts:
-            row = [*encode(prompt), *encode(response), self.vocabulary.index(END)]
+            row = [*encode(prompt), *encode(response), self.vocabulary.index(END)]  # a token for each character
             padding = longest - len(row)
             rows.append(row + [self.vocabulary.index(PAD)] * padding)
             labels.append([_IGNORED] * len(prompt) + row[len(prompt) :] + [_IGNORED] * padding)
@@ -237,11 +238,10 @@ class ChainModel(WarmedUpModel):
 
 @dataclass(frozen=True, kw_only=True)
 class GymModel(WarmedUpModel):
-    """Taught the library's own answers to questions of reasoning-gym, and not for long enough to know them; the other
-    fields are those of `WarmedUpModel`.
+    """Taught answers of reasoning-gym for a short time; the other fields are those of `WarmedUpModel`.
 
-    tasks, settings: as of `ReasoningGym`; questions and answers are in ASCII
-    count: number of questions, of the training split
+    tasks, settings: as of `ReasoningGym`
+    count: number of questions, in ASCII, of the training split: the first of a `ReasoningGym` with the same seed
     """
 
     tasks: str | Mapping[str, float] = field(hash=False)
@@ -254,10 +254,29 @@ class GymModel(WarmedUpModel):
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, "\u0120", "\u010a", *map(chr, range(ord("!"), ord("~") + 1)))
     positions: ClassVar[int] = 512
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self._questions()
+        except ValueError as error:
+            raise ValueError(str(error).replace("ReasoningGym.", "GymModel.")) from None
+
+    def _questions(self) -> ReasoningGym:
+        return ReasoningGym(self.tasks, self.settings, self.count, self.seed)
+
+    def _shaping(self) -> dict[str, Any]:
+        return {**super()._shaping(), "library": importlib.metadata.version("reasoning-gym")}
+
     @cached_property
     def _examples(self) -> list[tuple[str, str]]:
-        taught = ReasoningGym(self.tasks, self.settings, self.count, self.seed).examples()
-        return [(str(question.prompt), answer) for question, answer in taught]
+        taught = [(str(question.prompt), answer) for question, answer in self._questions().examples()]
+        for text in (prompt + answer for prompt, answer in taught):
+            require(text.isascii(), f"GymModel.tasks: a text is not in ASCII: {text!r:.200}")
+            length = len(text) + 1
+            require(
+                length <= self.positions, f"GymModel.tasks: a text has {length} characters, at most {self.positions}"
+            )
+        return taught
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]

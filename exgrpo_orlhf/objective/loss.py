@@ -188,7 +188,7 @@ class MixedPolicyLoss:
             lengths = torch.bincount(batch.row_of)
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
-        log_w = _truncated(log_w, self.max_fresh_weight)
+        log_w = torch.where(advantages == 0, 0, _truncated(log_w, self.max_fresh_weight))  # or 0 · inf
         if self.clip_low is None or self.clip_high is None:
             return -torch.exp(log_w) * advantages
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that

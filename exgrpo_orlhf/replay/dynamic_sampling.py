@@ -138,7 +138,7 @@ class DynamicSampling:
         return (low is None or value >= low) and (high is None or value <= high)
 
     def _rank(self, completed: CompletedGroup) -> int:
-        """0: to be trained on; 1: without a gradient; 2: with one, of a difficulty that is not asked for."""
+        """0: to be trained on; 1: all rewards are equal; 2: they are not, of a difficulty that is not asked for."""
         rewards = completed.rewards
         if len(set(rewards)) < 2:
             return 1

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from ..records import Grade, Question, RolloutGroup, mean
-from ..settings import Bound, Count, Positive, PositiveShare, Share, at_least, check, require
+from ..settings import Bound, Count, PositiveShare, Share, check, require
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
@@ -98,9 +98,9 @@ class Verifier:
     tries: Count = 3
     format: Literal["think_answer", "boxed"] | None = None
     overlong_share: PositiveShare | None = None
-    timeout: Positive = 5.0
+    timeout: Annotated[float, Bound("must be positive and finite (seconds)", lambda value: 0 < value < math.inf)] = 5.0
     memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
-    workers: Annotated[int, at_least(0)] = 0
+    workers: Annotated[int, Bound("must be at least 0 (0: one a core)", lambda value: value >= 0)] = 0
     max_failed_share: Share = 0.25
 
     def __post_init__(self) -> None:
@@ -163,8 +163,7 @@ class Verifier:
         """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
-            are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have
-            arrived
+            are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
@@ -187,7 +186,7 @@ class Verifier:
         ]
 
     def overlong_penalty(self, tokens: int, max_tokens: int) -> float:
-        """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of so many tokens."""
+        """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of that many tokens."""
         if self.overlong_share is None:
             return 0.0
         cache = self.overlong_share * max_tokens

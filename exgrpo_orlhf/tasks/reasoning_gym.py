@@ -44,7 +44,7 @@ class ReasoningGym:
 
     def __post_init__(self) -> None:
         check(type(self), vars(self))
-        weights = self._weights()
+        weights = self._weights() if isinstance(self.tasks, str | Mapping) else {}
         require(
             bool(weights) and all(isinstance(w, int | float) and w > 0 for w in weights.values()),
             f"ReasoningGym.tasks must be a task's name or positive weights by name, got {self.tasks!r}",

@@ -182,7 +182,12 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         grade = {"verdict": rollout.grade.verdict, "sound": rollout.grade.sound, "finish": rollout.finish}
         now = {"entropy": round(float(step.entropies[i]), 4), "now": step.policy[i]}
         responses.append(
-            {"kind": "fresh", **grade, **_graded(rollout.reward), **_response(rollout.token_ids, now, decode)}
+            {
+                "kind": "fresh",
+                **grade,
+                **_graded(rollout.reward, rollout.grade.correct),
+                **_response(rollout.token_ids, now, decode),
+            }
         )
     at, chosen = next(((i, row.trajectory) for i, row in rows if row.trajectory is not None), (0, None))
     if chosen is not None:
@@ -196,7 +201,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
             about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
-            about = {"sound": one.sound, **_graded(one.reward), **about}
+            about = {"sound": one.sound, **_graded(one.reward, True), **about}
             responses.append({"kind": "stored", **about, **_response(one.token_ids, values, decode)})
     return {
         "id": question.id[:ID],
@@ -207,9 +212,9 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
     }
 
 
-def _graded(reward: float | None) -> dict[str, float]:
-    """The reward, where it says more than the verdict does."""
-    return {} if reward in (None, 0.0, 1.0) else {"reward": round(float(reward), 4)}
+def _graded(reward: float | None, correct: bool) -> dict[str, float]:
+    """The reward, where it is not 1 for a success and 0 for another response."""
+    return {} if reward is None or reward == float(correct) else {"reward": round(reward, 4)}
 
 
 def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:

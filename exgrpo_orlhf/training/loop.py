@@ -108,7 +108,7 @@ class TrainingRun:
                     checkpoints.mark_best(self.folder, self.steps)
             if self.saved_step != self.steps:
                 self.save()
-            status = "KILLED" if stop.signal else "FINISHED"
+            status = "KILLED" if stop.signal and self.steps < settings.steps else "FINISHED"
             self._draw()
             self.page.refresh(self.buffer, self.steps, last=True)
             for path in filter(Path.exists, (self.metrics.path, self.decisions.rollouts.path)):

@@ -77,6 +77,11 @@ def test_a_layout_includes_nothing(name):
     assert re.findall(r"^include '(.+)'", (GIN / name).read_text(), re.M) == []
 
 
+def test_including_base_a_second_time_does_not_undo_an_ablation():
+    together = config.load(["ablation_no_entropy.gin", "ablations/no_difficulty.gin", "base.gin"])
+    assert (together.selector.by, together.mixer.sampler.method) == ("random", "uniform")
+
+
 @pytest.mark.parametrize(("ablation", "layout"), list(itertools.product(ABLATIONS, LAYOUTS)))
 def test_ablation_and_layout_keep_their_bindings_in_both_orders(ablation, layout):
     """Although only the ablation includes base.gin, which binds the layout's settings too."""

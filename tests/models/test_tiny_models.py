@@ -1,4 +1,4 @@
-"""The tiny models of both tasks: their tokenizer, cache, warm-up and settings."""
+"""The tiny models of chains and of reasoning-gym: their tokenizer, cache, warm-up and settings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,13 @@ def test_a_gym_model_reads_every_printable_character(prepared_gym):
 
 
 CHAIN_CHANGES = [dict(seed=1), dict(steps=4), dict(learning_rate=1e-3), dict(preset="weak"), dict(together=2)]
-GYM_CHANGES = [dict(seed=1), dict(settings={}), dict(count=41), dict(width=64), dict(tasks={"spell_backward": 1.0})]
+GYM_CHANGES = [
+    dict(seed=1),
+    dict(settings={}),
+    dict(count=41),
+    dict(width=64),
+    dict(tasks={"spell_backward": 1.0}, settings={}),
+]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +233,18 @@ def test_only_responses_of_training_questions_are_learnt(prepared_gym):
     assert min(lengths) == shortest
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("propositional_logic", "a text is not in ASCII: '"),
+        ("zebra_puzzles", r"a text has \d+ characters, at most 512"),
+    ],
+)
+def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, message):
+    with pytest.raises(ValueError, match=rf"^GymModel\.tasks: {message}"):
+        GymModel(tasks=task, count=8).prepare()
+
+
 def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
     from exgrpo_orlhf import config  # here, because the processes that other tests start import this file
     from exgrpo_orlhf.training.run import train
@@ -266,6 +284,8 @@ SHARED = [
         (ChainModel, dict(operands=(33,)), r"operands .* at most 32, got \(33,\)"),
         (ChainModel, dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)"),
         (ChainModel, dict(together=0), r"together must be an integer of at least 1, got 0"),
+        (GymModel, dict(tasks={}), r"tasks must be a task's name or positive weights by name, got \{\}"),
+        (GymModel, dict(tasks=3), r"tasks must be a task's name or positive weights by name, got 3"),
     ],
 )
 def test_a_field_out_of_range_is_named_with_what_is_allowed(model, fields, message):

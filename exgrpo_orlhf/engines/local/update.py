@@ -131,7 +131,7 @@ class PolicyUpdate:
         if not np.isfinite(total) or not np.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(
-                f"the update is not finite (loss {total}, gradient norm {norm}): no weight was changed",
+                f"the update is not finite (loss {total}, gradient norm {norm}): this optimiser step changed no weight",
                 [work.dump(i) for i in members],
             )
         return total, norm

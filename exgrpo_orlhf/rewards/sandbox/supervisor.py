@@ -121,8 +121,7 @@ def _watch(
 def _memory() -> int:
     """Bytes of all processes but this one, with their page tables, and of the files in the scratch folder.
 
-    The kernel's buffers of pipes and socket pairs are not counted: its limit on a user (64 MiB of pipes), and those on
-    open files and processes here, bound them.
+    The kernel's buffers of pipes and socket pairs are not counted: the limits on open files and processes bound them.
     """
     scratch = os.statvfs("/tmp")
     total = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
