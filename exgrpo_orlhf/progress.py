@@ -35,11 +35,10 @@ class Clock:
 
     def add(self, other: Clock) -> None:
         """The parts of a clock that ran beside this one."""
-        if other is not self:
-            self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
-            for name, (begin, end) in other.spans.items():
-                first, last = self.spans.get(name, (begin, end))
-                self.spans[name] = min(first, begin), max(last, end)
+        self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
+        for name, (begin, end) in other.spans.items():
+            first, last = self.spans.get(name, (begin, end))
+            self.spans[name] = min(first, begin), max(last, end)
 
     def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """The same items; the lap ends when there are no more."""

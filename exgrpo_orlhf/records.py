@@ -81,7 +81,8 @@ class Rollout:
         own differ from them by rounding
     behaviour_logprobs: float32 (T,), under the policy that sampled it, where they are known before the update
         (train.generate_ahead; on OpenRLHF the sampler's); None: the update measures them
-    policy_step: the policy version (training step) that sampled it; None: the step that trains on it
+    policy_step: the policy version that sampled it: t is the policy before the update of step t; None: the step that
+        trains on it
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -106,7 +107,7 @@ class Trajectory:
     token_ids: int32 (T,), response only, end token included; never decoded and encoded again
     behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
-    step: the policy version (training step) of behaviour_logprobs
+    step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -154,12 +155,12 @@ class Measured(NamedTuple):
 class RolloutGroup:
     """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory.
 
-    is_replayed: whether its question was planned to be replayed
+    planned_replay: whether its question was drawn to be replayed, also where in the end no stored trajectory enters
     """
 
     question: Question
     rollouts: tuple[Rollout, ...]
-    is_replayed: bool
+    planned_replay: bool
 
     @property
     def graded(self) -> int:

@@ -12,7 +12,7 @@ from replay_builders import QUESTIONS, assemble, group, rollout, trajectory
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import Sampled
+from exgrpo_orlhf.replay.dynamic_sampling import SelectedBatch
 
 BETA = 0.1
 
@@ -24,7 +24,7 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
 
 
 def sampled(*groups) -> dict[str, float]:
-    return Sampled(Plan(1, [], [], {}), [], [one.completed(None, 1) for one in groups], None).metrics()
+    return SelectedBatch(Plan(1, [], [], {}), [], [one.completed(None, 1) for one in groups], None).metrics()
 
 
 def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), later=(), **bounds):

@@ -163,7 +163,7 @@ class ReplayBuffer:
         spreads = spread_levels(self.changes.spreads, self.group_size)
         for group, accuracy in measured:
             question_id = group.question.id
-            if self.counts_stored and group.is_replayed:
+            if self.counts_stored and group.planned_replay:
                 accuracy = Fraction(group.correct + 1, group.graded + 1)
             if question_id in self.retired:
                 if not self.retirement.should_return(accuracy):

@@ -13,7 +13,7 @@ from .mixer import FreshSource
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SelectedBatch:
     """What a step has sampled.
 
     plan: the questions of the batch; groups: the batch; all_groups: with the groups that were left out
@@ -106,19 +106,19 @@ class DynamicSampling:
         drawn = fresh.draw(missing, {one.group.question.id for one in groups}, retired, plan.step)
         return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
 
-    def select(self, plan: Plan, groups: list[CompletedGroup], rounds: int) -> Sampled:
+    def select(self, plan: Plan, groups: list[CompletedGroup], rounds: int) -> SelectedBatch:
         """The batch: as many groups as were planned, those to be trained on before others."""
         counted = rounds if self.max_rounds else None
         if len(groups) == plan.questions:
-            return Sampled(plan, groups, groups, counted)
+            return SelectedBatch(plan, groups, groups, counted)
         best = {one.group.question.id for one in sorted(groups, key=self._rank)[: plan.questions]}
         batch = [one for one in groups if one.group.question.id in best]
         of_batch = replace(
             plan,
-            fresh=[one.group.question for one in batch if not one.group.is_replayed],
-            replayed=[one.group.question for one in batch if one.group.is_replayed],
+            fresh=[one.group.question for one in batch if not one.group.planned_replay],
+            replayed=[one.group.question for one in batch if one.group.planned_replay],
         )
-        return Sampled(of_batch, batch, groups, counted)
+        return SelectedBatch(of_batch, batch, groups, counted)
 
     def masked(self, batch: MixedBatch) -> MixedBatch:
         """The batch with the groups outside the range out of the loss, where `masks` is set."""

@@ -230,7 +230,7 @@ class ReplayMixer:
             return {}
         candidates = {}
         for group in groups:
-            if group.question.id in buffer.records and not group.is_replayed and buffer.has_failed(group):
+            if group.question.id in buffer.records and not group.planned_replay and buffer.has_failed(group):
                 stored = buffer.trajectories(group.question.id)
                 if better := [one for one in stored if not buffer.by_spread or one.reward > group.mean_reward]:
                     candidates[group.question] = better
@@ -253,18 +253,18 @@ class ReplayMixer:
         """
         completed = []
         for group in groups:
-            if len(group.rollouts) != (self.rollouts_per_replayed if group.is_replayed else self.group_size):
+            if len(group.rollouts) != (self.rollouts_per_replayed if group.planned_replay else self.group_size):
                 raise ValueError(
                     f"question {group.question.id}: {len(group.rollouts)} rollouts"
-                    f"{' and a stored one' if group.is_replayed else ''} do not make a group of K = {self.group_size}"
-                    f" with {self.rollouts_per_replayed} beside a stored one"
+                    f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
+                    f"{self.rollouts_per_replayed} beside a stored one"
                 )
             completed.append(group.completed(self._stored_for(group, chosen), self.group_size))
         return completed
 
     def _stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
         """The stored trajectory that enters a group. Raises KeyError if a replayed group has none."""
-        if not group.is_replayed:
+        if not group.planned_replay:
             return chosen.get(group.question.id)
         return None if self.unless_solved and group.accuracy != 0 else chosen[group.question.id]
 
@@ -328,7 +328,7 @@ class ReplayMixer:
         """Of the parts that are switched on. groups: of the batch; chosen: as in `complete`"""
         metrics = {} if self.start_at_accuracy is None else {"replay/started": float(self.started)}
         if self.late_injection is not None or self.unless_solved:
-            stored = [self._stored_for(one, chosen) for one in groups if self.unless_solved or not one.is_replayed]
+            stored = [self._stored_for(one, chosen) for one in groups if self.unless_solved or not one.planned_replay]
             metrics["replay/injected"] = float(sum(one is not None for one in stored))
         return metrics
 

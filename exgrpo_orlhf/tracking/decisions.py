@@ -101,7 +101,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
         fresh = [step.entropies[i] for i, row in rows if row.trajectory is None]
         again = [(i, row.trajectory) for i, row in rows if row.trajectory is not None]
-        kind = "replayed" if group.is_replayed else "injected" if again else "fresh"
+        kind = "replayed" if group.planned_replay else "injected" if again else "fresh"
         questions.append(
             {
                 "id": group.question.id[:ID],
@@ -205,7 +205,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             responses.append({"kind": "stored", **about, **_response(one.token_ids, values, decode)})
     return {
         "id": question.id[:ID],
-        "as": "replayed" if group.is_replayed else "fresh" if chosen is None else "injected",
+        "as": "replayed" if group.planned_replay else "fresh" if chosen is None else "injected",
         "prompt": prompt[:PROMPT],
         "answer": question.answer[:PROMPT],
         "responses": responses,

@@ -103,7 +103,7 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
             grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
             grade.append(json.dumps(one.grade.logs))
             policy = [one.behaviour_logprobs, one.policy_step]
-            rollouts.append([group.question.id, group.is_replayed, one.token_ids, one.finish, *grade, *policy])
+            rollouts.append([group.question.id, group.planned_replay, one.token_ids, one.finish, *grade, *policy])
     stored = [
         [question.id, *(getattr(one, name) for name in _CANDIDATES.names[1:])]
         for question, trajectories in batch.plan.candidates.items()
@@ -119,16 +119,16 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for question_id, is_replayed, ids, finish, *grade, logs, behaviour, version in snapshot.read_rows(
+    for question_id, planned_replay, ids, finish, *grade, logs, behaviour, version in snapshot.read_rows(
         pq.read_table(folder / "rollouts.parquet")
     ):
         pairs = tuple((name, value) for name, value in json.loads(logs))
         rollout = Rollout(ids, finish, replace(Grade(*grade), logs=pairs), None, behaviour, version)
         earlier = groups[question_id].rollouts if question_id in groups else ()
-        groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), is_replayed)
+        groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), planned_replay)
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
-        planned[group.is_replayed].append(group.question)
+        planned[group.planned_replay].append(group.question)
     candidates: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
     for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
         candidates[groups[question_id].question].append(Trajectory(*values))

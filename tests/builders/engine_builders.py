@@ -80,7 +80,7 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
     groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:
-        members = [*group.rollouts, trajectory(rng, 9)] if group.is_replayed else group.rollouts
+        members = [*group.rollouts, trajectory(rng, 9)] if group.planned_replay else group.rollouts
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)

@@ -183,7 +183,7 @@ def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_
     )
     groups = [
         group(["wrong", "correct", "timeout"], QUESTIONS[1], replayed=True),
-        RolloutGroup(QUESTIONS[0], rollouts, is_replayed=False),
+        RolloutGroup(QUESTIONS[0], rollouts, planned_replay=False),
     ]
     batch = assemble(groups, {QUESTIONS[1].id: trajectory([9, 9, 9, 9])})
     draw = np.random.default_rng(0)
@@ -209,7 +209,7 @@ def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
         rollout("correct", (4,), sound=None),
         rollout("wrong", (5,)),
     )
-    lucky = RolloutGroup(QUESTIONS[0], rollouts, is_replayed=False)
+    lucky = RolloutGroup(QUESTIONS[0], rollouts, planned_replay=False)
     batch = assemble([lucky], {})
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
     collected = mixer(only_sound=True).collect(batch, logprobs, 3)

@@ -15,7 +15,7 @@ from exgrpo_orlhf.engines.local.generation import chunk_seed
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, Sampled
+from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, SelectedBatch
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 from exgrpo_orlhf.training.run import train
 
@@ -45,7 +45,7 @@ class Rolls:
         return [group(q, self.correct.get(q.id, self.otherwise), replayed, self.ungraded) for q, replayed in marked]
 
 
-def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> Sampled:
+def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> SelectedBatch:
     """As the training loop samples a step."""
     complete = lambda groups: [one.completed(stored.get(one.question.id), K) for one in groups]
     groups, rounds = complete(rolls(plan)), 1
@@ -54,7 +54,7 @@ def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source
     return dynamic.select(plan, groups, rounds)
 
 
-def questions_of(sampled: Sampled) -> list[Question]:
+def questions_of(sampled: SelectedBatch) -> list[Question]:
     return [one.group.question for one in sampled.groups]
 
 
@@ -68,7 +68,7 @@ def sample(rolls: Rolls, max_rounds: int, fresh=4, replayed=0, buffer=None, ques
     return plan, sampled
 
 
-def counted(sampled: Sampled) -> tuple[float, float]:
+def counted(sampled: SelectedBatch) -> tuple[float, float]:
     metrics = sampled.metrics()
     return metrics["rollout/rounds"], metrics["rollout/filtered_groups"]
 
@@ -115,7 +115,7 @@ def test_the_stored_row_of_a_replayed_group_counts():
     _, sampled = sample(correct, max_rounds=2, fresh=0, replayed=3)
     assert sampled.plan.replayed == old[1:]
     assert len(sampled.plan.fresh) == 1
-    assert [one.group.is_replayed for one in sampled.groups] == [True, True, False]
+    assert [one.group.planned_replay for one in sampled.groups] == [True, True, False]
     assert not correct.plans[1].replayed
 
 

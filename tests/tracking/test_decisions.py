@@ -71,7 +71,7 @@ def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
             correct = [rollout.grade for rollout in group.rollouts if rollout.grade.correct]
             again = [i for i, row in enumerate(own) if row.trajectory is not None]
             fresh = [stats.entropies[first + i] for i in range(len(own)) if i not in again]
-            assert one["as"] == ("replayed" if group.is_replayed else "injected" if again else "fresh")
+            assert one["as"] == ("replayed" if group.planned_replay else "injected" if again else "fresh")
             assert (one["rollouts"], one["graded"]) == (len(group.rollouts), group.graded)
             assert (one["correct"], one["checked"]) == (len(correct), len(correct))
             assert one["lucky"] == sum(not grade.sound for grade in correct)
@@ -126,7 +126,7 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
         first = np.cumsum([0, *map(len, batch.rows)])
         for logged in row["questions"]:
             [g] = [i for i, group in enumerate(batch.groups) if group.question.id.startswith(logged["id"])]
-            kind = [one.question.id for one in batch.groups if one.is_replayed == batch.groups[g].is_replayed]
+            kind = [one.question.id for one in batch.groups if one.planned_replay == batch.groups[g].planned_replay]
             question, stored = batch.groups[g].question, before.get(batch.groups[g].question.id, [])
             assert question.id == min(kind)
             assert (logged["prompt"], logged["answer"]) == (question.prompt, question.answer)
@@ -140,7 +140,7 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
                 found = [logprobs for text, logprobs in in_batch if text == "".join(one["text"])]
                 assert any(one["now"] == pytest.approx(logprobs, abs=0.006) for logprobs in found)
                 assert len(one["text"]) == len(one["now"]) == one["tokens"]
-            if batch.groups[g].is_replayed:
+            if batch.groups[g].planned_replay:
                 old = [one for one in logged["responses"] if one["kind"] == "stored"]
                 assert len(old) == min(4, len(stored))
                 several += len(old) > 1
@@ -202,7 +202,7 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
     stored = [trajectory(ids(5000), step=n) for n in range(20)]
     grades = [Grade("correct", 1.0) if i % 7 == 0 else Grade("wrong", 0.25 if i == 1 else 0.0) for i in range(64)]
     rollouts = tuple(Rollout(ids(5000), "stop", grade) for grade in grades)
-    group = RolloutGroup(QUESTIONS[0], rollouts, is_replayed=True)
+    group = RolloutGroup(QUESTIONS[0], rollouts, planned_replay=True)
     in_group = [Row(QUESTIONS[0], one, 0.1, True) for one in (*rollouts, stored[17])]
     logprobs = [np.linspace(-1, 0, 5000, dtype=np.float32)] * 65
     step = log.StepRecord(

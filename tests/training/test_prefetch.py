@@ -108,7 +108,7 @@ def test_the_trajectory_is_chosen_by_its_entropy_under_the_policy_that_is_about_
     several = 0
     for model, batch, considered in zip(watched.models, watched.batches, watched.considered, strict=True):
         for group, rows in zip(batch.groups, batch.rows, strict=True):
-            if not group.is_replayed:
+            if not group.planned_replay:
                 continue
             prompt, stored = watched.engine.prompts.encode(group.question), considered[group.question.id].stored
             entropies = [float(plain_stats(model, prompt, one.token_ids)[1].mean()) for one in stored]
@@ -197,7 +197,7 @@ def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_w
     run = Watched(warm_model, tmp_path, EVERY_STEP, "ReplayMixer.rho = 0.5", "RetirementPolicy.times_in_a_row = 2")
     for _ in range(5):
         run.step()
-    replayed = [[group.question.id for group in batch.groups if group.is_replayed] for batch in run.batches]
+    replayed = [[group.question.id for group in batch.groups if group.planned_replay] for batch in run.batches]
     retired = [metrics["replay/retired"] for metrics in run.metrics]
     # Solved in steps 1 and 2, all retire in step 2. Step 2 was planned before anything was stored; step 3 before that
     # retirement, step 4 after it.
@@ -268,7 +268,7 @@ def plain(batch: prefetch.PrefetchedBatch) -> list:
     for g in batch.groups:
         for r in g.rollouts:
             known = (r.behaviour_logprobs, r.policy_step)
-            rollouts.append((g.question, g.is_replayed, r.token_ids, r.finish, r.grade, *known))
+            rollouts.append((g.question, g.planned_replay, r.token_ids, r.finish, r.grade, *known))
     counts = plan.rollout_counts(3)
     return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.candidates), stored, rollouts]
 

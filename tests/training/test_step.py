@@ -97,14 +97,14 @@ def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_a
         for group, rows in zip(batch.groups, batch.rows, strict=True):
             assert run.buffer.records[group.question.id].accuracy == group.accuracy
             given_way = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
-            assert len(given_way) == group.is_replayed
+            assert len(given_way) == group.planned_replay
             for i in given_way:
                 worst = min(rollout.reward for rollout in group.rollouts)
                 assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
                 assert rows[i].trajectory is not None
             mean = np.mean([row.response.reward for row in rows])
             assert [row.advantage for row in rows] == pytest.approx([row.response.reward - mean for row in rows])
-    assert any(not group.correct and group.is_replayed for batch, _ in seen for group in batch.groups)
+    assert any(not group.correct and group.planned_replay for batch, _ in seen for group in batch.groups)
 
 
 def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sampling(
@@ -123,7 +123,7 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
     run.step()
     right = False
     metrics = run.step()
-    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.is_replayed]
+    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.planned_replay]
     assert len(replayed) == 4
     assert metrics["replay/actual_share"] == metrics["reward/groups_with_signal"] == 0.5
     assert [[row.trajectory is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4

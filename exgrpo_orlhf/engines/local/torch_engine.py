@@ -104,7 +104,7 @@ class TorchEngine(RowEngine):
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
         return [
-            RolloutGroup(question, tuple(group), is_replayed=i >= len(plan.fresh))
+            RolloutGroup(question, tuple(group), planned_replay=i >= len(plan.fresh))
             for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
         ]
 

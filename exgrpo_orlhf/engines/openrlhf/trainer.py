@@ -116,7 +116,7 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         ]
         with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
             for i, rollouts in sampled:
-                yield RolloutGroup(questions[i], tuple(rollouts), is_replayed=i >= len(plan.fresh))
+                yield RolloutGroup(questions[i], tuple(rollouts), planned_replay=i >= len(plan.fresh))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float

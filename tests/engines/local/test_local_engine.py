@@ -105,7 +105,7 @@ def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(war
     groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, rollouts_per_replayed=asked_for), K)
     assert [group.question for group in groups] == asked
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
-    assert [group.is_replayed for group in groups] == [False] * 3 + [True] * 2
+    assert [group.planned_replay for group in groups] == [False] * 3 + [True] * 2
 
 
 def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):

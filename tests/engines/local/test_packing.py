@@ -282,7 +282,7 @@ def batch_of(short: int = 3) -> MixedBatch:
         fresh = tuple(Rollout(ids, "stop", Grade("wrong", 0.0)) for ids in drawn)
         members = [*fresh, trajectory(rng, 5)] if g >= short else list(fresh)
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25]) * (g != 1)
-        groups.append(RolloutGroup(question, fresh, is_replayed=g >= short))
+        groups.append(RolloutGroup(question, fresh, planned_replay=g >= short))
         rows.append([Row(question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     rows[0][2] = replace(rows[0][2], advantage=0.0, in_loss=False)
     return MixedBatch(groups, rows, K)

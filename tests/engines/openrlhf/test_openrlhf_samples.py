@@ -210,7 +210,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     plan = Plan(1, asked[:3], asked[3:], {})
     groups = plan.in_order(verifier.grade_groups(trainer.rollout(plan, 3), trainer.decode))
     assert [group.question for group in groups] == asked
-    assert [(len(group.rollouts), group.is_replayed) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
+    assert [(len(group.rollouts), group.planned_replay) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
     for group, name in zip(groups, names, strict=True):
         assert all("-".join(map(str, r.token_ids)) == name and r.grade.reward == 1.0 for r in group.rollouts)
     graded = [json.loads(line) for line in (folder / "graded").read_text().splitlines()]
