@@ -316,9 +316,8 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
     near = near or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
     if selector in _GIN and not near:
         near = [name for name in known if name.startswith(f"{selector}.")]
-    raise ConfigError(
-        f"{where}: there is no setting {selector}.{parameter}; nearest: {', '.join(near or sorted(_GIN))}"
-    )
+    nearest = ", ".join(near or sorted(_GIN))
+    raise ConfigError(f"{where}: there is no setting {selector}.{parameter}; nearest: {nearest}")
 
 
 def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
