@@ -11,7 +11,6 @@ result is an ordinary Hugging Face model directory. Only reward can correct what
 # No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,7 +25,7 @@ import numpy as np
 from .. import cache, paths
 from ..lazy import torch, transformers
 from ..settings import Bound, check, require
-from ..tasks import modular_chains
+from ..tasks import modular_chains, reasoning_gym
 from ..tasks.made_questions import OPERATORS, Number, Operands, Probability, Seed
 from ..tasks.modular_chains import PRESETS, Beliefs
 from ..tasks.reasoning_gym import ReasoningGym
@@ -265,7 +264,7 @@ class GymModel(WarmedUpModel):
         return ReasoningGym(self.tasks, self.settings, self.count, self.seed)
 
     def _shaping(self) -> dict[str, Any]:
-        return {**super()._shaping(), "library": importlib.metadata.version("reasoning-gym")}
+        return {**super()._shaping(), "library": reasoning_gym.version()}
 
     @cached_property
     def _examples(self) -> list[tuple[str, str]]:

@@ -188,7 +188,7 @@ class MixedPolicyLoss:
             lengths = torch.bincount(batch.row_of)
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
-        log_w = torch.where(advantages == 0, 0, _truncated(log_w, self.max_fresh_weight))  # or 0 · inf
+        log_w = _bounded(log_w, self.max_fresh_weight, advantages)
         if self.clip_low is None or self.clip_high is None:
             return -torch.exp(log_w) * advantages
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
@@ -206,7 +206,7 @@ class MixedPolicyLoss:
         if not self.importance_weights:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
-        log_w = _truncated(log_w, self.max_weight)
+        log_w = _bounded(log_w, self.max_weight, batch.advantages)
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages
@@ -267,8 +267,10 @@ class MixedPolicyLoss:
         return metrics
 
 
-def _truncated(log_w: Tensor, largest: float | None) -> Tensor:
-    """log w̄ of w̄ = stop_gradient(min(w, c)/w)·w: log c with the gradient of log w, where w > c."""
+def _bounded(log_w: Tensor, largest: float | None, advantages: Tensor) -> Tensor:
+    """log w̄ of w̄ = stop_gradient(min(w, c)/w)·w: log c with the gradient of log w, where w > c. Without an advantage it
+    is 0, whatever w is: w̄·A is 0, and not inf · 0."""
+    log_w = torch.where(advantages == 0, 0, log_w)
     if largest is None:
         return log_w
     ceiling = math.log(largest)

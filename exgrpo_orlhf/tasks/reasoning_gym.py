@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,19 @@ class ReasoningGym:
         return [*questions.values()]
 
 
+def version() -> str:
+    """Of the library. Raises ValueError without it."""
+    _library()
+    return metadata.version("reasoning-gym")
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise ValueError(f"ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]' ({error})") from error
+
+
 @cache
 def entries_of(task: str, settings: str, seed: int) -> Any:
     """The library's set of questions. settings: a dict, as Python writes it.
@@ -98,10 +112,6 @@ def entries_of(task: str, settings: str, seed: int) -> Any:
     Raises ValueError for an unknown task or setting, or without the library.
     """
     try:
-        library = importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        raise ValueError(f"ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]' ({error})") from error
-    try:
-        return library.create_dataset(task, size=_SIZE, seed=seed, **ast.literal_eval(settings))
+        return _library().create_dataset(task, size=_SIZE, seed=seed, **ast.literal_eval(settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"ReasoningGym: {task!r} with {settings}: {error}") from error

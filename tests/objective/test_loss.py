@@ -118,6 +118,17 @@ def test_a_dual_clipped_token_is_finite_and_counted_however_extreme_its_ratio():
     assert counts == [2, 1], "and one token below the lower clip"
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize(
+    "clip", [dict(), dict(dual_clip=3.0), dict(clip_low=None, clip_high=None), dict(shaping=False)]
+)
+def test_a_token_without_an_advantage_is_0_however_extreme_its_ratio(clip, replayed):
+    row = PlainRow([-1.0, -1.0], [-1001.0, -1.0], [-1.0] * 2, [0.0] * 2, 0.0, replayed)
+    value, grad, _ = evaluated(MixedPolicyLoss(normalizer="tokens", **clip), [row], dtype=torch.float32)
+    assert value == 0
+    assert grad.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(("dual_clip", "clip_high"), [(1.1, 0.2), (3.0, None)])
 def test_a_dual_clip_below_the_clip_or_without_one_is_refused(dual_clip, clip_high):
     with pytest.raises(ValueError, match=r"dual_clip must be at least 1 \+ MixedPolicyLoss.clip_high"):

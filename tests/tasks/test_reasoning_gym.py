@@ -105,11 +105,14 @@ def test_it_is_bound_in_gin_and_trains(tmp_path):
     assert outcome.steps == 1
 
 
-def test_without_the_library_one_line_says_what_to_install():
-    code = (
-        "import sys; sys.modules['reasoning_gym'] = None\n"
-        "from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym\n"
-        "ReasoningGym('chain_sum').load()"
-    )
+@pytest.mark.parametrize(
+    "call",
+    [
+        "exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym as G; G('chain_sum').load()",
+        "exgrpo_orlhf.models.tiny_models import GymModel as G; G(tasks='chain_sum').prepare()",
+    ],
+)
+def test_without_the_library_one_line_says_what_to_install(call):
+    code = f"import sys; sys.modules['reasoning_gym'] = None\nfrom {call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ValueError: ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]'" in done.stderr
