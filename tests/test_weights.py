@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_weights_in_half_precision_in_a_pickle_or_with_a_tied_head_of_their_own_
     torch.save(without("model.norm")(tensors), pickled / "pytorch_model.bin")
     with pytest.raises(weights.WeightsError, match="lacks 1 of its weights"):
         weights.check(pickled, tokenizer)
+
+
+def test_a_whole_model_is_no_finding_in_a_forked_process(raw_model):
+    tokenizer = AutoTokenizer.from_pretrained(raw_model)
+    weights.check(raw_model, tokenizer)  # torch has its threads before the fork
+    for _ in range(30):
+        if not (child := os.fork()):
+            status = 1
+            try:
+                weights.check(raw_model, tokenizer)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_one_of_the_template_may_not(
