@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .environments.environment import Environment
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
@@ -49,6 +50,7 @@ class Experiment:
     lora: LoRA
     local: LocalEngine | None
     openrlhf: OpenRLHF | None
+    environment: Environment
     verifier: Verifier
     mixer: ReplayMixer
     selector: TrajectorySelector
@@ -71,6 +73,20 @@ class Experiment:
             not self.mixer.only_sound or self.verifier.checks_reasoning,
             "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', "
             f"'chain_steps', 'word_problem'); Verifier.kind is {self.verifier.kind!r}",
+        )
+        require(
+            not (self.mixer.unless_solved and self.buffer.counts_stored),
+            "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves out",
+        )
+        require(
+            not self.buffer.by_spread or (self.mixer.rollouts_per_replayed > 1 and not self.mixer.unless_solved),
+            "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
+        )
+        sampler, quantiles = self.mixer.sampler, self.mixer.buckets.quantiles
+        require(
+            not self.buffer.by_spread or (sampler.partition, quantiles) == ("accuracy", None),
+            "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
+            f"'accuracy' and DifficultyBuckets.quantiles None; got {sampler.partition!r} and {quantiles!r}",
         )
         if self.mixer.collects:
             return

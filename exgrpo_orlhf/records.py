@@ -17,6 +17,7 @@ import numpy.typing as npt
 Finish = Literal["stop", "length"]
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 Message = tuple[str, str]  # (role, content)
+Actions = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,16 @@ class Grade:
 class Rollout:
     """A response sampled from the current policy.
 
-    token_ids: int32 (T,), response only, end token included
-    sampler_logprobs: float32 (T,), as the engine that sampled it has them, where it is asked for them; the trainer's
+    token_ids: int32 (T,), all that follows the prompt: a response with its end token, or an episode, the turns of the
+        policy and what the environment returned between them
+    sampler_logprobs: float32 (A,), as the engine that sampled it has them, where it is asked for them; the trainer's
         own differ from them by rounding
-    behaviour_logprobs: float32 (T,), under the policy that sampled it, where they are known before the update
+    behaviour_logprobs: float32 (A,), under the policy that sampled it, where they are known before the update
         (train.generate_ahead; on OpenRLHF the sampler's); None: the update measures them
     policy_step: the policy version that sampled it: t is the policy before the update of step t; None: the step that
         trains on it
+    actions: bool (T,), which A of an episode's tokens the policy sampled. The others are context in a forward pass and
+        nothing else. None: all, A = T
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -91,6 +95,12 @@ class Rollout:
     sampler_logprobs: npt.NDArray[np.float32] | None = None
     behaviour_logprobs: npt.NDArray[np.float32] | None = None
     policy_step: int | None = None
+    actions: Actions | None = None
+
+    @property
+    def length(self) -> int:
+        """A, the number of tokens that the policy sampled"""
+        return action_count(self.token_ids, self.actions)
 
     @property
     def reward(self) -> float | None:
@@ -104,10 +114,11 @@ class Rollout:
 class Trajectory:
     """A correct response as the replay buffer keeps it.
 
-    token_ids: int32 (T,), response only, end token included; never decoded and encoded again
-    behaviour_logprobs: float32 (T,), of these tokens under the policy that made them, at sampling temperature, from
+    token_ids: int32 (T,), as a `Rollout` has them; never decoded and encoded again
+    behaviour_logprobs: float32 (A,), of the actions under the policy that made them, at sampling temperature, from
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
+    actions: bool (T,), of an episode, as a `Rollout` has them; None: all tokens, A = T
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -116,6 +127,7 @@ class Trajectory:
     step: int
     finish: Finish = "stop"
     sound: bool | None = None
+    actions: Actions | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -123,9 +135,9 @@ class Trajectory:
                 f"a trajectory holds int32 token ids and float32 log-probs, got {self.token_ids.dtype} and "
                 f"{self.behaviour_logprobs.dtype}"
             )
-        if self.token_ids.ndim != 1 or self.token_ids.shape != self.behaviour_logprobs.shape or not len(self):
+        if self.token_ids.ndim != 1 or self.behaviour_logprobs.shape != (self.length,) or not self.length:
             raise ValueError(
-                f"a trajectory needs as many behaviour log-probs as tokens, at least one; got shapes "
+                f"a trajectory needs as many behaviour log-probs as tokens of the policy, at least one; got shapes "
                 f"{self.token_ids.shape} and {self.behaviour_logprobs.shape}"
             )
         # The sum of squares is finite only if every log-prob is; a third of the time of looking at each.
@@ -136,15 +148,29 @@ class Trajectory:
         return len(self.token_ids)
 
     @property
+    def length(self) -> int:
+        """A, the number of tokens that the policy sampled"""
+        return action_count(self.token_ids, self.actions)
+
+    @property
+    def n_bytes(self) -> int:
+        """of its arrays"""
+        mask = 0 if self.actions is None else self.actions.nbytes
+        return self.token_ids.nbytes + self.behaviour_logprobs.nbytes + mask
+
+    @property
     def key(self) -> bytes:
-        """Identity: the hash of the token ids, 16 bytes."""
-        return hashlib.blake2b(self.token_ids.tobytes(), digest_size=16).digest()
+        """Identity: the hash of the token ids and, of an episode, of which of them are actions; 16 bytes."""
+        identity = hashlib.blake2b(self.token_ids.tobytes(), digest_size=16)
+        if self.actions is not None:
+            identity.update(self.actions.tobytes())
+        return identity.digest()
 
 
 class Measured(NamedTuple):
     """A response under the current policy.
 
-    logprobs: float32 (T,), at the sampling temperature; entropy: mean over its tokens, nats, at temperature 1
+    logprobs: float32 (A,), of its actions at the sampling temperature; entropy: mean over them, nats, at temperature 1
     """
 
     logprobs: npt.NDArray[np.float32]
@@ -246,8 +272,13 @@ class Row:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
-        """int32 (T,), response only"""
+        """int32 (T,), of the response"""
         return self.response.token_ids
+
+    @property
+    def length(self) -> int:
+        """A, the number of tokens that the policy sampled: what the loss and its normaliser count"""
+        return self.response.length
 
     @property
     def trajectory(self) -> Trajectory | None:
@@ -295,9 +326,13 @@ class MixedBatch:
             "replay/entropy": mean([entropy for row, entropy in pairs if row.trajectory is not None]),
             "replay/age_mean": mean(ages),
             "replay/age_max": float(max(ages, default=0)),
-            "replay/response_tokens": mean([len(trajectory) for trajectory in trajectories]),
+            "replay/response_tokens": mean([trajectory.length for trajectory in trajectories]),
             **{f"policy/entropy_{kind}": mean(values) for kind, values in checked.items()},
         }
+
+
+def action_count(token_ids: npt.NDArray[np.int32], actions: Actions | None) -> int:
+    return len(token_ids) if actions is None else int(np.count_nonzero(actions))
 
 
 def mean(values: Sequence[float]) -> float:

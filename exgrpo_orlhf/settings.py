@@ -44,6 +44,7 @@ def at_least(low: int) -> Bound:
 
 Count = Annotated[int, at_least(1)]
 NotNegative = Annotated[float, Bound("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
+Finite = Annotated[float, Bound("must be a finite number", lambda x: isinstance(x, int | float) and math.isfinite(x))]
 Positive = Annotated[float, Bound("must be positive and finite", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, Bound("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
 PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]

@@ -29,6 +29,7 @@ import numpy as np
 from gin import config_parser
 
 from ..engines.openrlhf import flags
+from ..environments.environment import Environment
 from ..evaluation.benchmarks import Definitions
 from ..experiment import Experiment
 from ..models.pretrained import PretrainedModel
@@ -53,7 +54,6 @@ from ..settings import (
     Tracking,
     TrainSettings,
     Work,
-    require,
 )
 from ..study.suite import Suite
 from ..tasks.modular_chains import ModularChains
@@ -64,7 +64,7 @@ from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(ModularChains, WordProblems, ReasoningGym, Verifier),
+    *(ModularChains, WordProblems, ReasoningGym, Verifier, Environment),
     *(QuestionFile, QuestionHub, QuestionMix, LengthFilter),
     *(PretrainedModel, ChainModel, GymModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
@@ -195,27 +195,15 @@ def _build() -> Experiment:
         "tracking": _make("Tracking"),
         "fresh": _make("FreshSampler"),
     }
-    require(
-        not (mixer.unless_solved and built["buffer"].counts_stored),
-        "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves out",
-    )
-    require(
-        not built["buffer"].by_spread or (mixer.rollouts_per_replayed > 1 and not mixer.unless_solved),
-        "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
-    )
-    require(
-        not built["buffer"].by_spread or (mixer.sampler.partition, mixer.buckets.quantiles) == ("accuracy", None),
-        "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be 'accuracy' "
-        f"and DifficultyBuckets.quantiles None; got {mixer.sampler.partition!r} and {mixer.buckets.quantiles!r}",
-    )
     if (suite := built["evaluation"].disjoint_from) is not None:
         Definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
-    # Nor what is bound of LoRA where it is off: the identity of a run without it is what it was before there was LoRA.
-    rank = gin.get_bindings("exgrpo.LoRA", resolve_references=False).get("rank")
-    built |= {"lora": LoRA() if rank is None else _make("LoRA")}
+    # Nor what is bound of LoRA, or of an environment, where there is none: the identity of such a run stays what it was.
+    for name, target, switch in (("lora", LoRA, "rank"), ("environment", Environment, "path")):
+        on = gin.get_bindings(f"exgrpo.{target.__name__}", resolve_references=False).get(switch) is not None
+        built[name] = _make(target.__name__) if on else target()
     redact()
     text = gin.operative_config_str()
     params = _flatten(text)

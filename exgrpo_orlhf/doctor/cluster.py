@@ -157,7 +157,7 @@ class DoctorTrainer(MixedTrainer):
         with self.engines_awake():
             rollouts = dict(sampler(requests))
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
-        measured = self.measure([ForwardRow(request.prompt, one.token_ids) for request, one in pairs])
+        measured = self.measure([ForwardRow.of(request.prompt, one) for request, one in pairs])
         gaps = [
             np.abs(ours.logprobs - one.sampler_logprobs)
             for ours, (_, one) in zip(measured, pairs, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..environments.playing import Player
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from .engine import Engine, LogProbs
 from .rows import ForwardRow
@@ -18,6 +19,11 @@ class RowEngine(Engine):
     """An engine that generates from token ids, and measures rows of prompt and response."""
 
     tokenizer: Any
+    player: Player | None  # where a response is an episode
+
+    @abstractmethod
+    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+        """An episode of each question, each with its own seed. temperature: 0 is greedy"""
 
     @abstractmethod
     def generate(
@@ -32,24 +38,28 @@ class RowEngine(Engine):
     def generate_for(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
-        prompts = [self.prompts.encode(question) for question, own in zip(questions, seeds, strict=True) for _ in own]
-        rollouts = iter(self.generate(prompts, [seed for own in seeds for seed in own], temperature, top_p))
+        asked = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
+        own_seeds = [seed for own in seeds for seed in own]
+        if self.player:
+            rollouts = iter(self.play(asked, own_seeds, temperature, top_p))
+        else:
+            rollouts = iter(self.generate([*map(self.prompts.encode, asked)], own_seeds, temperature, top_p))
         return [[next(rollouts) for _ in own] for own in seeds]
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
-        measured = self._measure((one, stored.token_ids) for one, all_ in candidates.items() for stored in all_)
+        measured = self._measure((one, stored) for one, all_ in candidates.items() for stored in all_)
         return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
 
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        measured = self._measure((group.question, one.token_ids) for group in groups for one in group.rollouts)
+        measured = self._measure((group.question, one) for group in groups for one in group.rollouts)
         return [one.logprobs for one in measured]
 
-    def _measure(self, responses: Iterator[tuple[Question, npt.NDArray[np.int32]]]) -> Iterator[Measured]:
-        return iter(self.measure([ForwardRow(self.prompts.encode(question), ids) for question, ids in responses]))
+    def _measure(self, responses: Iterator[tuple[Question, Rollout | Trajectory]]) -> Iterator[Measured]:
+        return iter(self.measure([ForwardRow.of(self.prompts.encode(question), one) for question, one in responses]))
 
     def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
         """Prompt and response of each row of the flattened batch."""
-        return [ForwardRow(self.prompts.encode(row.question), row.token_ids) for row in batch.flat_rows()]
+        return [ForwardRow.of(self.prompts.encode(row.question), row.response) for row in batch.flat_rows()]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..records import Row
+from ..records import Actions, Rollout, Row, Trajectory
 
 MAX_PADDING = 0.05  # share of a batch's tokens
 T = TypeVar("T")
@@ -17,13 +17,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ForwardRow:
-    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1."""
+    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1; actions: bool (T,), as a `Rollout` has them"""
 
     prompt: Sequence[int]
     response: npt.NDArray[np.int32]
+    actions: Actions | None = None
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], response: Rollout | Trajectory) -> ForwardRow:
+        return cls(prompt, response.token_ids, response.actions)
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32]:
+        """int32 (A,), the tokens that are measured and trained on"""
+        return self.response if self.actions is None else self.response[self.actions]
 
 
 def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
@@ -46,14 +56,14 @@ def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[lis
 
 
 def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Token ids (R, W), padded on the right with 0, and which of them belong to a response (R, W)."""
+    """Token ids (R, W), padded on the right with 0, and which of them are actions (R, W)."""
     shape = len(rows), max(map(len, rows))
-    ids, responses = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    ids, actions = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     for i, row in enumerate(rows):
         prompt, length = len(row.prompt), len(row)
         ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
-        responses[i, prompt:length] = True
-    return ids, responses
+        actions[i, prompt:length] = True if row.actions is None else row.actions
+    return ids, actions
 
 
 def probe_rows(vocabulary: int, lengths: Sequence[tuple[int, int]], step: int = 7) -> list[ForwardRow]:
@@ -74,7 +84,8 @@ def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[n
     """One row for `NonFiniteUpdate.dump`, as JSON; with its log-probs under the current and the behaviour policy."""
     return {
         "question_id": row.question.id,
-        "token_ids": row.token_ids.tolist(),
+        "token_ids": row.response.token_ids.tolist(),
+        **({} if row.response.actions is None else {"actions": row.response.actions.tolist()}),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
         "replayed_from_step": None if row.trajectory is None else row.trajectory.step,

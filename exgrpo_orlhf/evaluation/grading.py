@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..questions.text import plain_text
-from ..records import Question
+from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
 from .backends import Response
 from .benchmarks import BenchmarkError
@@ -35,7 +35,12 @@ def verdicts_of(verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
     math-verify's plain recipe, None if it is not requested or cannot differ.
     """
-    grades = verifier.grade_all(pairs)
+    return _verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
+
+
+def _verdicts(
+    verifier: Verifier, pairs: Sequence[tuple[Question, str]], grades: Sequence[Grade], plain: bool
+) -> list[dict[str, Any]]:
     others: list[str | None] = [None] * len(grades)
     if plain and verifier.kind in _TWO_GRADERS:
         others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]
@@ -50,8 +55,10 @@ def graded(
 ) -> list[Sample]:
     """The samples of responses to one benchmark. questions: by row"""
     pairs = [(questions[response.request.key[1]], response.text) for response in responses]
+    left = iter(verifier.grade_all([pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]))
+    verdicts_of_all = _verdicts(verifier, pairs, [one.grade or next(left) for one in responses], plain)
     samples = []
-    for response, (question, _), verdicts in zip(responses, pairs, verdicts_of(verifier, pairs, plain), strict=True):
+    for response, (question, _), verdicts in zip(responses, pairs, verdicts_of_all, strict=True):
         request = response.request
         _, row, sample = request.key
         line: Any = {

@@ -78,7 +78,7 @@ class Validation:
         seeds = [[request.seed for request in each] for _, each in groupby(requests, lambda request: request.key[1])]
         rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
-            Response(request, decode(rollout.token_ids), len(rollout.token_ids), rollout.finish)
+            Response(request, decode(rollout.token_ids), rollout.length, rollout.finish, grade=rollout.grade)
             for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
         ]
         folder = self._run / "evaluation" / str(step)

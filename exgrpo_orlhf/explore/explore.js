@@ -276,10 +276,14 @@ function answer(r) {
     if (r.left_out && i === r.text.length / 2) make("i", ` … ${whole(r.left_out)} tokens … `, {}, body);
     const span = make("span", piece === "" ? "\u25e6" : piece, {}, body);
     const said = [["when last trained on", r.now], ["when stored", r.then]].filter(([, values]) => values);
-    span.title = said.map(([when, values]) => `p ${Math.exp(values[i]).toPrecision(3)} ${when}`).join(", ");
+    if ((r.now ?? r.then)[i] === null) {
+      span.className = "environment";
+      span.title = "from the environment: not trained on";
+    } else span.title = said.map(([when, values]) => `p ${Math.exp(values[i]).toPrecision(3)} ${when}`).join(", ");
     return span;
   });
   body.colour = () => spans.forEach((span, i) => {
+    if (span.className === "environment") return;
     const then = r.then ?? r.now; // a fresh rollout is stored with the log-probs of this step
     const now = r.now ?? r.then;
     const change = now[i] - then[i];

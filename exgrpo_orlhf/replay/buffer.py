@@ -17,7 +17,6 @@ from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 from .stored import Changes, QuestionRecord, Stored
 
-TOKEN_BYTES = 8  # int32 id and float32 log-prob
 TRAJECTORY_BYTES = 64  # counted for each trajectory besides its tokens
 
 
@@ -32,8 +31,8 @@ class ReplayBuffer:
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
-    max_bytes: of all trajectories, 8 bytes a token and 64 a trajectory (Python's own overhead, some hundred bytes a
-        trajectory, is not counted); the oldest of all goes first
+    max_bytes: of all trajectories, 8 bytes a token (of an episode 9, and 5 where it is not the policy's) and 64 a
+        trajectory (Python's own overhead, some hundred bytes a trajectory, is not counted); the oldest of all goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
         rollouts alone have no signal; a stored success gives it one. True is Algorithm 1 (s < K, 0 included).
     difficulty: what a question's bucket is: its latest 'accuracy', or the 'reward_spread' of its latest group, among
@@ -69,7 +68,8 @@ class ReplayBuffer:
         self.candidates: dict[Fraction, IndexedSet] = {}  # one bucket per exact difficulty, none of them empty
         self._order: OrderedDict[int, str] = OrderedDict()  # sequence → question id, the oldest trajectory first
         self.n_with_trajectories = 0  # questions with stored trajectories, candidates or fallen to 0
-        self.n_tokens = 0  # stored response tokens
+        self.n_tokens = 0  # stored tokens, those of environments included
+        self._array_bytes = 0
         self.changes = Changes()
         self.next_sequence = 0
 
@@ -86,7 +86,7 @@ class ReplayBuffer:
     @property
     def n_bytes(self) -> int:
         """What `max_bytes` counts."""
-        return self.n_tokens * TOKEN_BYTES + self.n_trajectories * TRAJECTORY_BYTES
+        return self._array_bytes + self.n_trajectories * TRAJECTORY_BYTES
 
     def trajectories(self, question_id: str) -> list[Trajectory]:
         """The stored trajectories of a question, oldest first. Raises KeyError for a question without a record."""
@@ -286,6 +286,7 @@ class ReplayBuffer:
         record.stored.append(stored)
         self._order[stored.sequence] = question_id
         self.n_tokens += len(stored.trajectory)
+        self._array_bytes += stored.trajectory.n_bytes
         if len(record.stored) == 1:
             self.n_with_trajectories += 1
             if enter:
@@ -295,6 +296,7 @@ class ReplayBuffer:
         stored = record.stored.pop(position)
         del self._order[stored.sequence]
         self.n_tokens -= len(stored.trajectory)
+        self._array_bytes -= stored.trajectory.n_bytes
         if not record.stored:
             self.n_with_trajectories -= 1
 
@@ -342,8 +344,6 @@ class ReplayBuffer:
 
 def _owned(trajectory: Trajectory) -> Trajectory:
     """The trajectory with arrays of its own: a view would keep the whole array alive that it is a part of."""
-    if trajectory.token_ids.base is None and trajectory.behaviour_logprobs.base is None:
-        return trajectory
-    return replace(
-        trajectory, token_ids=trajectory.token_ids.copy(), behaviour_logprobs=trajectory.behaviour_logprobs.copy()
-    )
+    arrays = {name: getattr(trajectory, name) for name in ("token_ids", "behaviour_logprobs", "actions")}
+    views = {name: array.copy() for name, array in arrays.items() if array is not None and array.base is not None}
+    return replace(trajectory, **views) if views else trajectory

@@ -38,7 +38,7 @@ class SelectedBatch:
             "reward/no_answer_share": mean([grade.verdict == "no_answer" for grade in grades]),
             "reward/timeout_share": mean([grade.verdict == "timeout" for grade in grades]),
             "reward/error_share": mean([grade.verdict == "error" for grade in grades]),
-            "rollout/response_tokens": mean([len(rollout.token_ids) for rollout in rollouts]),
+            "rollout/response_tokens": mean([rollout.length for rollout in rollouts]),
             "rollout/truncated_share": mean([rollout.finish == "length" for rollout in rollouts]),
         }
         if soundness:

@@ -279,7 +279,7 @@ class ReplayMixer:
         for g, (_, members) in enumerate(groups):
             for i, one in enumerate(members):
                 if one.reward is not None:
-                    rewards[g, i], gradable[g, i] = one.reward + penalty(len(one.token_ids)), True
+                    rewards[g, i], gradable[g, i] = one.reward + penalty(one.length), True
         values = advantages(rewards, gradable)
         rows = [
             [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members)]
@@ -312,7 +312,9 @@ class ReplayMixer:
                 continue
             if rollout.finish == "stop" and (grade.sound or not self.only_sound):
                 version = step if rollout.policy_step is None else rollout.policy_step
-                trajectory = Trajectory(rollout.token_ids, behaviour, grade.reward, version, sound=grade.sound)
+                trajectory = Trajectory(
+                    rollout.token_ids, behaviour, grade.reward, version, sound=grade.sound, actions=rollout.actions
+                )
                 experience.append((row.question.id, trajectory))
         return experience
 

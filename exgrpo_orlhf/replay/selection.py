@@ -71,7 +71,7 @@ class TrajectorySelector:
 
     def _scores(self, stored: Sequence[Trajectory], measured: Sequence[Measured]) -> list[float]:
         if self.by == "length":
-            return [len(trajectory) for trajectory in stored]
+            return [trajectory.length for trajectory in stored]
         if self.by == "recency":
             return [trajectory.step for trajectory in stored]
         if self.by == "entropy":

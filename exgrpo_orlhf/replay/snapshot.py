@@ -4,7 +4,7 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, spread_numerator,
                           spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          sequence
+                          actions, sequence
 
 pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
 none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
@@ -29,7 +29,7 @@ from .retirement import RetirementPolicy
 from .stored import QuestionRecord, Stored
 
 FORMAT = "exgrpo-replay-buffer"
-VERSION = 3
+VERSION = 4
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
 _QUESTIONS = pa.schema(
@@ -53,6 +53,7 @@ TRAJECTORIES = pa.schema(
         ("step", pa.int64()),
         ("finish", pa.string()),
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
+        ("actions", pa.large_list(pa.bool_())),  # null unless it is an episode
         ("sequence", pa.int64()),  # place in the order of storing
     ]
 )
@@ -192,7 +193,9 @@ def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, file: Any) -> 
 def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """The rows of a table. Lists of tokens become arrays of their own: a view would keep all of them alive."""
     columns = [
-        [array.copy() for array in column.to_numpy()] if pa.types.is_large_list(column.type) else column.to_pylist()
+        [None if array is None else array.copy() for array in column.to_numpy()]
+        if pa.types.is_large_list(column.type)
+        else column.to_pylist()
         for column in table.columns
     ]
     return zip(*columns, strict=True)

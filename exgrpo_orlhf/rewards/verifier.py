@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from ..records import Grade, Question, RolloutGroup, mean
-from ..settings import Bound, Count, PositiveShare, Share, check, require
+from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
@@ -55,7 +55,6 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "chain_steps": modular_chains.grade_steps,
     "word_problem": word_problems.grade,
 }
-_FINITE = Bound("must be a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
 # Of these the same answer is graded once. The result of a function or a program may change from call to call.
 _TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
@@ -93,7 +92,7 @@ class Verifier:
 
     kind: _Kind = "exact"
     function: str | None = None
-    success_at: Annotated[float, _FINITE] = 1.0
+    success_at: Finite = 1.0
     url: str | tuple[str, ...] | None = None
     tries: Count = 3
     format: Literal["think_answer", "boxed"] | None = None
@@ -160,7 +159,8 @@ class Verifier:
     def grade_groups(
         self, groups: Iterable[RolloutGroup], decode: Callable[[np.ndarray], str], earlier: Sequence[RolloutGroup] = ()
     ) -> list[RolloutGroup]:
-        """The same groups with every rollout graded. Stored trajectories are not among them: they are never re-graded.
+        """The same groups with every rollout graded; episodes that their environment has graded, or that it failed to
+        play, as they are. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
             are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived
@@ -171,19 +171,19 @@ class Verifier:
         answers, arrived = _Answers(self), []
         try:
             for group in groups:
-                answers.add([(group.question, decode(rollout.token_ids)) for rollout in group.rollouts])
+                ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
+                answers.add([(group.question, decode(rollout.token_ids)) for rollout in ungraded])
                 arrived.append(group)
-            grades = answers.grades()
+            left = iter(answers.grades())
         except BaseException:
             answers.give_up()
             raise
-        before = [rollout.grade for group in earlier for rollout in group.rollouts if rollout.grade is not None]
-        self._check([*before, *grades])
-        left = iter(grades)
-        return [
-            replace(group, rollouts=tuple(replace(rollout, grade=next(left)) for rollout in group.rollouts))
+        groups = [
+            replace(group, rollouts=tuple(replace(one, grade=one.grade or next(left)) for one in group.rollouts))
             for group in arrived
         ]
+        self._check([one.grade for group in (*earlier, *groups) for one in group.rollouts if one.grade is not None])
+        return groups
 
     def overlong_penalty(self, tokens: int, max_tokens: int) -> float:
         """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of that many tokens."""
@@ -194,7 +194,7 @@ class Verifier:
 
     def metrics(self, groups: Iterable[RolloutGroup], max_tokens: int) -> dict[str, float]:
         """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
-        lengths = [len(rollout.token_ids) for group in groups for rollout in group.rollouts]
+        lengths = [rollout.length for group in groups for rollout in group.rollouts]
         penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 

@@ -186,7 +186,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
                 "kind": "fresh",
                 **grade,
                 **_graded(rollout.reward, rollout.grade.correct),
-                **_response(rollout.token_ids, now, decode),
+                **_response(rollout, now, decode),
             }
         )
     at, chosen = next(((i, row.trajectory) for i, row in rows if row.trajectory is not None), (0, None))
@@ -202,7 +202,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
             about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
             about = {"sound": one.sound, **_graded(one.reward, True), **about}
-            responses.append({"kind": "stored", **about, **_response(one.token_ids, values, decode)})
+            responses.append({"kind": "stored", **about, **_response(one, values, decode)})
     return {
         "id": question.id[:ID],
         "as": "replayed" if group.planned_replay else "fresh" if chosen is None else "injected",
@@ -217,15 +217,20 @@ def _graded(reward: float | None, correct: bool) -> dict[str, float]:
     return {} if reward is None or reward == float(correct) else {"reward": round(reward, 4)}
 
 
-def _response(ids: npt.NDArray[np.int32], values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
-    """Text by token, with log-probs in nats; of a long response without the tokens (`left_out`) in its middle."""
+def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
+    """Text by token, with log-probs in nats (None: the environment's token); of a long response without the tokens
+    (`left_out`) in its middle."""
+    ids, own = response.token_ids, response.actions
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
     row: dict[str, Any] = {"tokens": len(ids), "left_out": out}
     row["text"] = [piece for part in parts for piece in pieces(ids[part], decode)]
     for name, value in values.items():
-        is_array = isinstance(value, np.ndarray)
-        row[name] = [round(float(x), 2) for part in parts for x in value[part]] if is_array else value
+        if isinstance(value, np.ndarray):
+            of_tokens = np.full(len(ids), np.nan)
+            of_tokens[slice(None) if own is None else own] = value
+            value = [None if np.isnan(x) else round(float(x), 2) for part in parts for x in of_tokens[part]]
+        row[name] = value
     return row
 
 

@@ -29,5 +29,6 @@ def load_questions(experiment: Experiment) -> tuple[list[Question], list[Questio
             "to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
             "--write-clean FILE writes"
         )
+    experiment.environment.check()
     experiment.verifier.check([*training, *validation])
     return training, validation

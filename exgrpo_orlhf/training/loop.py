@@ -194,7 +194,7 @@ class TrainingRun:
             if beside:
                 clock.add(beside)
 
-        self.generated_tokens += sum(len(row.token_ids) for group in groups for row in group.rollouts)
+        self.generated_tokens += sum(row.length for group in groups for row in group.rollouts)
         self.steps = step
         metrics = {
             **selected.metrics(),

@@ -74,6 +74,7 @@ def train(
             experiment.sampling,
             experiment.prompts,
             experiment.lora,
+            experiment.environment,
             model_path=model_path,
             weights_path=checkpoint,
             seed=experiment.settings.seed,

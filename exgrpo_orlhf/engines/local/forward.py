@@ -49,21 +49,21 @@ class PolicyForward:
             yield part, pack
 
     def __call__(self, rows: Sequence[ForwardRow], pack: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' response tokens, end to end: (T,).
+        """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' actions, end to end: (A,).
 
         The hidden state before a token predicts it: for a prompt of P tokens, positions P−1 … P+T−2 of the row. No
-        prompt token and no padding enters the statistics.
+        token of a prompt or an environment and no padding enters the statistics.
         """
-        targets = torch.from_numpy(np.concatenate([row.response for row in rows])).to(self.device, torch.long)
+        targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device, torch.long)
         with self.autocast():
             hidden = hidden_states(self.model, Packed(rows, self.device)) if pack else self._padded(rows)
         return self._stats(hidden.to(self.compute_dtype), targets)
 
     def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
-        """The hidden states that predict the rows' response tokens, (T, D). Causal attention never looks at the padding
-        on the right, so no mask is needed."""
-        ids, responses = padded(rows)  # (R, W)
-        predicts = np.roll(responses, -1, axis=1)  # a row begins with a prompt token, so nothing wraps around
+        """The hidden states that predict the rows' actions, (A, D). Causal attention never looks at the padding on the
+        right, so no mask is needed."""
+        ids, actions = padded(rows)  # (R, W)
+        predicts = np.roll(actions, -1, axis=1)  # a row begins with a prompt token, so nothing wraps around
         output = self.model.base_model(input_ids=torch.from_numpy(ids).to(self.device), use_cache=False)
         hidden: Tensor = output.last_hidden_state[torch.from_numpy(predicts).to(self.device)]
         return hidden
@@ -114,6 +114,6 @@ def measure(forward: PolicyForward, rows: Sequence[ForwardRow], token_budget: in
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
     """What `PolicyForward` returned for these rows, split into one entry per row, on the CPU."""
-    lengths = [len(row.response) for row in rows]
+    lengths = [len(row.targets) for row in rows]
     parts = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))
     return [Measured(ours.numpy().copy(), float(entropy.mean())) for ours, entropy in zip(*parts, strict=True)]

@@ -6,7 +6,7 @@ until the last one has ended. Here each distinct prompt is computed once, and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ BLOCK = 256  # tokens of the vocabulary that are summed first when one is sample
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
 
 
-def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
+def chunk_seed(seed: int, step: int, chunk: int, round: int = 0, turn: int = 0) -> int:
     """The seed of one generated chunk, so that a resumed run samples the same as an uninterrupted one.
 
-    round: of rollouts in the step, from 0
+    round: of rollouts in the step, from 0; turn: of an episode, from 0
     """
-    entropy = [seed, step, chunk, *([round] if round else [])]
+    entropy = [seed, step, chunk, *([round, turn] if turn else [round] if round else [])]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
@@ -49,6 +49,7 @@ def generate(
     temperature: float | None,
     top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
+    stops: Callable[[Sequence[int]], bool] | None = None,
 ) -> list[Rollout]:
     """One ungraded response per prompt.
 
@@ -62,6 +63,7 @@ def generate(
         top_p: below 1 for evaluation only, because the samples are then not the policy's
         seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
+        stops: whether a response's tokens so far end it too, as an end token does
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
@@ -73,6 +75,7 @@ def generate(
     uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
+    lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     with large_products(model):
         batch = Batch(model, list(index), owner, pad, max_new_tokens - 1)
@@ -85,7 +88,11 @@ def generate(
             else:
                 token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
             tokens[rows, position] = token
-            going = torch.isin(token, ends, invert=True).nonzero().squeeze(1)
+            ended = torch.isin(token, ends)
+            if stops is not None:
+                ended |= torch.tensor([*map(stops, tokens[rows, : position + 1].tolist())], device=device)
+            lengths[rows] = torch.where(ended, position + 1, 0)
+            going = ended.logical_not().nonzero().squeeze(1)
             if not len(going) or position + 1 == max_new_tokens:
                 break
             if len(going) < len(rows):
@@ -94,12 +101,8 @@ def generate(
             batch.append(token)
     _check(finite)
     rollouts = []
-    for response in tokens.to("cpu", torch.int32).numpy():
-        ended = np.isin(response, end)
-        if ended.any():
-            rollouts.append(Rollout(response[: int(ended.argmax()) + 1].copy(), "stop"))
-        else:
-            rollouts.append(Rollout(response.copy(), "length"))
+    for response, length in zip(tokens.to("cpu", torch.int32).numpy(), lengths.tolist(), strict=True):
+        rollouts.append(Rollout(response[: length or None].copy(), "stop" if length else "length"))
     return rollouts
 
 

@@ -112,7 +112,7 @@ class Table:
 class Packed:
     """The packed sequence of some rows, N tokens. A response's last token predicts nothing and is left out.
 
-    ids, positions: (1, N); predicts: (T,), places of the tokens that predict the rows' response tokens, end to end
+    ids, positions: (1, N); predicts: (A,), places of the tokens that predict the rows' actions, end to end
     tables: of the attention; order: (N,), where each token stands in the tables' queries, one after another
     mask: (1, 1, N, N), for the model, which then makes none of its own: `attention` does not read it
     """
@@ -130,7 +130,8 @@ class Packed:
             end += prompt.length
             for i in group:
                 length = len(rows[i].response) - 1
-                predicts[i] = np.array([prompt.begin + prompt.length - 1, *range(end, end + length)])
+                places = np.array([prompt.begin + prompt.length - 1, *range(end, end + length)])
+                predicts[i] = places if rows[i].actions is None else places[rows[i].actions]
                 if length:
                     responses.append(Span(end, length, prompt.begin, prompt.length))
                     ids.append(rows[i].response[:-1].astype(np.int64))

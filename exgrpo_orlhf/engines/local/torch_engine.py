@@ -11,9 +11,11 @@ from transformers import AutoTokenizer
 
 from ...checkpoints import name_end_tokens
 from ...checkpoints.manifest import Files, writing
+from ...environments.environment import Environment
+from ...environments.playing import NO_ENVIRONMENT, Play, episode_seeds, play, player_of
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
-from ...records import Measured, MixedBatch, Rollout, RolloutGroup
+from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import UpdateStats
@@ -40,6 +42,7 @@ class TorchEngine(RowEngine):
         sampling: Sampling,
         prompts: Prompts,
         lora: LoRA = _FULL,
+        environment: Environment = NO_ENVIRONMENT,
         *,
         model_path: str | Path,
         weights_path: str | Path | None = None,
@@ -71,6 +74,7 @@ class TorchEngine(RowEngine):
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         if generates:
             check_rows(self.model, self.pad)
+        self.player = player_of(environment, self.prompts, self.end, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
         self._update = PolicyUpdate(
             self.forward,
@@ -98,8 +102,14 @@ class TorchEngine(RowEngine):
         """As many fresh responses as `plan.rollout_counts` says; groups in plan order, ungraded."""
         questions = [*plan.fresh, *plan.replayed]
         owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
-        prompts = [self.prompts.encode(questions[i]) for i in owners]
-        sampled = self._generate(prompts, self.sampling.temperature, plan.step, plan.round)
+        asked, temperature = [questions[i] for i in owners], self.sampling.temperature
+        if self.player:
+            seeds = episode_seeds(self.seed, plan.step, plan.round, len(asked))
+            turn = lambda plays: self._generate(_contexts(plays), temperature, plan.step, plan.round, plays=plays)
+            with self.player.episodes(asked, seeds) as plays:
+                sampled = play(plays, turn)
+        else:
+            sampled = self._generate([*map(self.prompts.encode, asked)], temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)
@@ -113,6 +123,15 @@ class TorchEngine(RowEngine):
     ) -> list[Rollout]:
         return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
 
+    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+        def turn(plays: Sequence[Play]) -> list[Rollout]:
+            own = [one.turn_seed for one in plays]
+            return self._generate(_contexts(plays), temperature or None, 0, top_p=top_p, seeds=own, plays=plays)
+
+        assert self.player is not None
+        with self.player.episodes(questions, seeds) as plays:
+            return play(plays, turn)
+
     def _generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -121,11 +140,13 @@ class TorchEngine(RowEngine):
         round: int = 0,
         top_p: float = 1.0,
         seeds: Sequence[int] | None = None,
+        plays: Sequence[Play] | None = None,
     ) -> list[Rollout]:
-        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`"""
+        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`; plays:
+        the episodes of which these are turns"""
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
-        rows = self.settings.generation_rows
+        rows, limit = self.settings.generation_rows, self.sampling.max_response_tokens
         # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
         devices = [self.device] if self.device.type == "cuda" else []
         # As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py).
@@ -133,16 +154,18 @@ class TorchEngine(RowEngine):
         with merged, torch.random.fork_rng(devices=devices), self.forward.autocast():
             for chunk, begin in enumerate(range(0, len(order), rows)):
                 part = order[begin : begin + rows]
-                torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
+                turn = max((plays[i].turns for i in part), default=0) if plays else 0
+                torch.manual_seed(chunk_seed(self.seed, step, chunk, round, turn))
                 responses = generate(
                     self.model,
                     [prompts[i] for i in part],
                     end=self.end,
                     pad=self.pad,
-                    max_new_tokens=self.sampling.max_response_tokens,
+                    max_new_tokens=max((plays[i].room for i in part), default=0) if plays else limit,
                     temperature=temperature,
                     top_p=top_p,
                     seeds=None if seeds is None else [seeds[i] for i in part],
+                    stops=self.player.stops if plays and self.player and self.player.environment.stop else None,
                 )
                 rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]
@@ -181,3 +204,7 @@ class TorchEngine(RowEngine):
     def load(self, folder: Path) -> None:
         """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""
         self._update.load(folder / "trainer" / "optimizer.pt")
+
+
+def _contexts(plays: Sequence[Play]) -> list[list[int]]:
+    return [one.context for one in plays]

@@ -110,7 +110,7 @@ class PolicyUpdate:
     def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
         rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory"""
-        lengths = torch.tensor([len(work.rows[i].token_ids) for i in members])
+        lengths = torch.tensor([work.rows[i].length for i in members])
         weights = dict(zip(members, loss.row_weights(lengths, rows=rows).tolist(), strict=True))
         token_weight = 1 / int(lengths.sum())
         advantages = torch.tensor([work.rows[i].advantage for i in members])
@@ -147,7 +147,7 @@ class PolicyUpdate:
     ) -> float:
         forward = [work.forward[i] for i in part]
         rows = [work.rows[i] for i in part]
-        lengths = [len(row.token_ids) for row in rows]
+        lengths = [row.length for row in rows]
         with self._recomputing():
             logprobs, entropies = self.forward(forward, pack)  # (T,), (T,)
         for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):

@@ -216,16 +216,16 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, in one forward pass without gradient."""
-        ids, responses = padded(rows)  # (R, W)
+        ids, actions = padded(rows)  # (R, W)
         attention = np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
         device = torch.cuda.current_device()
-        sequences, mask, there = (torch.from_numpy(x.astype(np.int64)).to(device) for x in (ids, responses, attention))
+        sequences, mask, there = (torch.from_numpy(x.astype(np.int64)).to(device) for x in (ids, actions, attention))
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(sequences, mask[:, 1:], there, return_output=True)
         self.actor.train()
-        places = [(i, slice(len(row.prompt) - 1, len(row) - 1)) for i, row in enumerate(rows)]
-        return [Measured(log_probs[at].cpu().numpy().copy(), float(output.entropy[at].mean())) for at in places]
+        of_rows = zip(log_probs, output.entropy, mask[:, 1:].bool(), strict=True)
+        return [Measured(ours[at].cpu().numpy(), float(entropy[at].mean())) for ours, entropy, at in of_rows]
 
     def measure_base(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the base model: with LoRA the reference of a KL term."""

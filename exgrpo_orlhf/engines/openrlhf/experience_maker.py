@@ -37,7 +37,7 @@ def as_experience(
 
     Args:
         rows: prompt and response of each row of the flattened batch
-        measured: log-probs of each row, float32 (T,), by the policy that sampled the fresh ones; None for a fresh row
+        measured: log-probs of each row, float32 (A,), by the policy that sampled the fresh ones; None for a fresh row
             whose log-probs come from the training pass. A replayed row gets its stored ones, bit-identical.
         base: log-probs of each row by the reference model of a KL term, where that is the policy without its adapter
     """
@@ -55,6 +55,8 @@ def _experience(
     label: str, row: Row, forward: ForwardRow, measured: LogProbs | None, base: LogProbs | None
 ) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
+    predicts = np.zeros(length - 1, np.bool_)  # which tokens predict an action
+    predicts[prompt - 1 :] = True if forward.actions is None else forward.actions
     own = behaviour_logprobs(row, measured)
     logprobs = 0 if own is None else own
     # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
@@ -68,9 +70,9 @@ def _experience(
             sampler = row.response.sampler_logprobs
 
     def spread(values: Any) -> torch.Tensor:
-        """A number per response token at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
+        """A number per action at the position that predicts it, 0 elsewhere: (1, P + T − 1)."""
         row_values = np.zeros((1, length - 1), np.float32)
-        row_values[0, prompt - 1 :] = values
+        row_values[0, predicts] = values
         return torch.from_numpy(row_values)
 
     return Experience(
@@ -82,7 +84,7 @@ def _experience(
         rollout_log_probs=spread(sampler),
         advantages=spread(row.advantage),
         rewards=torch.tensor([reward]),
-        response_length=torch.tensor([float(len(forward.response))]),
+        response_length=torch.tensor([float(len(forward.targets))]),
         truncated=torch.tensor([truncated]),
         total_length=torch.tensor([float(length)]),
         prompts=[row.question.id],

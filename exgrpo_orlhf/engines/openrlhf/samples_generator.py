@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from ...environments.playing import Play
 from ...records import Rollout
 from ..engine import EngineLost
+
+_POLL = 0.01  # seconds between two looks at what environments have answered
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Request:
     engine works on.
 
     temperature: 0 is greedy; top_p: below 1 in evaluation only
+    max_tokens: of a response; None: as many as the run allows; stop: texts that end it
     """
 
     prompt: Sequence[int]
@@ -32,6 +37,8 @@ class Request:
     temperature: float
     seed: int
     top_p: float = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,16 +91,61 @@ class Sampler:
             for reference in pending:
                 ray.cancel(reference)
 
+    def play(self, plays: Sequence[Play], temperature: float, top_p: float = 1.0) -> Generator[int, None, None]:
+        """Play episodes, each at its own pace: its next turn is sent when its environment has answered. Yields the
+        position of each that is over. Raises as a call does."""
+        load = [0] * len(self.engines)  # turns that an engine is working on
+        asked = set(range(len(plays)))  # whose environment has not answered
+        pending: dict[Any, tuple[int, int]] = {}
+        heard = time.monotonic()
+        try:
+            while asked or pending:
+                for position in [i for i in asked if plays[i].answered]:
+                    one = plays[position]
+                    asked.remove(position)
+                    if not one.received():
+                        yield position
+                        continue
+                    engine = min(range(len(load)), key=load.__getitem__)
+                    stop = one.player.environment.stop
+                    request = Request(one.context, 1, temperature, one.turn_seed, top_p, one.room, stop)
+                    reference = self.engines[engine].generate.remote(one.context, self._params(request))
+                    pending[reference] = (position, engine)
+                    load[engine] += 1
+                    heard = time.monotonic() if len(pending) == 1 else heard
+                if not pending:
+                    time.sleep(_POLL if asked else 0)
+                    continue
+                ready, _ = ray.wait([*pending], num_returns=1, timeout=_POLL if asked else self.timeout)
+                if not ready and time.monotonic() - heard >= self.timeout:
+                    silent = sorted({engine for _, engine in pending.values()})
+                    raise EngineLost(
+                        f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s "
+                        "(OpenRLHF.timeout)"
+                    )
+                for reference in ready:
+                    position, engine = pending.pop(reference)
+                    load[engine] -= 1
+                    output = results(reference, f"vLLM engine {engine}", self.timeout)
+                    plays[position].act(self._rollout(output.outputs[0], engine))
+                    asked.add(position)
+                    heard = time.monotonic()
+        finally:
+            for reference in pending:
+                ray.cancel(reference)
+
     def _params(self, request: Request) -> SamplingParams:
         return SamplingParams(
             n=request.n,
             temperature=request.temperature,
             seed=request.seed if request.temperature else None,  # greedy decoding draws no numbers
             top_p=request.top_p,
-            max_tokens=self.max_response_tokens,
+            max_tokens=request.max_tokens or self.max_response_tokens,
             stop_token_ids=list(self.stop),  # they stay in the response, as the model's own do
             logprobs=1 if self.with_logprobs else None,
-            detokenize=False,
+            stop=list(request.stop),
+            include_stop_str_in_output=True,
+            detokenize=bool(request.stop),  # to see the texts in it
             output_kind=RequestOutputKind.FINAL_ONLY,  # other kinds return n > 1 responses in pieces
         )
 

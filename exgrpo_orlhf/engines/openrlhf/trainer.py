@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import signal
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,10 +20,11 @@ from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...checkpoints.manifest import Files
+from ...environments.playing import Play, episode_seeds, player_of
 from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
-from ...records import Measured, MixedBatch, Rollout, RolloutGroup
+from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
 from ...replay import Plan
 from ..engine import EngineLost, LogProbs, NonFiniteUpdate, UpdateStats
 from ..row_engine import RowEngine
@@ -93,6 +95,8 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
+        ends = [token for token in (tokenizer.eos_token_id, *self.prompts.turn_ends()) if token is not None]
+        self.player = player_of(x.environment, self.prompts, ends, x.sampling.max_response_tokens)
         self.step = 0  # of the latest update
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
@@ -110,6 +114,9 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
 
     def rollout(self, plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
         questions = [*plan.fresh, *plan.replayed]
+        if self.player:
+            yield from self._episodes(questions, plan, group_size)
+            return
         requests = [
             Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollout_counts(group_size), strict=True))
@@ -117,6 +124,30 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
             for i, rollouts in sampled:
                 yield RolloutGroup(questions[i], tuple(rollouts), planned_replay=i >= len(plan.fresh))
+
+    def _episodes(self, questions: list[Question], plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
+        assert self.player is not None
+        owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
+        seeds = episode_seeds(self.x.settings.seed, plan.step, plan.round, len(owners))
+        left = Counter(owners)
+        with (
+            self.engines_awake(),
+            self.player.episodes([questions[i] for i in owners], seeds) as plays,
+            closing(self.sampler.play(plays, self.x.sampling.temperature)) as over,
+        ):
+            for position in over:
+                i = owners[position]
+                left[i] -= 1
+                if not left[i]:
+                    rollouts = tuple(one.rollout() for one, owner in zip(plays, owners, strict=True) if owner == i)
+                    yield RolloutGroup(questions[i], rollouts, planned_replay=i >= len(plan.fresh))
+
+    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+        assert self.player is not None
+        with self.engines_awake(), self.player.episodes(questions, seeds) as plays:
+            for _ in self.sampler.play(plays, temperature, top_p):
+                pass
+            return [one.rollout() for one in plays]
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float

@@ -9,6 +9,8 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ...records import Grade
+
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)
 GO_ON = "the responses so far are kept; run the same command again to continue"  # what an EngineFailure ends with
 
@@ -40,6 +42,7 @@ class Response:
     """text: without special tokens; tokens: their number, with the end token; finish: 'length' if truncated
 
     prompt_tokens: their number, if a server rendered the prompt; else None
+    grade: by the environment in which it was played; None: it is to be graded
     """
 
     request: GenerationRequest
@@ -47,6 +50,7 @@ class Response:
     tokens: int
     finish: Literal["stop", "length"]
     prompt_tokens: int | None = None
+    grade: Grade | None = None
 
 
 class EngineFailure(RuntimeError):

@@ -1,0 +1,204 @@
+"""Episodes as they are played: turns of the policy, and what the environment returns between them, as token ids."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..questions.prompts import PromptEncoder
+from ..records import Grade, Question, Rollout
+from .environment import Environment
+from .episodes import Episode, EpisodeFailed, Reply
+
+log = logging.getLogger(__name__)
+NO_ENVIRONMENT = Environment()
+
+
+class Player:
+    """Plays episodes of questions. Every number of an episode depends on its question, its seed and the policy alone,
+    if the environment's does."""
+
+    def __init__(
+        self, environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
+    ) -> None:
+        """end: the policy's end tokens, the first of which stands for the response of an episode that did not begin
+
+        max_tokens: of an episode, those of the environment included
+        """
+        self.environment, self.prompts, self.end, self.max_tokens = environment, prompts, end, max_tokens
+        self.tokenizer: Any = prompts.tokenizer
+
+    @contextmanager
+    def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
+        """An episode for each question and seed, begun. Their processes end with this context."""
+        plays: list[Play] = []
+        try:
+            plays.extend(Play(self, question, seed) for question, seed in zip(questions, seeds, strict=True))
+            yield plays
+        finally:
+            for play in plays:
+                play.close()
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def stops(self, ids: Sequence[int]) -> bool:
+        """Whether the tokens of a turn end with, or within the last token's text hold, a text of Environment.stop."""
+        texts = self.environment.stop
+        longest = max((len(text.encode()) for text in texts), default=0)
+        return bool(texts) and any(text in self.text(ids[-longest - 1 :]) for text in texts)
+
+
+def player_of(
+    environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
+) -> Player | None:
+    """None where a response is one turn."""
+    return None if environment.path is None else Player(environment, prompts, end, max_tokens)
+
+
+class Play:
+    """One episode. `going` says whether the policy has another turn; then `context` is what it continues.
+
+    `received` takes the environment's answer to what it was asked last: to the reset when the episode begins, then to
+    each turn (`act`).
+    """
+
+    def __init__(self, player: Player, question: Question, seed: int) -> None:
+        self.player, self.question, self.seed = player, question, seed
+        self.prompt = player.prompts.encode(question)
+        self.tokens: list[int] = []
+        self.actions: list[bool] = []
+        self.logprobs: list[float] = []
+        self.turns, self.truncated, self.going = 0, False, True
+        self.reward, self.score = 0.0, None  # type: float, float | None
+        self.logs: tuple[tuple[str, float], ...] = ()
+        self.failure: EpisodeFailed | None = None
+        self._text = player.prompts.render(question)
+        self._action = ""
+        states = {"observation": self._text, "label": question.answer, "seed": seed, "meta": dict(question.meta)}
+        self.episode: Episode | None = None
+        with self._failing():
+            self.episode = player.environment.processes().begin(states)
+
+    @property
+    def context(self) -> list[int]:
+        """Token ids of the prompt and all that follows it so far."""
+        return [*self.prompt, *self.tokens]
+
+    @property
+    def turn_seed(self) -> int:
+        """of the next turn's tokens"""
+        entropy = np.random.SeedSequence([self.seed, self.turns])
+        return int(entropy.generate_state(1)[0]) if self.turns else self.seed
+
+    @property
+    def room(self) -> int:
+        """Tokens that the next turn may have."""
+        return self.player.max_tokens - len(self.tokens)
+
+    def act(self, turn: Rollout) -> None:
+        """A turn of the policy, at most `room` tokens of which count."""
+        ids = turn.token_ids.tolist()[: self.room]
+        self.turns += 1
+        self.truncated = turn.finish == "length" or len(ids) < len(turn.token_ids)
+        self.tokens += ids
+        self.actions += [True] * len(ids)
+        if turn.sampler_logprobs is not None:
+            self.logprobs += turn.sampler_logprobs.tolist()[: len(ids)]
+        self._action = self.player.text(ids)
+        states = {"observation_text": self._text, "action_text": self._action, "label": self.question.answer}
+        with self._failing():
+            assert self.episode is not None  # or it would not be going
+            self.episode.step({**states, "sampling_params": None})
+
+    @property
+    def answered(self) -> bool:
+        """Whether `received` returns at once."""
+        return self.failure is not None or self.episode is None or self.episode.ready()
+
+    def received(self) -> bool:
+        """Wait for the environment. Returns `going`."""
+        with self._failing():
+            assert self.episode is not None
+            self._take(self.episode.reply())
+        if not self.going:
+            self.close()
+        return self.going
+
+    def _take(self, reply: Reply) -> None:
+        if self.turns == 0:  # a reset may only add to the prompt, whose token ids are the question's
+            if not reply.observation.startswith(self._text):
+                raise EpisodeFailed(
+                    "error", f"reset returned an observation that does not begin with the prompt: {reply.observation!r:.80}"
+                )
+            added = reply.observation[len(self._text) :]
+        else:
+            self.reward, self.score, self.logs = self.reward + reply.reward, reply.score, reply.logs
+            added = reply.observation
+        if reply.done:
+            self.going = False
+            return
+        ids = self.player.tokenizer(added, add_special_tokens=False)["input_ids"] if added else []
+        # Without room for a token after it, or another turn, an observation is no part of the episode.
+        if self.turns == self.player.environment.max_turns or len(ids) >= self.room:
+            self.going, self.truncated = False, True
+            return
+        self.tokens += ids
+        self.actions += [False] * len(ids)
+        self._text += self._action + added
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        if self.failure is not None:
+            return
+        try:
+            yield
+        except EpisodeFailed as error:
+            self.failure, self.going = error, False
+            log.warning("not played (%s): %s; question %s", error.verdict, error.reason, self.question.id)
+
+    def rollout(self) -> Rollout:
+        """The episode, up to the policy's last token; graded by the environment, or to be graded by the verifier."""
+        played = np.array(self.actions, np.bool_)
+        last = int(np.flatnonzero(played)[-1]) + 1 if played.any() else 0
+        ids, actions = np.array(self.tokens[:last], np.int32), played[:last]
+        if not last:  # it did not begin: one token, which is in no loss
+            ids, actions, self.logprobs = np.array(self.player.end[:1], np.int32), np.ones(1, np.bool_), [0.0]
+        grade = None
+        if self.failure is not None:
+            grade = Grade(self.failure.verdict, None)
+        elif self.player.environment.reward == "environment":
+            score = self.reward if self.score is None else self.score
+            success = score >= self.player.environment.success_at
+            grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
+        logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
+        return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions)
+
+    def close(self) -> None:
+        if self.episode is not None:
+            self.episode.close()
+
+
+def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
+    """Of the environments of a step's rollouts, in the plan's order. seed: of the run; round: of rollouts in the step"""
+    return [int(x) for x in np.random.SeedSequence([seed, step, round]).generate_state(count, np.uint32)]
+
+
+def play(plays: Sequence[Play], generate: Callable[[Sequence[Play]], Sequence[Rollout]]) -> list[Rollout]:
+    """Play episodes turn by turn, all together.
+
+    A turn waits for the environments of the last one: which rows are generated together then never depends on how fast
+    an environment was, and a resumed run samples the same tokens.
+
+    generate: the next turn of each of these
+    """
+    going = [one for one in plays if one.received()]
+    while going:
+        for one, turn in zip(going, generate(going), strict=True):
+            one.act(turn)
+        going = [one for one in going if one.received()]
+    return [one.rollout() for one in plays]
