@@ -55,12 +55,19 @@ def main() -> None:
         control.send(_line(str(error) if isinstance(error, ValueError) else placed(error, file)).encode())
         return
     control.send(b"ready")
-    _fork_episodes(control, lambda own, states: _serve(agent, file, own, states, memory))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # from here on it has others to kill when its parent dies
+    end_with_parent(parent, signal.SIGTERM)
+    by_fd: dict[int, _Child] = {}
+    try:
+        _fork_episodes(control, by_fd, lambda own, states: _serve(agent, file, own, states, memory))
+    finally:
+        for child in by_fd.values():
+            _kill(child.pid)
 
 
-def _fork_episodes(control: socket.socket, serve: Any) -> None:
+def _fork_episodes(control: socket.socket, by_fd: dict[int, _Child], serve: Any) -> None:
+    """by_fd: the episodes, each under its process's descriptor and its socket's"""
     me = os.getpid()
-    by_fd: dict[int, _Child] = {}  # each under its descriptor and its socket's
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -78,7 +85,7 @@ def _fork_episodes(control: socket.socket, serve: Any) -> None:
         if control.fileno() in ready:
             message, fds, *_ = socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)
             if not message:
-                break
+                return
             own, states = socket.socket(fileno=fds[0]), fds[1]
             try:
                 pid = os.fork()
@@ -89,6 +96,7 @@ def _fork_episodes(control: socket.socket, serve: Any) -> None:
                 continue
             if pid == 0:
                 try:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     os.setpgid(0, 0)
                     end_with_parent(me)
                     control.close()
@@ -104,8 +112,6 @@ def _fork_episodes(control: socket.socket, serve: Any) -> None:
             by_fd[child.pidfd] = by_fd[own.fileno()] = child
             poll.register(child.pidfd, select.POLLIN)
             poll.register(own, 0)  # tells when the other end is closed
-    for child in by_fd.values():
-        _kill(child.pid)
 
 
 def _kill(pid: int) -> None:

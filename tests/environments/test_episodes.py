@@ -210,9 +210,9 @@ FAULTS = {
     "exit": "its process ended: exit status 3",
     "kill": "its process ended: killed by SIGKILL",
     "eat": "out of memory (Environment.memory)",
-    "sys.exit": "game.py, line 20: SystemExit: bye",
-    "raise": "game.py, line 23: ZeroDivisionError: division by zero",
-    "several\nlines": "game.py, line 24: KeyError: 'one\\ntwo\\nxxx",
+    "sys.exit": "game.py, line 19: SystemExit: bye",
+    "raise": "game.py, line 22: ZeroDivisionError: division by zero",
+    "several\nlines": "game.py, line 23: KeyError: 'one\\ntwo\\nxxx",
     "noise": "no reply",
     "none": "game.py: step returned None; expected a dict with 'rewards', 'environment_feedback', 'done'",
     "del result['rewards']": "step returned no 'rewards'; expected a dict with 'rewards', 'environment_feedback',",
@@ -324,9 +324,9 @@ def test_after_the_process_that_forks_was_killed_the_next_episode_begins_as_ever
     episode.reply()
     process = broken.processes()._process
     process.kill()
+    process.wait(WAIT)
     with pytest.raises(EpisodeFailed, match="its process ended"):
         act(episode, "more")
-    process.wait(WAIT)
     again = begin(broken)
     again.reply()
     assert act(again, "more") == Reply("more", False, 1.0)
@@ -361,7 +361,7 @@ def test_no_process_is_left_when_the_caller_ends_or_is_killed(broken):
         ("x = 1", "expected an AgentExecutor, or one class with the methods reset(states) and step(states); classes"),
         ("class A:\n    def step(self, states): pass\nclass B(A): pass", "classes with a step: A, B"),
         (OPENRLHF + "    async def execute(self, *args): pass", "without an `execute` of its own"),
-        (OPENRLHF.replace("super().__init__(AgentInstance)", "oops()"), "line 36: NameError: name 'oops'"),
+        (OPENRLHF.replace("super().__init__(AgentInstance)", "oops()"), "line 34: NameError: name 'oops'"),
     ],
 )
 def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source, line):
