@@ -109,7 +109,10 @@ class Episode:
             self.close()
             raise EpisodeFailed("timeout", f"no answer within {self._timeout:g} s (Environment.timeout)")
         try:
-            message = self._socket.recv(256)
+            try:
+                message = self._socket.recv(256)
+            except ConnectionError:  # it ended with a request unread: how is told by the next message
+                message = self._socket.recv(256)
             if message.isdigit():
                 result = json.loads(os.pread(self._file.fileno(), int(message), 0))
                 if "reason" not in result:
