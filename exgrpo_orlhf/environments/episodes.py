@@ -2,7 +2,7 @@
 
 One process (`worker.py`) loads the user's file, and forks for each episode. An episode has a socket, for messages of a
 few bytes, and a memory file, for the states and the results: so a write here never waits for an episode that hangs,
-whatever the size of the states. One request is under way at a time, so both use the file from its start.
+whatever the size of the states. One request is under way at a time, so both use the same part of the file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pickle
 import resource
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 _START_TIMEOUT = 180.0  # seconds that the user's file may take to load, on a busy machine
 _END_TIMEOUT = 5.0  # seconds for the end of all episodes
+CONTENT = struct.calcsize("d")  # where states and results lie in the file, behind the time at which its process began
 _FILES = 2**16  # file descriptors: an episode takes two here and two in the process that forks
 _ROOT = Path(__file__).resolve().parents[2]
 _COMMAND = "from exgrpo_orlhf.environments.worker import main; main()"
@@ -70,7 +72,7 @@ class Episode:
     """One episode. `EpisodeProcesses.begin` makes it; `close` it, or its process lives as long as this object."""
 
     def __init__(self, timeout: float) -> None:
-        self._timeout, self._deadline = timeout, 0.0
+        self._timeout, self._sent = timeout, 0.0
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._file = open(os.memfd_create("episode"), "r+b", buffering=0)  # noqa: SIM115  (as long as the episode)
@@ -86,9 +88,9 @@ class Episode:
         pickled = pickle.dumps(dict(states))
         if self.fileno() < 0:
             return  # closed, which `reply` says
-        self._file.seek(0)
+        self._file.seek(CONTENT)
         self._file.write(pickled)
-        self._deadline = time.monotonic() + self._timeout
+        self._sent = time.monotonic()
         with suppress(OSError):
             self._socket.send(b"%d" % len(pickled))
 
@@ -98,23 +100,25 @@ class Episode:
 
     def ready(self) -> bool:
         """Whether `reply` would return or raise at once."""
-        return self.fileno() < 0 or time.monotonic() >= self._deadline or self._readable(0)
+        return self.fileno() < 0 or self._left() <= 0 or self._readable(0)
 
     def reply(self) -> Reply:
-        """Wait for the reply to the last request, up to `timeout` seconds after it. Raises EpisodeFailed."""
+        """Wait for the reply to the last request, up to `timeout` seconds after it; of a reset, after its process has
+        begun. Raises EpisodeFailed."""
         if self.fileno() < 0:
             raise EpisodeFailed("error", "the episode is closed")
-        # Polled twice, because this thread itself may have been kept from running until after the deadline.
-        if not (self._readable(self._deadline - time.monotonic()) or self._readable(0)):
-            self.close()
-            raise EpisodeFailed("timeout", f"no answer within {self._timeout:g} s (Environment.timeout)")
+        while not self._readable(min(1.0, self._left())):
+            # Polled again, because this thread itself may have been kept from running until after the deadline.
+            if self._left() <= 0 and not self._readable(0):
+                self.close()
+                raise EpisodeFailed("timeout", f"no answer within {self._timeout:g} s (Environment.timeout)")
         try:
             try:
                 message = self._socket.recv(256)
             except ConnectionError:  # it ended with a request unread: how is told by the next message
                 message = self._socket.recv(256)
             if message.isdigit():
-                result = json.loads(os.pread(self._file.fileno(), int(message), 0))
+                result = json.loads(os.pread(self._file.fileno(), int(message), CONTENT))
                 if "reason" not in result:
                     logs = tuple((str(name), float(value)) for name, value in result.pop("logs", ()))
                     return Reply(**result, logs=logs)
@@ -132,6 +136,11 @@ class Episode:
             self._socket.shutdown(socket.SHUT_RDWR)  # a close alone does nothing while a fork of ours has the socket
         self._socket.close()
         self._file.close()
+
+    def _left(self) -> float:
+        """Seconds until the deadline. Forks come one by one: with hundreds of episodes the last one begins late."""
+        [begun] = struct.unpack("d", os.pread(self._file.fileno(), CONTENT, 0))
+        return max(begun or self._sent + _START_TIMEOUT, self._sent) + self._timeout - time.monotonic()
 
     def _readable(self, seconds: float) -> bool:
         poll = select.poll()
@@ -161,7 +170,8 @@ class EpisodeProcesses:
         """
         with self._lock:
             if self._control is None or self._process is None or self._process.poll() is not None:
-                self._start()  # also after it was killed from outside
+                self._end()  # it was killed from outside
+                self._start()
             assert self._control is not None
             episode = Episode(self.timeout)
             episode.step(states)
@@ -178,16 +188,19 @@ class EpisodeProcesses:
             self.close()
 
     def close(self) -> None:
-        """Kill all episodes, with what they left behind, and wait for that."""
+        """Kill all episodes, with what they left behind."""
         with self._lock:
-            process, control, self._process, self._control = self._process, self._control, None, None
-            if control:
-                control.close()
-            if process:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_TIMEOUT)
-                process.kill()
-                process.wait()
+            self._end()
+
+    def _end(self) -> None:
+        process, control, self._process, self._control = self._process, self._control, None, None
+        if control:
+            control.close()
+        if process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_TIMEOUT)
+            process.kill()
+            process.wait()
 
     def _start(self) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

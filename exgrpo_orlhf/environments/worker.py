@@ -4,6 +4,8 @@ arguments: the file, MiB for an episode, its parent's process id, and the descri
 Messages on that socket. Out: "ready", or why the file cannot be used. In: a socket and a memory file, for a new
 episode. Its end: the end of all episodes.
 
+An episode writes the time at which it has begun at the start of its file; states and results come behind that.
+
 Messages on an episode's socket. In, for the episode: the size of the states in the file, pickled. Out: the size of the
 result in the file, JSON, with the fields of a `Reply` or with the "reason" why there is none; or, of the parent, how
 the episode's process ended. Its end: the end of the episode.
@@ -21,7 +23,9 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,6 +34,7 @@ from numpy import random as numpy_random  # takes 13 ms, which no episode should
 from ..rewards.sandbox.function import placed
 from ..rewards.sandbox.namespaces import end_with_parent
 from .agent import Agent, BadResult, load_agent
+from .episodes import CONTENT
 
 _OUT_OF_MEMORY = 101  # exit status
 _SHOWN = 400  # characters of a reason
@@ -136,6 +141,7 @@ def _reap(child: _Child) -> None:
 
 def _serve(agent_class: type, file: Path, own: socket.socket, states_file: int, memory: int) -> NoReturn:
     """Answer requests until the episode is closed. memory: MiB beyond what the loaded file takes already"""
+    os.pwrite(states_file, struct.pack("d", time.monotonic()), 0)
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # of address space in use
     limit = pages * resource.getpagesize() + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -143,7 +149,7 @@ def _serve(agent_class: type, file: Path, own: socket.socket, states_file: int, 
     me, agent = os.getpid(), None
     while message := own.recv(64):
         try:
-            states = pickle.loads(os.pread(states_file, int(message), 0))
+            states = pickle.loads(os.pread(states_file, int(message), CONTENT))
             if agent is None:
                 _seed(states["seed"])
                 agent = Agent(agent_class)
@@ -158,7 +164,7 @@ def _serve(agent_class: type, file: Path, own: socket.socket, states_file: int, 
             written = json.dumps({"reason": _line(reason)}).encode()
         if os.getpid() != me:
             os._exit(0)  # a fork that the user's code made and that returned too: it must not reply
-        os.pwrite(states_file, written, 0)
+        os.pwrite(states_file, written, CONTENT)
         own.send(b"%d" % len(written))
     os._exit(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -303,6 +304,20 @@ def test_two_hundred_episodes_at_once(broken):
     for each in episodes:
         each.close()
         each.close()
+
+
+def test_the_time_until_a_process_begins_is_not_the_reset_s(broken):
+    """With hundreds of episodes the last fork comes late."""
+    hasty = Environment(broken.path, timeout=1.0)
+    begin(hasty).close()
+    pid = hasty.processes()._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    episode = begin(hasty)
+    time.sleep(1.2)
+    assert not episode.ready()
+    os.kill(pid, signal.SIGCONT)
+    assert episode.reply().observation
+    episode.close()
 
 
 def test_close_kills_what_an_episode_left_behind(broken):
