@@ -12,6 +12,7 @@ import math
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..answer import Answer, Graded, Grader, logs_of
@@ -49,16 +50,9 @@ def grader(where: str, success_at: float = 1.0) -> Grader:
     file = Path(path).expanduser().absolute()  # as tracebacks name it
     if not file.is_file():
         raise ValueError(f"Verifier.function = {where!r}: there is no file {str(file.absolute())!r}")
-    spec = importlib.util.spec_from_file_location(f"reward_function_{file.stem}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise ValueError(f"Verifier.function = {where!r}: the file must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(_placed(error, file)) from error
-    function = getattr(module, name, None)
+    function = getattr(load_file(file, "reward_function"), name, None)
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
@@ -84,13 +78,28 @@ def grader(where: str, success_at: float = 1.0) -> Grader:
         except MemoryError:
             raise
         except Exception as error:
-            return Graded("error", None, reason=_placed(error, file))
+            return Graded("error", None, reason=placed(error, file))
         return Graded("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=logs)
 
     return grade
 
 
-def _placed(error: Exception, file: Path) -> str:
+def load_file(file: Path, prefix: str) -> ModuleType:
+    """The module of a user's file, which ends in .py, under a name with this prefix. Raises ValueError, with the line,
+    where the file raises."""
+    spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(placed(error, file)) from error
+    return module
+
+
+def placed(error: BaseException, file: Path) -> str:
     """The error with the last line of the user's file that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")

@@ -148,9 +148,9 @@ def _pivot(new: str, old: str) -> None:
     _check(libc.syscall(_PIVOT_ROOT[machine], new.encode(), old.encode()), "change the root")
 
 
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is dead already."""
-    libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal to this process when its parent dies; exit at once if the parent is dead already."""
+    libc.prctl(_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

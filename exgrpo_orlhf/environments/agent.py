@@ -1,0 +1,181 @@
+"""A user's file with an environment: which class of it is run, and what its methods may return.
+
+The interface is that of OpenRLHF 0.11.2, openrlhf/utils/agent.py. This module runs in the episodes' processes alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import math
+import mmap
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..rewards.answer import logs_of
+from ..rewards.sandbox.function import load_file, placed
+
+_RESET, _STEP = ("observation",), ("rewards", "environment_feedback", "done")
+_SAID = mmap.mmap(-1, 2)  # shared by all forks: which warnings have been printed
+_NAME = "openrlhf.utils.agent"
+
+
+class BadResult(Exception):
+    """What a user's method returned is no result of it; the message says what is expected."""
+
+
+class AgentInstanceBase:
+    """OpenRLHF's, for `openrlhf.utils.agent` in a user's file."""
+
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return states
+
+
+class AgentExecutorBase:
+    pass
+
+
+class MultiTurnAgentExecutor(AgentExecutorBase):
+    def __init__(self, agent_instance_cls: type) -> None:
+        self.agent_instance_cls = agent_instance_cls
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("the engine generates, not AgentExecutor.execute")
+
+
+class SingleTurnAgentExecutor(AgentExecutorBase):
+    def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
+        pass
+
+
+def _stand_in() -> None:
+    """Put the classes above where a user's file imports OpenRLHF's, also where OpenRLHF is installed: importing its own
+    takes 12 s and 3,900 modules, with threads that no fork survives, and only its names are needed. Everything else of
+    OpenRLHF is its own; without it, its parents are stand-ins too."""
+    names = ["openrlhf", "openrlhf.utils"] if importlib.util.find_spec("openrlhf") is None else []
+    for name in [*names, _NAME]:
+        module = sys.modules[name] = ModuleType(name)
+        if name in names:
+            module.__path__ = []
+    for each in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
+        setattr(sys.modules[_NAME], each.__name__, each)
+    for parent, child in (("openrlhf", "utils"), ("openrlhf.utils", "agent")) if names else ():
+        setattr(sys.modules[parent], child, sys.modules[f"{parent}.{child}"])
+
+
+def load_agent(file: Path) -> type:
+    """The class that a file's episodes are instances of. Raises ValueError that says why there is none."""
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(file)!r}")
+    _stand_in()
+    module = load_file(file, "environment")
+    agents: set[type]
+    executor: Any = getattr(module, "AgentExecutor", None)
+    if executor is not None:
+        multi_turn = isinstance(executor, type) and issubclass(executor, MultiTurnAgentExecutor)
+        if not multi_turn or executor.execute is not MultiTurnAgentExecutor.execute:
+            raise ValueError(
+                f"{file.name}: its AgentExecutor must be a MultiTurnAgentExecutor without an `execute` of its own, "
+                "because the engine generates here; write the turns as reset and step of an AgentInstance"
+            )
+        try:
+            agents = {executor().agent_instance_cls}
+        except Exception as error:
+            raise ValueError(placed(error, file)) from error
+    else:
+        own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+        agents = {each for each in own if isinstance(each, type) and callable(getattr(each, "step", None))}
+    if len(agents) != 1:
+        names = ", ".join(sorted(each.__name__ for each in agents)) or "none"
+        raise ValueError(
+            f"{file.name}: expected an AgentExecutor, or one class with the methods reset(states) and step(states); "
+            f"classes with a step: {names}"
+        )
+    return agents.pop()
+
+
+class Agent:
+    """An instance of the user's class, for one episode.
+
+    agent: the user's class
+    """
+
+    def __init__(self, agent: type) -> None:
+        self._instance = agent()
+        self._runner = asyncio.Runner()  # one loop for all turns: what a reset opens in it, a step may use
+
+    def reset(self, states: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a `Reply`. Raises BadResult, or what the user's code raises."""
+        if not hasattr(self._instance, "reset"):
+            return {"observation": states["observation"]}
+        result = self._call("reset", states, _RESET)
+        return {"observation": _text(result, "reset", "observation")}
+
+    def step(self, states: dict[str, Any]) -> dict[str, Any]:
+        """As `reset`."""
+        params = states.get("sampling_params")
+        result = self._call("step", states, _STEP)
+        if result.get("sampling_params") not in (None, params):
+            _warn_once(0, "a step's sampling_params are ignored: every turn is sampled as Sampling says")
+        [logs], left_out = logs_of(result.get("extra_logs"), 1)
+        if left_out:
+            _warn_once(1, f"left out: {left_out}")
+        done = _plain(result["done"])
+        if not isinstance(done, bool | int) or done not in (0, 1):
+            raise BadResult(f"step returned 'done' = {result['done']!r:.80}; expected True or False")
+        return {
+            "observation": _text(result, "step", "environment_feedback"),
+            "done": bool(done),
+            "reward": _number(result, "rewards"),
+            "score": None if result.get("scores") is None else _number(result, "scores"),
+            "logs": logs,
+        }
+
+    def _call(self, method: str, states: dict[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
+        result = getattr(self._instance, method)(states)
+        if inspect.iscoroutine(result):
+            result = self._runner.run(result)
+        if not isinstance(result, Mapping):
+            raise BadResult(f"{method} returned {result!r:.80}; expected a dict with {_listed(names)}")
+        if missing := [name for name in names if name not in result]:
+            raise BadResult(f"{method} returned no {_listed(missing)}; expected a dict with {_listed(names)}")
+        for name in ("environment_images", "images"):
+            images = result.get(name)
+            if images is not None and not (isinstance(images, list | tuple) and not images):
+                raise BadResult(f"{method} returned {name!r}: images are not supported, only text")
+        return result
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _plain(value: Any) -> Any:
+    """The number in a tensor or an array of one element; anything else as it is."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return value
+
+
+def _number(result: Mapping[str, Any], name: str) -> float:
+    number = _plain(result[name])
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise BadResult(f"step returned {name!r} = {result[name]!r:.80}; expected one finite number")
+    return float(number)
+
+
+def _text(result: Mapping[str, Any], method: str, name: str) -> str:
+    if not isinstance(result[name], str):
+        raise BadResult(f"{method} returned {name!r} = {result[name]!r:.80}; expected text")
+    return str(result[name])
+
+
+def _warn_once(which: int, text: str) -> None:
+    if not _SAID[which]:
+        _SAID[which] = 1
+        print(f"environment: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,53 @@
+"""The settings of an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..settings import Bound, Count, Positive, check, require
+from .episodes import EpisodeProcesses, episode_processes
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Turns of the model and of a program: the model writes, the program answers, until the program says that the
+    episode is done.
+
+    path: 'file.py', as OpenRLHF's --train.agent_func_path takes it: with an AgentExecutor, or one class with the
+        methods reset(states) and step(states); None: no environment, one response to one prompt
+    reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the model's text)
+    max_turns: turns of the model in an episode, at most
+    stop: texts that end a turn of the model, beside its end tokens
+    timeout: seconds of wall clock for a reset or a step
+    memory: MiB for each episode's process, beyond what the loaded file takes
+    """
+
+    path: str | None = None
+    reward: Literal["environment", "verifier"] = "environment"
+    max_turns: Count = 8
+    stop: tuple[str, ...] = ()
+    timeout: Positive = 10.0
+    memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
+
+    def __post_init__(self) -> None:
+        check(Environment, vars(self))
+        require(
+            self.path is None or (isinstance(self.path, str) and self.path.endswith(".py")),
+            f"Environment.path must be the name of a .py file, or None; got {self.path!r}",
+        )
+        require(
+            isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
+            f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
+        )
+
+    def processes(self) -> EpisodeProcesses:
+        """This process's, made at their first use. Raises ValueError where there is no environment."""
+        if self.path is None:
+            raise ValueError("Environment.path is None: there is no environment to run")
+        return episode_processes(self.path, self.timeout, self.memory)
+
+    def check(self) -> None:
+        """Load the file once, before anything is generated. Raises NoEnvironment, which says what is wrong."""
+        if self.path is not None:
+            EpisodeProcesses(self.path, self.timeout, self.memory).check()

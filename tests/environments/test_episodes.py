@@ -1,0 +1,415 @@
+"""Episodes of environments: users' files run unchanged, and a broken episode costs no other anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+from run_builders import ROOT
+
+from exgrpo_orlhf.environments import Environment, EpisodeFailed, NoEnvironment, Reply, close_episodes
+
+OPENRLHF = """
+import random
+from typing import Any, Dict
+
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args, **kwargs):
+        self.step_idx = 0
+        self.max_steps = random.randint(2, 3)
+
+    async def reset(self, states: dict, **kwargs):
+        return {"observation": states["observation"] + " go"}
+
+    async def step(self, states: dict, **kwargs) -> Dict[str, Any]:
+        print(f"step {self.step_idx} of {self.max_steps}")
+        self.step_idx += 1
+        done = self.step_idx >= self.max_steps
+        reward = torch.tensor([0.5]) if states["label"] in states["action_text"] else torch.zeros(1)
+        return {
+            "rewards": reward,
+            "scores": reward * 2,
+            "environment_feedback": "" if done else "\\nTry again.\\n",
+            "done": done,
+            "sampling_params": states.get("sampling_params", None),
+            "extra_logs": {"dummy_scores": reward, "turn_count": self.step_idx},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+WITHOUT_TORCH = OPENRLHF.replace("import torch\n", "\n")
+# By the action: what a broken environment does.
+BROKEN = """
+import asyncio, gc, os, random, signal, socket, subprocess, sys, time
+import numpy as np
+
+class Env:
+    def reset(self, states):
+        self.rng = random.random(), np.random.rand(), list({"a", "b", "c", "d"})
+        return {"observation": str(self.rng)}
+
+    def step(self, states):
+        action = states["action_text"]
+        result = {"rewards": 1, "environment_feedback": "more", "done": np.bool_(False)}
+        if action == "spin":
+            while True: pass
+        if action == "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1000)
+        if action == "exit": os._exit(3)
+        if action == "sys.exit": sys.exit("bye")
+        if action == "kill": os.kill(os.getpid(), 9)
+        if action == "eat": bytearray(8 * 2**30)
+        if action == "raise": return 1 / 0
+        if action == "several\\nlines": raise KeyError("one\\ntwo\\n" + "x" * 10**6)
+        if action == "none": return None
+        if action == "print":
+            print("noise" * 10**5)
+            os.write(1, b"more" * 10**5)
+        if action == "fork": os.fork()  # and both return
+        if action == "noise":
+            for each in gc.get_objects():
+                if isinstance(each, socket.socket) and each.fileno() >= 0: each.send(b"no reply")
+        if action == "child":
+            result["environment_feedback"] = str(subprocess.Popen(["sleep", "1000"]).pid)
+        if action == "echo": result["environment_feedback"] = states["observation_text"]
+        if action.startswith("result"): exec(action)
+        return result
+"""
+WAIT = 60.0  # seconds, only against waiting for ever
+
+
+def environment(tmp_path: Path, source: str, **settings) -> Environment:
+    path = tmp_path / "game.py"
+    path.write_text(source)
+    return Environment(str(path), **{"timeout": WAIT, **settings})
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    yield environment(tmp_path_factory.mktemp("environments"), BROKEN, memory=256)
+    close_episodes()
+
+
+def begin(environment: Environment, seed: int = 0, **states):
+    return environment.processes().begin({"observation": "6*7?", "label": "42", "seed": seed, **states})
+
+
+def act(episode, action: str, **states) -> Reply:
+    episode.step({"observation_text": "", "action_text": action, "label": "42", **states})
+    return episode.reply()
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone or a zombie, after 5 seconds at most."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(tmp_path, capfd):
+    one = environment(tmp_path, OPENRLHF)
+    lengths = set()
+    for seed in range(6):
+        episode = begin(one, seed)
+        assert episode.reply() == Reply("6*7? go")
+        replies = [act(episode, "it is 42")]
+        while not replies[-1].done:
+            replies.append(act(episode, "no"))
+        n = len(replies)
+        lengths.add(n)
+        logs = (("dummy_scores", 0.5), ("turn_count", 1.0))
+        assert replies[0] == Reply("\nTry again.\n", False, 0.5, 1.0, logs)
+        assert replies[-1] == Reply("", True, 0.0, 0.0, (("dummy_scores", 0.0), ("turn_count", float(n))))
+        episode.close()
+    assert lengths == {2, 3}, "the seed decides"
+    close_episodes()
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "step 0 of 2" in printed.err
+
+
+def test_openrlhf_need_not_be_installed(tmp_path):
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide/sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'openrlhf' else find(name, *more)\n"
+    )
+    (tmp_path / "game.py").write_text(
+        "import openrlhf.utils.agent as agent\nfrom openrlhf.utils import agent as same\n"
+        "try:\n    import openrlhf.trainer\nexcept ImportError as error:\n    missing = str(error)\n"
+        "class Game(agent.AgentInstanceBase):\n"
+        "    async def step(self, states):\n"
+        "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
+    )
+    source = (
+        "from exgrpo_orlhf.environments import Environment\n"
+        f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
+        "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "hide"), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT, env=env)
+    assert done.stdout.splitlines() == [
+        str(Reply("a")),
+        str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),
+    ], done.stderr
+
+
+def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_instance(tmp_path):
+    source = (
+        "import asyncio\n"
+        "class Game:\n"
+        "    turns = []\n"
+        "    async def reset(self, states):\n"
+        "        self.queue = asyncio.Queue()\n"
+        "        self.task = asyncio.create_task(self.fill())\n"
+        "        return {'observation': states['observation']}\n"
+        "    async def fill(self):\n"
+        "        for i in range(9):\n"
+        "            await self.queue.put(i)\n"
+        "            await asyncio.sleep(0)\n"
+        "    async def step(self, states):\n"
+        "        self.turns.append(await self.queue.get())\n"
+        "        return {'rewards': [1.0], 'environment_feedback': str(self.turns), 'done': False}\n"
+    )
+    one = environment(tmp_path, source)
+    one.check()
+    for _ in range(2):
+        episode = begin(one)
+        assert episode.reply() == Reply("6*7?")
+        assert [act(episode, "").observation for _ in range(2)] == ["[0]", "[0, 1]"]
+        episode.close()
+    close_episodes()
+
+
+def test_the_same_seed_gives_the_same_episode_in_another_process_too(broken):
+    first, second, other = (begin(broken, seed).reply().observation for seed in (7, 7, 8))
+    assert first == second != other
+    close_episodes()
+    assert begin(broken, 7).reply().observation == first
+
+
+FAULTS = {
+    "exit": "its process ended: exit status 3",
+    "kill": "its process ended: killed by SIGKILL",
+    "eat": "out of memory (Environment.memory)",
+    "sys.exit": "game.py, line 19: SystemExit: bye",
+    "raise": "game.py, line 22: ZeroDivisionError: division by zero",
+    "several\nlines": "game.py, line 23: KeyError: 'one\\ntwo\\nxxx",
+    "noise": "no reply",
+    "none": "game.py: step returned None; expected a dict with 'rewards', 'environment_feedback', 'done'",
+    "del result['rewards']": "step returned no 'rewards'; expected a dict with 'rewards', 'environment_feedback',",
+    "result.clear()": "step returned no 'rewards', 'environment_feedback', 'done'; expected",
+    "result.pop('done')": "step returned no 'done'; expected",
+    "result['rewards'] = None": "step returned 'rewards' = None; expected one finite number",
+    "result['rewards'] = '1'": "step returned 'rewards' = '1'; expected one finite number",
+    "result['rewards'] = float('nan')": "step returned 'rewards' = nan; expected one finite number",
+    "result['rewards'] = -np.inf": "step returned 'rewards' = -inf; expected one finite number",
+    "result['rewards'] = np.ones(2)": "step returned 'rewards' = array([1., 1.]); expected one finite number",
+    "result['scores'] = 'high'": "step returned 'scores' = 'high'; expected one finite number",
+    "result['environment_feedback'] = b'x'": "step returned 'environment_feedback' = b'x'; expected text",
+    "result['done'] = 'no'": "step returned 'done' = 'no'; expected True or False",
+    "result['environment_images'] = [1]": "step returned 'environment_images': images are not supported",
+}
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_a_broken_episode_fails_with_its_line_and_others_go_on(broken, action):
+    other, episode = begin(broken), begin(broken)
+    other.reply()
+    episode.reply()
+    with pytest.raises(EpisodeFailed) as failure:
+        act(episode, f"result; {action}" if action.startswith("del") else action)
+    assert failure.value.verdict == "error"
+    assert FAULTS[action] in str(failure.value)
+    assert "\n" not in failure.value.reason
+    assert len(failure.value.reason) <= 400
+    with pytest.raises(EpisodeFailed):
+        act(episode, "more")
+    assert act(other, "more") == Reply("more", False, 1.0)
+    other.close()
+
+
+@pytest.mark.parametrize("action", ["spin", "ignore"])
+def test_a_step_that_hangs_is_killed_at_its_deadline(broken, action):
+    hasty = Environment(broken.path, timeout=1.0)
+    other, episode = begin(hasty), begin(hasty)
+    for each in (other, episode):
+        each.reply()
+    start = time.monotonic()
+    episode.step({"action_text": action})
+    assert act(other, "more") == Reply("more", False, 1.0)
+    assert not episode.ready()
+    with pytest.raises(EpisodeFailed, match=r"^no answer within 1 s \(Environment.timeout\)$") as failure:
+        episode.reply()
+    assert failure.value.verdict == "timeout"
+    assert 1.0 <= time.monotonic() - start < 10.0
+    assert episode.ready()
+    assert act(other, "more") == Reply("more", False, 1.0)
+    other.close()
+
+
+def test_what_a_step_prints_and_a_fork_that_returns_too_change_no_reply(broken):
+    episode = begin(broken)
+    episode.reply()
+    for action in ("print", "fork", "more", "fork", "more"):
+        assert act(episode, action) == Reply("more", False, 1.0)
+    episode.close()
+
+
+def test_megabytes_pass_in_both_directions_and_a_hung_episode_takes_them_without_blocking(broken):
+    text = "x" * 5_000_000
+    episode = begin(broken, text=text)
+    episode.reply()
+    assert act(episode, "echo", observation_text=text).observation == text
+    episode.step({"action_text": "spin"})
+    start = time.monotonic()
+    for _ in range(20):
+        episode.step({"action_text": text})
+    assert time.monotonic() - start < 5
+    episode.close()
+
+
+def test_two_hundred_episodes_at_once(broken):
+    episodes = [begin(broken, seed) for seed in range(200)]
+    waiting, replies = {*episodes}, {}
+    while waiting:
+        for each in wait(waiting, timeout=WAIT):
+            assert each.ready()
+            replies[each] = each.reply().observation
+            waiting.discard(each)
+    assert len({*replies.values()}) == 200, "each has its seed"
+    for each in episodes:
+        each.step({"action_text": "more"})
+    assert {each.reply() for each in episodes} == {Reply("more", False, 1.0)}
+    for each in episodes:
+        each.close()
+        each.close()
+
+
+def test_the_time_until_a_process_begins_is_not_the_reset_s(broken):
+    """With hundreds of episodes the last fork comes late."""
+    hasty = Environment(broken.path, timeout=1.0)
+    begin(hasty).close()
+    pid = hasty.processes()._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    episode = begin(hasty)
+    time.sleep(1.2)
+    assert not episode.ready()
+    os.kill(pid, signal.SIGCONT)
+    assert episode.reply().observation
+    episode.close()
+
+
+def test_close_kills_what_an_episode_left_behind(broken):
+    episodes = [begin(broken) for _ in range(3)]
+    for each in episodes:
+        each.reply()
+    pids = [int(act(each, "child").observation) for each in episodes]
+    episodes[0].close()
+    assert ended(pids[0])
+    with pytest.raises(EpisodeFailed):
+        act(episodes[1], "exit")
+    assert ended(pids[1])
+    assert Path(f"/proc/{pids[2]}").exists()
+    close_episodes()
+    assert ended(pids[2])
+
+
+def test_after_the_process_that_forks_was_killed_the_next_episode_begins_as_ever(broken):
+    episode = begin(broken)
+    episode.reply()
+    process = broken.processes()._process
+    process.kill()
+    process.wait(WAIT)
+    with pytest.raises(EpisodeFailed, match="its process ended"):
+        act(episode, "more")
+    again = begin(broken)
+    again.reply()
+    assert act(again, "more") == Reply("more", False, 1.0)
+    again.close()
+
+
+def test_no_process_is_left_when_the_caller_ends_or_is_killed(broken):
+    source = (
+        "import os, sys\nfrom exgrpo_orlhf.environments import Environment\n"
+        f"processes = Environment({broken.path!r}).processes()\n"
+        "episode = processes.begin({'seed': 0})\nepisode.reply()\n"
+        "episode.step({'action_text': 'child'})\n"
+        "print(processes._process.pid, episode.reply().observation, flush=True)\n"
+        "episode.step({'action_text': 'spin'})\n"
+        "os.kill(os.getpid(), 9) if sys.argv[1] == 'killed' else None\n"
+    )
+    for way in ("ends", "killed"):
+        done = subprocess.run([sys.executable, "-c", source, way], capture_output=True, text=True, timeout=WAIT)
+        pids = [int(pid) for pid in done.stdout.split()]
+        assert len(pids) == 2, done.stderr
+        assert all(map(ended, pids)), way
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (None, "there is no file"),
+        ("x = 1\ny = x / 0", "game.py, line 2: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)", "game.py, line 2: SystemExit: 3"),
+        ("import os\nos._exit(3)", "its process ended while it was loaded"),
+        ("def f(:", "SyntaxError"),
+        ("x = 1", "expected an AgentExecutor, or one class with the methods reset(states) and step(states); classes"),
+        ("class A:\n    def step(self, states): pass\nclass B(A): pass", "classes with a step: A, B"),
+        (WITHOUT_TORCH + "    async def execute(self, *args): pass", "without an `execute` of its own"),
+        (WITHOUT_TORCH.replace("super().__init__(AgentInstance)", "oops()"), "line 34: NameError: name 'oops'"),
+    ],
+)
+def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source, line):
+    one = environment(tmp_path, source or "")
+    if source is None:
+        Path(one.path).unlink()
+    with pytest.raises(NoEnvironment) as refusal:
+        one.check()
+    message = str(refusal.value)
+    assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
+    assert line in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "game"}, "Environment.path must be the name of a .py file"),
+        ({"reward": "both"}, "Environment.reward must be one of 'environment', 'verifier'"),
+        ({"max_turns": 0}, "Environment.max_turns must be at least 1"),
+        ({"stop": "</call>"}, "Environment.stop must be a tuple of texts"),
+        ({"stop": ("",)}, "Environment.stop must be a tuple of texts, none of them empty"),
+        ({"timeout": float("inf")}, "Environment.timeout must be positive and finite"),
+        ({"memory": 32}, "Environment.memory must be at least 64"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        Environment(**settings)
+
+
+def test_without_a_path_there_is_nothing_to_check():
+    Environment().check()
+    with pytest.raises(ValueError, match="there is no environment"):
+        Environment().processes()
