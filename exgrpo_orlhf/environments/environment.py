@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..settings import Bound, Count, Positive, check, require
+from ..settings import Bound, Count, Finite, Positive, check, require
 from .episodes import EpisodeProcesses, episode_processes
 
 
@@ -17,6 +17,7 @@ class Environment:
     path: 'file.py', as OpenRLHF's --train.agent_func_path takes it: with an AgentExecutor, or one class with the
         methods reset(states) and step(states); None: no environment, one response to one prompt
     reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the model's text)
+    success_at: least score of a success, or sum of rewards where the last step returned no `scores`
     max_turns: turns of the model in an episode, at most
     stop: texts that end a turn of the model, beside its end tokens
     timeout: seconds of wall clock for a reset or a step
@@ -25,6 +26,7 @@ class Environment:
 
     path: str | None = None
     reward: Literal["environment", "verifier"] = "environment"
+    success_at: Finite = 1.0
     max_turns: Count = 8
     stop: tuple[str, ...] = ()
     timeout: Positive = 10.0
