@@ -22,7 +22,9 @@ class RowEngine(Engine):
     player: Player | None  # where a response is an episode
 
     @abstractmethod
-    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+    def play(
+        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
         """An episode of each question, each with its own seed. temperature: 0 is greedy"""
 
     @abstractmethod

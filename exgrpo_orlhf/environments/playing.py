@@ -22,9 +22,7 @@ class Player:
     """Plays episodes of questions. Every number of an episode depends on its question, its seed and the policy alone,
     if the environment's does."""
 
-    def __init__(
-        self, environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
-    ) -> None:
+    def __init__(self, environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int) -> None:
         """end: the policy's end tokens, the first of which stands for the response of an episode that did not begin
 
         max_tokens: of an episode, those of the environment included
@@ -53,9 +51,7 @@ class Player:
         return bool(texts) and any(text in self.text(ids[-longest - 1 :]) for text in texts)
 
 
-def player_of(
-    environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
-) -> Player | None:
+def player_of(environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int) -> Player | None:
     """None where a response is one turn."""
     return None if environment.path is None else Player(environment, prompts, end, max_tokens)
 
@@ -133,7 +129,8 @@ class Play:
         if self.turns == 0:  # a reset may only add to the prompt, whose token ids are the question's
             if not reply.observation.startswith(self._text):
                 raise EpisodeFailed(
-                    "error", f"reset returned an observation that does not begin with the prompt: {reply.observation!r:.80}"
+                    "error",
+                    f"reset returned an observation that does not begin with the prompt: {reply.observation!r:.80}",
                 )
             added = reply.observation[len(self._text) :]
         else:

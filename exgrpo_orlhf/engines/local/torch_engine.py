@@ -123,7 +123,9 @@ class TorchEngine(RowEngine):
     ) -> list[Rollout]:
         return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
 
-    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+    def play(
+        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
         def turn(plays: Sequence[Play]) -> list[Rollout]:
             own = [one.turn_seed for one in plays]
             return self._generate(_contexts(plays), temperature or None, 0, top_p=top_p, seeds=own, plays=plays)

@@ -142,7 +142,9 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
                     rollouts = tuple(one.rollout() for one, owner in zip(plays, owners, strict=True) if owner == i)
                     yield RolloutGroup(questions[i], rollouts, planned_replay=i >= len(plan.fresh))
 
-    def play(self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float) -> list[Rollout]:
+    def play(
+        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
         assert self.player is not None
         with self.engines_awake(), self.player.episodes(questions, seeds) as plays:
             for _ in self.sampler.play(plays, temperature, top_p):
