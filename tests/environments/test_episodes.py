@@ -12,7 +12,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
-from run_builders import ROOT
 
 from exgrpo_orlhf.environments import Environment, EpisodeFailed, Reply, close_episodes
 
@@ -145,33 +144,6 @@ def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(tmp_path, capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "step 0 of 2" in printed.err
-
-
-def test_openrlhf_need_not_be_installed(tmp_path):
-    (tmp_path / "hide").mkdir()
-    (tmp_path / "hide/sitecustomize.py").write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'openrlhf' else find(name, *more)\n"
-    )
-    (tmp_path / "game.py").write_text(
-        "import openrlhf.utils.agent as agent\nfrom openrlhf.utils import agent as same\n"
-        "try:\n    import openrlhf.trainer\nexcept ImportError as error:\n    missing = str(error)\n"
-        "class Game(agent.AgentInstanceBase):\n"
-        "    async def step(self, states):\n"
-        "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
-    )
-    source = (
-        "from exgrpo_orlhf.environments import Environment\n"
-        f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
-        "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
-    )
-    path = os.pathsep.join([str(tmp_path / "hide"), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT, env=env)
-    assert done.stdout.splitlines() == [
-        str(Reply("a")),
-        str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),
-    ], done.stderr
 
 
 def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_instance(tmp_path):
