@@ -62,6 +62,7 @@ def main() -> None:
         return
     control.send(b"ready")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # from here on it has others to kill when its parent dies
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a user's file may have asked that none be reaped
     end_with_parent(parent, signal.SIGTERM)
     gc.freeze()  # a collection in a fork would copy all that is loaded here: 0.2 s with torch
     by_fd: dict[int, _Child] = {}
@@ -97,8 +98,8 @@ def _fork_episodes(control: socket.socket, by_fd: dict[int, _Child], serve: Any)
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes, say
-                own.send(f"no process could be started: {error}".encode())
-                own.close()
+                with contextlib.suppress(OSError), own:
+                    own.send(f"no process could be started: {error}".encode())
                 os.close(states)
                 continue
             if pid == 0:

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
-from run_builders import ROOT
 
-from exgrpo_orlhf.environments import Environment, EpisodeFailed, NoEnvironment, Reply, close_episodes
+from exgrpo_orlhf.environments import Environment, EpisodeFailed, Reply, close_episodes
 
 OPENRLHF = """
 import random
@@ -50,7 +50,6 @@ class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
 """
-WITHOUT_TORCH = OPENRLHF.replace("import torch\n", "\n")
 # By the action: what a broken environment does.
 BROKEN = """
 import asyncio, gc, os, random, signal, socket, subprocess, sys, time
@@ -147,33 +146,6 @@ def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(tmp_path, capfd):
     assert "step 0 of 2" in printed.err
 
 
-def test_openrlhf_need_not_be_installed(tmp_path):
-    (tmp_path / "hide").mkdir()
-    (tmp_path / "hide/sitecustomize.py").write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'openrlhf' else find(name, *more)\n"
-    )
-    (tmp_path / "game.py").write_text(
-        "import openrlhf.utils.agent as agent\nfrom openrlhf.utils import agent as same\n"
-        "try:\n    import openrlhf.trainer\nexcept ImportError as error:\n    missing = str(error)\n"
-        "class Game(agent.AgentInstanceBase):\n"
-        "    async def step(self, states):\n"
-        "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
-    )
-    source = (
-        "from exgrpo_orlhf.environments import Environment\n"
-        f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
-        "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
-    )
-    path = os.pathsep.join([str(tmp_path / "hide"), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT, env=env)
-    assert done.stdout.splitlines() == [
-        str(Reply("a")),
-        str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),
-    ], done.stderr
-
-
 def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_instance(tmp_path):
     source = (
         "import asyncio\n"
@@ -243,7 +215,7 @@ def test_a_broken_episode_fails_with_its_line_and_others_go_on(broken, action):
     assert FAULTS[action] in str(failure.value)
     assert "\n" not in failure.value.reason
     assert len(failure.value.reason) <= 400
-    with pytest.raises(EpisodeFailed):
+    with pytest.raises(EpisodeFailed, match="closed"):
         act(episode, "more")
     assert act(other, "more") == Reply("more", False, 1.0)
     other.close()
@@ -290,7 +262,9 @@ def test_megabytes_pass_in_both_directions_and_a_hung_episode_takes_them_without
 
 
 def test_two_hundred_episodes_at_once(broken):
-    episodes = [begin(broken, seed) for seed in range(200)]
+    close_episodes()
+    with ThreadPoolExecutor(4) as threads:  # which end while the episodes go on
+        episodes = [*threads.map(lambda seed: begin(broken, seed), range(200))]
     waiting, replies = {*episodes}, {}
     while waiting:
         for each in wait(waiting, timeout=WAIT):
@@ -364,52 +338,3 @@ def test_no_process_is_left_when_the_caller_ends_or_is_killed(broken):
         pids = [int(pid) for pid in done.stdout.split()]
         assert len(pids) == 2, done.stderr
         assert all(map(ended, pids)), way
-
-
-@pytest.mark.parametrize(
-    ("source", "line"),
-    [
-        (None, "there is no file"),
-        ("x = 1\ny = x / 0", "game.py, line 2: ZeroDivisionError: division by zero"),
-        ("import sys\nsys.exit(3)", "game.py, line 2: SystemExit: 3"),
-        ("import os\nos._exit(3)", "its process ended while it was loaded"),
-        ("def f(:", "SyntaxError"),
-        ("x = 1", "expected an AgentExecutor, or one class with the methods reset(states) and step(states); classes"),
-        ("class A:\n    def step(self, states): pass\nclass B(A): pass", "classes with a step: A, B"),
-        (WITHOUT_TORCH + "    async def execute(self, *args): pass", "without an `execute` of its own"),
-        (WITHOUT_TORCH.replace("super().__init__(AgentInstance)", "oops()"), "line 34: NameError: name 'oops'"),
-    ],
-)
-def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source, line):
-    one = environment(tmp_path, source or "")
-    if source is None:
-        Path(one.path).unlink()
-    with pytest.raises(NoEnvironment) as refusal:
-        one.check()
-    message = str(refusal.value)
-    assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
-    assert line in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"path": "game"}, "Environment.path must be the name of a .py file"),
-        ({"reward": "both"}, "Environment.reward must be one of 'environment', 'verifier'"),
-        ({"max_turns": 0}, "Environment.max_turns must be at least 1"),
-        ({"stop": "</call>"}, "Environment.stop must be a tuple of texts"),
-        ({"stop": ("",)}, "Environment.stop must be a tuple of texts, none of them empty"),
-        ({"timeout": float("inf")}, "Environment.timeout must be positive and finite"),
-        ({"memory": 32}, "Environment.memory must be at least 64"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        Environment(**settings)
-
-
-def test_without_a_path_there_is_nothing_to_check():
-    Environment().check()
-    with pytest.raises(ValueError, match="there is no environment"):
-        Environment().processes()

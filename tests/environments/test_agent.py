@@ -1,0 +1,40 @@
+"""A user's file where OpenRLHF is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from run_builders import ROOT
+
+from exgrpo_orlhf.environments import Reply
+
+WAIT = 60.0  # seconds, only against waiting for ever
+
+
+def test_openrlhf_need_not_be_installed(tmp_path):
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide/sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'openrlhf' else find(name, *more)\n"
+    )
+    (tmp_path / "game.py").write_text(
+        "import openrlhf.utils.agent as agent\nfrom openrlhf.utils import agent as same\n"
+        "try:\n    import openrlhf.trainer\nexcept ImportError as error:\n    missing = str(error)\n"
+        "class Game(agent.AgentInstanceBase):\n"
+        "    async def step(self, states):\n"
+        "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
+    )
+    source = (
+        "from exgrpo_orlhf.environments import Environment\n"
+        f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
+        "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "hide"), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT, env=env)
+    assert done.stdout.splitlines() == [
+        str(Reply("a")),
+        str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),
+    ], done.stderr

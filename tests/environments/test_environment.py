@@ -1,0 +1,68 @@
+"""The settings of an environment, and the check of its file before anything is generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from exgrpo_orlhf.environments import Environment, NoEnvironment
+
+OPENRLHF = """
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+class AgentInstance(AgentInstanceBase):
+    async def step(self, states: dict, **kwargs):
+        return {"rewards": 1.0, "environment_feedback": "", "done": True}
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (None, "there is no file"),
+        ("x = 1\ny = x / 0", "game.py, line 2: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)", "game.py, line 2: SystemExit: 3"),
+        ("import os\nos._exit(3)", "its process ended while it was loaded"),
+        ("def f(:", "SyntaxError"),
+        ("x = 1", "expected an AgentExecutor, or one class with the methods reset(states) and step(states); classes"),
+        ("class A:\n    def step(self, states): pass\nclass B(A): pass", "classes with a step: A, B"),
+        (OPENRLHF + "    async def execute(self, *args): pass", "without an `execute` of its own"),
+        (OPENRLHF.replace("super().__init__(AgentInstance)", "oops()"), "game.py, line 10: NameError: name 'oops'"),
+    ],
+)
+def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source, line):
+    one = Environment(str(tmp_path / "game.py"))
+    if source is not None:
+        (tmp_path / "game.py").write_text(source)
+    with pytest.raises(NoEnvironment) as refusal:
+        one.check()
+    message = str(refusal.value)
+    assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
+    assert line in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "game"}, "Environment.path must be the name of a .py file"),
+        ({"reward": "both"}, "Environment.reward must be one of 'environment', 'verifier'"),
+        ({"max_turns": 0}, "Environment.max_turns must be at least 1"),
+        ({"stop": "</call>"}, "Environment.stop must be a tuple of texts"),
+        ({"stop": ("",)}, "Environment.stop must be a tuple of texts, none of them empty"),
+        ({"timeout": float("inf")}, "Environment.timeout must be positive and finite"),
+        ({"memory": 32}, "Environment.memory must be at least 64"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        Environment(**settings)
+
+
+def test_without_a_path_there_is_nothing_to_check():
+    Environment().check()
+    with pytest.raises(ValueError, match="there is no environment"):
+        Environment().processes()
