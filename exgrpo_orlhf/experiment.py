@@ -76,7 +76,8 @@ class Experiment:
         )
         require(
             not (self.mixer.unless_solved and self.buffer.counts_stored),
-            "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves out",
+            "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves "
+            "out",
         )
         require(
             not self.buffer.by_spread or (self.mixer.rollouts_per_replayed > 1 and not self.mixer.unless_solved),

@@ -162,7 +162,7 @@ def _require_finite(shard: Path) -> None:
         return not all(map(torch.isfinite, tensor.aminmax()))  # one pass, and no copy as isfinite() of it makes
 
     tensors = _tensors(shard, "cpu")
-    # In a forked process torch replaces its pool of threads at the first use, and two threads at once would race for it.
+    # In a forked process torch replaces its pool of threads at the first use; two threads at once would race for it.
     torch.set_num_threads(torch.get_num_threads())
     with ThreadPoolExecutor(_THREADS) as threads:
         if bad := list(itertools.compress(tensors, threads.map(is_bad, tensors.values()))):

@@ -200,7 +200,7 @@ def _build() -> Experiment:
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
-    # Nor what is bound of LoRA, or of an environment, where there is none: the identity of such a run stays what it was.
+    # Nor what is bound of LoRA, or of an environment, where there is none: such a run's identity stays what it was.
     for name, target, switch in (("lora", LoRA, "rank"), ("environment", Environment, "path")):
         on = gin.get_bindings(f"exgrpo.{target.__name__}", resolve_references=False).get(switch) is not None
         built[name] = _make(target.__name__) if on else target()

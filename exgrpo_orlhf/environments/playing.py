@@ -181,7 +181,7 @@ class Play:
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
-    """Of the environments of a step's rollouts, in the plan's order. seed: of the run; round: of rollouts in the step"""
+    """Of a step's episodes, in the plan's order. seed: of the run; round: of rollouts in the step"""
     return [int(x) for x in np.random.SeedSequence([seed, step, round]).generate_state(count, np.uint32)]
 
 

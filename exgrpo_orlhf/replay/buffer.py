@@ -31,8 +31,8 @@ class ReplayBuffer:
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
-    max_bytes: of all trajectories, 8 bytes a token (of an episode 9, and 5 where it is not the policy's) and 64 a
-        trajectory (Python's own overhead, some hundred bytes a trajectory, is not counted); the oldest of all goes first
+    max_bytes: of all trajectories, 8 bytes a token (of an episode 9, or 5 if it is not the policy's) and 64 a
+        trajectory (Python's own overhead, some hundred bytes a trajectory, is not counted); the oldest goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
         rollouts alone have no signal; a stored success gives it one. True is Algorithm 1 (s < K, 0 included).
     difficulty: what a question's bucket is: its latest 'accuracy', or the 'reward_spread' of its latest group, among

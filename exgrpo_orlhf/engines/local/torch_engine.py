@@ -144,8 +144,10 @@ class TorchEngine(RowEngine):
         seeds: Sequence[int] | None = None,
         plays: Sequence[Play] | None = None,
     ) -> list[Rollout]:
-        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`; plays:
-        the episodes of which these are turns"""
+        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`
+
+        plays: the episodes of which these are turns
+        """
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
         rows, limit = self.settings.generation_rows, self.sampling.max_response_tokens

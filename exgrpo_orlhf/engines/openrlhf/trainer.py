@@ -20,7 +20,7 @@ from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...checkpoints.manifest import Files
-from ...environments.playing import Play, episode_seeds, player_of
+from ...environments.playing import episode_seeds, player_of
 from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
