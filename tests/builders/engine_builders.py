@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
-from exgrpo_orlhf.records import MixedBatch, Question, Row, Trajectory
+from exgrpo_orlhf.records import MixedBatch, Question, Rollout, Row, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
@@ -86,10 +87,26 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
     return MixedBatch(groups, rows, K)
 
 
+def as_episodes(batch: MixedBatch) -> MixedBatch:
+    """The same tokens, of which the first half of every third and fourth is an environment's: an episode begins with
+    an observation or an action, and has several turns."""
+
+    def of(i: int, response: Rollout | Trajectory) -> Rollout | Trajectory:
+        actions = (np.arange(len(response.token_ids)) + i) % 4 < 2
+        actions[-1] = True
+        own = response.behaviour_logprobs
+        return replace(response, actions=actions, behaviour_logprobs=None if own is None else own[actions])
+
+    rows = [[replace(row, response=of(i, row.response)) for i, row in enumerate(members)] for members in batch.rows]
+    fresh = [tuple(row.response for row in members if row.trajectory is None) for members in rows]
+    groups = [replace(group, rollouts=own) for group, own in zip(batch.groups, fresh, strict=True)]
+    return MixedBatch(groups, rows, batch.width)
+
+
 def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Tensor]:
     """Log-probs of each row under its behaviour policy, float64: stored ones, and of fresh rows those under `model`."""
     return [
-        plain_stats(model, engine.prompts.encode(row.question), row.token_ids)[0]
+        plain_stats(model, engine.prompts.encode(row.question), row.response)[0]
         if row.trajectory is None
         else torch.from_numpy(row.trajectory.behaviour_logprobs).double()
         for row in batch.flat_rows()
@@ -100,14 +117,20 @@ def weights(engine: TorchEngine) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in engine.model.parameters()])
 
 
-def plain_stats(model, prompt: list[int], response: np.ndarray, temperature: float = 1.0):
-    """Log-probs and entropies of the response's tokens from the whole logits of one unpadded row."""
-    ids = torch.tensor([*prompt, *response.tolist()])
+def own_tokens(response: Rollout | Trajectory) -> torch.Tensor | slice:
+    return slice(None) if response.actions is None else torch.from_numpy(response.actions)
+
+
+def plain_stats(model, prompt: list[int], response: np.ndarray | Rollout | Trajectory, temperature: float = 1.0):
+    """Log-probs and entropies of the response's tokens, or of an episode's actions, from the whole logits of one
+    unpadded row."""
+    own = slice(None) if isinstance(response, np.ndarray) else own_tokens(response)
+    ids = torch.tensor([*prompt, *(response if isinstance(response, np.ndarray) else response.token_ids).tolist()])
     with torch.no_grad():
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].double()
     logprobs = (logits / temperature).log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
     p = logits.softmax(1)
-    return logprobs, -(p * p.log()).sum(1)
+    return logprobs[own], -(p * p.log()).sum(1)[own]
 
 
 def plain_update(
@@ -123,14 +146,15 @@ def plain_update(
 ) -> list[torch.Tensor]:
     """Adds the gradient of the loss over the whole batch, from the whole logits row by row; returns the log-probs."""
     rows, measured = batch.flat_rows(), []
-    tokens, places = sum(len(row.token_ids) for row in rows), len(batch.rows) * K
+    tokens, places = sum(row.length for row in rows), len(batch.rows) * K
     divisors = {"constant": lambda n: places * 24, "sequences": lambda n: places * n, "tokens": lambda n: tokens}
     total = torch.zeros((), dtype=torch.float64)
     for row, old in zip(rows, behaviour, strict=True):
         prompt = engine.prompts.encode(row.question)
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
-        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None]).squeeze(1)
+        own = own_tokens(row.response)
+        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1][own]
+        logprobs = logits.log_softmax(1).gather(1, ids[len(prompt) :, None][own]).squeeze(1)
         measured.append(logprobs.detach())
         if not row.in_loss:
             continue
@@ -142,7 +166,7 @@ def plain_update(
             terms = w / (w + 0.1) * row.advantage
         total = total - terms.sum() / divisors[normalizer](len(terms))
         if reference is not None:
-            x = plain_stats(reference, prompt, row.token_ids)[0] - logprobs
+            x = plain_stats(reference, prompt, row.response)[0] - logprobs
             kl_divisor = divisors["sequences" if normalizer == "sequences" else "tokens"](len(x))
             total = total + kl_coef * (torch.exp(x) - x - 1).sum() / kl_divisor
             entropy = torch.distributions.Categorical(logits=logits).entropy().sum()

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine_builders import K, make_engine, mixed_batch, move_adapter
+from engine_builders import K, as_episodes, make_engine, mixed_batch, move_adapter
 
 from exgrpo_orlhf.doctor.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -38,11 +38,12 @@ WELL_ABOVE = 1e3
 LORA = LoRA(rank=4)
 
 
-def batch_of(engine: TorchEngine, ahead: bool = False) -> MixedBatch:
+def batch_of(engine: TorchEngine, ahead: bool = False, episodes: bool = False) -> MixedBatch:
     """Half of the groups replay a trajectory, beside one fresh rollout (so these groups are short); some rows could not
     be graded, and of one group none. ahead: fresh rows have log-probs of another policy"""
     batch = mixed_batch(engine, n=GROUPS, beside=1)
     batch = generated_ahead(engine, batch) if ahead else batch
+    batch = as_episodes(batch) if episodes else batch
     groups, rows = list(batch.groups), [list(members) for members in batch.rows]
     for g, k in [(1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (GROUPS - 1, 0)]:
         rollouts = list(groups[g].rollouts)
@@ -61,7 +62,7 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
         move_adapter(engine.model)
     else:
         engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer)
-    batch, gradients = batch_of(make_engine(model), cell.get("ahead", False)), recorded_gradients(engine)
+    batch, gradients = batch_of(make_engine(model), cell.get("ahead", False), cell.get("episodes", False)), recorded_gradients(engine)
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 
@@ -182,7 +183,7 @@ def main() -> None:
     folder = Path(out).with_suffix(".work")
     folder.mkdir()
     for cell in cells.values():
-        kind = "ahead" if cell.get("ahead") else "lora" if cell.get("lora") else "plain"
+        kind = " ".join(name for name in ("ahead", "lora", "episodes") if cell.get(name)) or "plain"
         cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(f"{k}={v}" for k, v in cell["loss"].items())
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():

@@ -70,6 +70,12 @@ def rows_of(*groups: tuple[int, tuple[int, ...]]) -> list[ForwardRow]:
 # Mixed lengths, equal ones, a single row, responses of one token alone and among longer ones
 MIXED = rows_of((20, (3, 9, 1, 25, 9)), (7, (4, 4, 4, 4)), (31, (12,)), (1, (2, 30, 1)), (12, (1, 1)))
 
+# The same with some tokens of an environment's
+EPISODES = [
+    replace(row, actions=(np.arange(len(row.response)) + i) % 3 > 0) if len(row.response) > 2 else row
+    for i, row in enumerate(MIXED)
+]
+
 
 def assert_same(found, expected) -> None:
     for ours, theirs in zip(found, expected, strict=True):
@@ -94,19 +100,20 @@ def gradients(model, values: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     ],
     ids=["llama", "qwen2", "qwen3", "gpt2"],
 )
-def test_statistics_and_gradients_equal_those_of_padded_rows(config):
+@pytest.mark.parametrize("rows", [MIXED, EPISODES], ids=["responses", "episodes"])
+def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows):
     model = model_of(config)
     forward = PolicyForward(model, 0.8, torch.float32)
     assert forward.packs
-    expected = forward(MIXED)
+    expected = forward(rows)
     slopes = gradients(model, expected)
-    found = forward(MIXED, pack=True)
+    found = forward(rows, pack=True)
     assert_same(found, expected)
     assert_same(gradients(model, found), slopes)
-    alone = plain_stats(model, MIXED[0].prompt, MIXED[0].response, 0.8)[0]
+    alone = plain_stats(model, rows[0].prompt, Rollout(rows[0].response, "stop", actions=rows[0].actions), 0.8)[0]
     torch.testing.assert_close(found[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
     # And after packed rows, padded ones are computed to the bit as before.
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(MIXED), expected, strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(rows), expected, strict=True))
 
 
 class GoesOn(Packed):

@@ -14,6 +14,7 @@ import torch
 from engine_builders import (
     LOGPROB_ERROR,
     K,
+    as_episodes,
     behaviour_of,
     float32_error,
     gradient,
@@ -104,22 +105,26 @@ def test_two_passes_equal_a_plain_loop_that_measures_the_sampling_policy_once(wa
 
 
 @pytest.mark.parametrize(
-    ("beside", "normalizer", "ratio"),
+    ("beside", "normalizer", "ratio", "episodes"),
     [
-        (1, "constant", "token"),
-        (2, "constant", "token"),
-        (1, "sequences", "token"),
-        (1, "tokens", "token"),
-        (1, "sequences", "sequence"),
-        (2, "constant", "sequence"),
+        (1, "constant", "token", False),
+        (2, "constant", "token", False),
+        (1, "sequences", "token", False),
+        (1, "tokens", "token", False),
+        (1, "sequences", "sequence", False),
+        (2, "constant", "sequence", False),
+        (1, "constant", "token", True),
+        (2, "sequences", "sequence", True),
+        (1, "tokens", "token", True),
     ],
 )
-def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer, ratio):
+def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model, beside, normalizer, ratio, episodes):
     """A group around a stored trajectory counts K rows in the normaliser, however few it holds."""
     rate, steps = 0.3, 2  # with a rate of 1 a step would multiply the error of the one before it
     optimizer = Optimizer(learning_rate=rate, max_grad_norm=1e9, steps_per_batch=steps, passes_per_batch=2)
     engine = make_engine(warm_model, optimizer=optimizer)
     batch = mixed_batch(engine, beside=beside)
+    batch = as_episodes(batch) if episodes else batch
     assert [len(rows) for rows in batch.rows] == [K] * 3 + [beside + 1] * 3
     model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
     of_rows = behaviour_of(model, engine, batch)
@@ -181,11 +186,15 @@ def test_gradient_does_not_depend_on_micro_batching_and_padding(warm_model, loss
     torch.testing.assert_close(gradient(narrow, batch, loss), expected, atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize("episodes", [False, True])
 @pytest.mark.parametrize("normalizer", ["constant", "tokens", "sequences"])
-def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_neither(warm_model, normalizer):
+def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_neither(
+    warm_model, normalizer, episodes
+):
     """Against the whole logits in float64. The KL term is a mean by sequence where the policy term is one."""
     engine = make_engine(warm_model, optimizer=Optimizer(max_grad_norm=1e9), reference=True)
     batch = mixed_batch(engine)
+    batch = as_episodes(batch) if episodes else batch
     batch.rows[0][1] = replace(batch.rows[0][1], advantage=0.0, in_loss=False)
     with torch.no_grad():
         for parameter in engine.model.parameters():

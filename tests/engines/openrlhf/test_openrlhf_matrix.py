@@ -98,6 +98,10 @@ def all_cells() -> dict[str, dict[str, Any]]:
         flags["actor.gradient_checkpointing_enable"] = packed
         name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} LoRA"
         found[name] = cell(2, LOSSES[1], flags=flags, lora=True)
+    for i, (stage, (batches, packed)) in enumerate(itertools.product((2, 3), ((STATIC, False), (DYNAMIC, True)))):
+        flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
+        name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} episodes"
+        found[name] = cell(1 + i // 2, LOSSES[(1, 2, 2, 1)[i]], flags=flags, episodes=True, ahead=i == 3)
     found |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
