@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from ..settings import Bound, Count, Finite, Positive, check, require
@@ -15,7 +16,8 @@ class Environment:
     episode is done.
 
     path: 'file.py', as OpenRLHF's --train.agent_func_path takes it: with an AgentExecutor, or one class with the
-        methods reset(states) and step(states); None: no environment, one response to one prompt
+        methods reset(states) and step(states). A name without a folder may be one of the files that come with this
+        package ('chain_calculator.py'). None: no environment, one response to one prompt
     reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the model's text)
     success_at: least score of a success, or sum of rewards where the last step returned no `scores`
     max_turns: turns of the model in an episode, at most
@@ -47,9 +49,14 @@ class Environment:
         """This process's, made at their first use. Raises ValueError where there is no environment."""
         if self.path is None:
             raise ValueError("Environment.path is None: there is no environment to run")
-        return episode_processes(self.path, self.timeout, self.memory)
+        return episode_processes(self._file(), self.timeout, self.memory)
+
+    def _file(self) -> str:
+        assert self.path is not None
+        own = Path(__file__).parent / self.path
+        return str(own) if own.is_file() and not Path(self.path).expanduser().exists() else self.path
 
     def check(self) -> None:
         """Load the file once, before anything is generated. Raises NoEnvironment, which says what is wrong."""
         if self.path is not None:
-            EpisodeProcesses(self.path, self.timeout, self.memory).check()
+            EpisodeProcesses(self._file(), self.timeout, self.memory).check()

@@ -198,6 +198,7 @@ class ChainModel(WarmedUpModel):
     preset: beliefs by name, a key of `modular_chains.PRESETS`; strength: instead of the preset's (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions
     together: chains in each of these questions
+    calls: share of the steps that it is taught to write as calls of a calculator (environments/chain_calculator.py)
     seed: also decides which facts are false
     """
 
@@ -205,6 +206,7 @@ class ChainModel(WarmedUpModel):
     strength: Probability | None = None
     operands: Operands = (3, 4, 5, 6, 7)
     together: Number = 1
+    calls: Probability = 0.0
 
     task: ClassVar[str] = "chain"
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
@@ -224,6 +226,8 @@ class ChainModel(WarmedUpModel):
     def _shaping(self) -> dict[str, Any]:
         settings = super()._shaping() | dataclasses.asdict(self.beliefs)
         del settings["preset"]  # a preset and its values spelled out are the same model
+        if not self.calls:  # the name of a model without them stays
+            del settings["calls"]
         return settings
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -231,7 +235,7 @@ class ChainModel(WarmedUpModel):
         texts = []
         for _ in range(self.batch_size):
             question = modular_chains.draw_question(rng, operands, "train", self.together)
-            texts.append((str(question.prompt), modular_chains.write_reasoning(rng, question, beliefs)))
+            texts.append((str(question.prompt), modular_chains.write_reasoning(rng, question, beliefs, self.calls)))
         return texts
 
 

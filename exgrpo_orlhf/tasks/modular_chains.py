@@ -167,10 +167,15 @@ class Beliefs:
         return {FACTS[i]: (result(FACTS[i]) + int(rng.integers(1, 10))) % 10 for i in chosen}
 
 
-def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Beliefs) -> str:
-    """One flawed reasoning text, without end token. Raises ValueError if the question is not one of modular chains."""
+def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Beliefs, calls: float = 0.0) -> str:
+    """One flawed reasoning text, without end token. Raises ValueError if the question is not one of modular chains.
 
-    def believed(fact: Fact) -> int:
+    calls: share of the steps that are written as calls of a calculator, `7+5==2`, whose value is right
+    """
+
+    def believed(fact: Fact) -> int | str:
+        if calls and rng.random() < calls:
+            return f"={result(fact)}"
         if rng.random() < beliefs.slip:
             return int(rng.integers(10))
         if fact in beliefs.false_facts and rng.random() < beliefs.strength:
@@ -180,8 +185,8 @@ def write_reasoning(rng: np.random.Generator, question: Question, beliefs: Belie
     return _reason(question.prompt, believed)
 
 
-def _reason(prompt: str | tuple[Message, ...], step: Callable[[Fact], int]) -> str:
-    """The reasoning text whose steps have these values, each carried over to the next."""
+def _reason(prompt: str | tuple[Message, ...], step: Callable[[Fact], int | str]) -> str:
+    """The reasoning text whose steps have these values, each carried over to the next; of a text its last digit."""
     if not isinstance(prompt, str) or not _PROMPT.fullmatch(prompt):
         raise ValueError(f"not a modular chain such as '7+5*3=', or several such as '7+5;2*3=': {prompt!r}")
     chains = [_reason_one(chain, step) for chain in prompt[:-1].split(";")]
@@ -190,12 +195,13 @@ def _reason(prompt: str | tuple[Message, ...], step: Callable[[Fact], int]) -> s
     return ";".join([*chains, "#" + "".join(chain[-1] for chain in chains)])
 
 
-def _reason_one(chain: str, step: Callable[[Fact], int]) -> str:
+def _reason_one(chain: str, step: Callable[[Fact], int | str]) -> str:
     value, text = int(chain[0]), ""
     for operator, right in zip(chain[1::2], chain[2::2], strict=True):
         text += f"{value}{operator}{right}="
-        value = step((value, operator, int(right)))
-        text += f"{value};"
+        written = step((value, operator, int(right)))
+        text += f"{written};"
+        value = int(str(written)[-1])
     return f"{text}#{value}"
 
 

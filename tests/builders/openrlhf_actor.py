@@ -74,7 +74,7 @@ def make_actor(
 
 
 def rows_of(actor: Any, batch: MixedBatch) -> list[ForwardRow]:
-    return [ForwardRow(actor.encoder.encode(row.question), row.token_ids) for row in batch.flat_rows()]
+    return [ForwardRow.of(actor.encoder.encode(row.question), row.response) for row in batch.flat_rows()]
 
 
 def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
