@@ -55,6 +55,7 @@ PARTS = {
     "study_baselines_normal": (GREEDY,),
     "study_ablations_normal": (GREEDY,),
     "study_ablations_weak": (GREEDY,),
+    "study_overlong": (GREEDY, LUCK[0], "rollout/response_tokens"),
     "study_rare": (GREEDY, SIGNAL, *LUCK),
     "study_rare_rates": (GREEDY, SIGNAL, LUCK[0]),
     "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
