@@ -61,6 +61,13 @@ def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> 
         return chart.svg(title, "over-steps")
 
 
+def spreads(history: History) -> str | None:
+    """The standard deviation of a group's rewards over steps; None where difficulty is the accuracy."""
+    if not any(history.spreads):
+        return None
+    return over_steps("spread of a group's rewards", "", history.steps, [(FRESH, history.spreads)])
+
+
 def lines(title: str, steps: Sequence[int], series: Mapping[str, Sequence[float]], share: bool) -> str:
     """One value a step and colour, NaN where there is none. share: of one, shown in percent"""
     with _panel(title, steps) as (chart, axes, parts):

@@ -34,6 +34,7 @@ class History:
         `replay` (its row in `replays`, or −1); in the order of steps
     entropies: of the fresh rollouts of the questions trained on in a step, nats
     buckets: by step, the candidates by level, and the retired
+    spreads: by step, of the rewards of its groups; only with difficulty 'reward_spread'
     accuracy, retired: by question; −1 where the buffer has none
     stored: trajectories of the buffer by question; distinct: how different they are (`diversity`), −1 with fewer than
         two of them
@@ -49,6 +50,7 @@ class History:
     replays: dict[str, list[Any]] = field(default_factory=dict)
     entropies: list[list[float]] = field(default_factory=list)
     buckets: list[dict[str, int]] = field(default_factory=list)
+    spreads: list[list[float]] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     retired: list[int] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
@@ -113,6 +115,7 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
     for name in REPLAY:
         history.replays[name] += replays.get(name, ())
     history.entropies.append([entropy for entropy in table.get("entropy", ()) if entropy is not None])
+    history.spreads.append([spread for spread in table.get("spread", ()) if spread is not None])
     nothing = {**dict.fromkeys(COUNTS, 0), "replay": -1}
 
     def add(question_id: str, kind: str, **more: int) -> None:

@@ -117,9 +117,12 @@ def _read(name: str) -> str:
 
 
 def _buckets(history: History) -> str:
-    about = "Questions with stored trajectories by latest accuracy; unsolved: fallen to 0. At the top: the retired."
+    spreads = buffer_charts.spreads(history)
+    by = "level of spread, and the spread of a group's rewards (median, 10 % to 90 %)" if spreads else "latest accuracy"
+    about = f"Questions with stored trajectories by {by}; unsolved: fallen to 0. At the top: the retired."
     names = [(colour, level) for level, colour in buffer_charts.LEVELS.items()]
-    return html.paragraph(about) + html.legend(names) + html.wide(buffer_charts.buckets(history))
+    charts = map(html.wide, filter(None, [buffer_charts.buckets(history), spreads]))
+    return html.paragraph(about) + html.legend(names) + "".join(charts)
 
 
 def _replayed(history: History) -> str:

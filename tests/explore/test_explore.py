@@ -13,7 +13,7 @@ import pytest
 from drawn_charts import charts, of_class, opened
 from large_experience import large
 from mlflow import MlflowClient
-from run_builders import MIXED_PHASE, rows, run_here
+from run_builders import MIXED_PHASE, STEPS, rows, run_here
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by_step, read
@@ -152,6 +152,20 @@ def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
     (tmp_path / "page.html").write_text(explore(tmp_path, []), encoding="utf-8")
     dom, console = opened(tmp_path / "page.html", tmp_path)
     assert (console, "The run has no checkpoint yet" in dom, len(table(dom)) > 0) == ([], True, True)
+
+
+def test_with_graded_rewards_the_spread_of_the_groups_is_drawn_and_without_there_is_no_such_chart(
+    warm_model, made, tmp_path
+):
+    graded = ["Verifier.kind = 'chain_steps'", "ReplayBuffer.difficulty = 'reward_spread'"]
+    run_here(warm_model, [*MIXED_PHASE, *graded], tmp_path / "run", resume=False)
+    spreads = rows(tmp_path / "run" / "decisions.jsonl")[-1]["questions"]["spread"]
+    assert min(spreads) < max(spreads)
+    chart = "spread of a group&#x27;s rewards"
+    text = explore(tmp_path / "run", [])
+    assert f"median after step {STEPS}: {np.median(spreads):.3g}" in text
+    assert chart in text or html.unescape(chart) in text
+    assert "level of spread" not in made.read_text(encoding="utf-8")
 
 
 # -- while the run trains ----------------------------------------------------------------------------------------------
