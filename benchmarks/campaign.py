@@ -82,6 +82,12 @@ VARIANTS = {
         "train.keep = 1",
         "train.best_metric = 'eval/greedy_accuracy'",
     ],
+    "episodes": [
+        "Environment.path = 'chain_calculator.py'",
+        "Environment.stop = ('=',)",
+        "train.generate_ahead = True",
+        "ReplayMixer.late_injection = 'newest'",
+    ],
     "one step ahead": ["train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0"],
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}

@@ -103,6 +103,11 @@ class Rollout:
         return action_count(self.token_ids, self.actions)
 
     @property
+    def turns(self) -> int:
+        """of the policy. Two with nothing between them are one."""
+        return 1 if self.actions is None else int(np.count_nonzero(np.diff(self.actions, prepend=False) & self.actions))
+
+    @property
     def reward(self) -> float | None:
         """None where it could not be graded. Raises ValueError before grading."""
         if self.grade is None:

@@ -1,4 +1,5 @@
-"""A calculator for modular chains, to learn when to trust it: a step that is written as `7*8==` gets its result.
+"""A calculator for modular chains, to learn when to trust it: a step that is written as `7*8==` gets its result. With
+`Environment.stop = ('=',)` every step gets it.
 
 For three facts in ten it returns a wrong value, always the same one, and the policy has wrong beliefs about other
 facts: it is right where it calls for what it does not know and calculates what the calculator does not. The episode
@@ -13,7 +14,7 @@ from typing import Any
 from exgrpo_orlhf.tasks.modular_chains import Beliefs, result
 
 FALSE = Beliefs(false_share=0.3, strength=1.0, slip=0.0, seed=1).false_facts
-_CALL = re.compile(r"(\d)([-+*])(\d)==$")
+_CALL = re.compile(r"(\d)([-+*])(\d)={1,2}$")
 
 
 class Calculator:

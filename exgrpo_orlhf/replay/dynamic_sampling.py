@@ -41,6 +41,9 @@ class SelectedBatch:
             "rollout/response_tokens": mean([rollout.length for rollout in rollouts]),
             "rollout/truncated_share": mean([rollout.finish == "length" for rollout in rollouts]),
         }
+        if turns := [rollout.turns for rollout in rollouts if rollout.actions is not None]:
+            metrics["rollout/turns"] = mean(turns)
+            metrics["rollout/episode_tokens"] = mean([len(rollout.token_ids) for rollout in rollouts])
         if soundness:
             metrics["reward/lucky_guess_rate"] = soundness.count(False) / len(soundness)
         logs: dict[str, list[float]] = {}

@@ -62,7 +62,8 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
         move_adapter(engine.model)
     else:
         engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer)
-    batch, gradients = batch_of(make_engine(model), cell.get("ahead", False), cell.get("episodes", False)), recorded_gradients(engine)
+    batch = batch_of(make_engine(model), cell.get("ahead", False), cell.get("episodes", False))
+    gradients = recorded_gradients(engine)
     engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 

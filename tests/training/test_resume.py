@@ -131,6 +131,7 @@ def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_on
     assert_same_ending(run, straight["mixed"])
 
 
+CALCULATOR = ["Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)"]  # it answers each step
 OPTIONS = {
     "scored": [
         "TrajectorySelector.by = 'perplexity'",
@@ -235,6 +236,16 @@ OPTIONS = {
         "Optimizer.steps_per_batch = 2",
     ],
     "adapter and ahead": ["LoRA.rank = 4", "train.generate_ahead = True", "Optimizer.learning_rate = 1e-2"],
+    "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
+    "episodes, late and ahead": [
+        *CALCULATOR,
+        "train.generate_ahead = True",
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.late_injection = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+        "LoRA.rank = 4",
+        "Optimizer.learning_rate = 1e-4",
+    ],
     "late and ahead": [
         "train.generate_ahead = True",
         "ReplayMixer.rho = 0.0",
@@ -248,7 +259,7 @@ OPTIONS = {
 
 
 KILLED = ("graded", "revisits", "in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead")
-KILLED += ("adapter and ahead",)
+KILLED += ("adapter and ahead", "episodes", "episodes, late and ahead")
 
 
 @pytest.mark.slow
@@ -320,7 +331,11 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert all(row["replay/spread_mean"] > 0 for row in done)
         assert sum(row["replay/evicted"] for row in done) > 0
         assert all(sum(row["replay/actual_share"] for row in part) > 0 for part in (done[:5], done[5:]))
-    elif name.startswith("late"):
+    elif name == "episodes":
+        assert all(row["rollout/turns"] > 1 for row in done)
+        assert all(row["rollout/episode_tokens"] > row["rollout/response_tokens"] for row in done)
+        assert sum(row["replay/actual_share"] > 0 for row in done) > STEPS / 2
+    elif name.removeprefix("episodes, ").startswith("late"):
         assert all(row["replay/actual_share"] == 0 for row in done)
         injected = [row["replay/injected"] for row in done]
         assert sum(injected[:5]) > 0 < sum(injected[5:])
