@@ -83,7 +83,7 @@ VARIANTS = {
         "train.best_metric = 'eval/greedy_accuracy'",
     ],
     "episodes": [
-        "Environment.path = 'chain_calculator.py'",
+        f"Environment.path = {str(Path(__file__).with_name('slipping_calculator.py'))!r}",
         "Environment.stop = ('=',)",
         "train.generate_ahead = True",
         "ReplayMixer.late_injection = 'newest'",

@@ -81,7 +81,7 @@ EXECUTION = (
 # Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
     "train.partial_rollout_enable": "a response of two policies has no behaviour log-probs of one",
-    "train.agent_func_path": "a stored trajectory is a prompt and one response; turns of an environment are not kept",
+    "train.agent_func_path": "the same file is played with Environment.path, on both engines",
     "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
     "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group; "
     "DynamicSampling.max_rounds does it after that",

@@ -1,0 +1,141 @@
+"""Episodes that the local engine plays with real environments: what they hold, how they end, and what fails."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+import pytest
+from engine_builders import make_engine, questions
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.records import Rollout
+from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.settings import Sampling
+from exgrpo_orlhf.training.run import train
+
+CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",))
+FILE = """
+class Own:
+    def reset(self, states):
+        {reset}
+        return {{"observation": states["observation"] + {added!r}}}
+
+    def step(self, states):
+        {step}
+        return {{"rewards": 0.25, "environment_feedback": {feedback!r}, "done": {done}}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    def write(reset="pass", step="pass", added="", feedback="1;", done=False, **settings) -> Environment:
+        path = tmp_path / f"own{len(list(tmp_path.glob('own*')))}.py"  # a file is loaded once
+        path.write_text(FILE.format(reset=reset, step=step, added=added, feedback=feedback, done=done))
+        return Environment(str(path), **settings)
+
+    return write
+
+
+def played(model, environment, n=4, tokens=24, step=1):
+    engine = make_engine(model, environment=environment, sampling=Sampling(max_response_tokens=tokens))
+    groups = engine.rollout(Plan(step, questions(n), [], {}), 4)
+    return engine, groups
+
+
+def parts(engine, rollout: Rollout) -> list[tuple[bool, str]]:
+    """Whether the policy wrote it, and the text."""
+    pairs = zip(rollout.actions.tolist(), rollout.token_ids.tolist(), strict=True)
+    return [
+        (own, engine.decode(np.array([i for _, i in tokens], np.int32)))
+        for own, tokens in groupby(pairs, lambda pair: pair[0])
+    ]
+
+
+def test_an_episode_holds_each_turn_of_the_policy_and_what_the_calculator_answered_to_it(warm_model):
+    engine, groups = played(warm_model, CALCULATOR)
+    rollouts = [(group.question, one) for group in groups for one in group.rollouts]
+    turns = [one.turns for _, one in rollouts]
+    assert {*turns} >= {1, 2, 3}
+    for question, one in rollouts:
+        texts = parts(engine, one)
+        assert [own for own, _ in texts] == [True, False] * (one.turns - 1) + [True]
+        assert all(text.endswith("=") and "=" not in text[:-1] for own, text in texts[:-1] if own)
+        assert all(len(text) == 1 for own, text in texts if not own)
+        right = texts[-1][1].rpartition("#")[2] == question.answer
+        assert (one.grade.correct, one.grade.reward, one.finish) == (right, float(right), "stop")
+        ended = not texts[-1][1].endswith("=")  # by the end token, whose text is ''
+        assert one.length == sum(len(text) for own, text in texts if own) + ended
+    assert {one.grade.correct for _, one in rollouts} == {True, False}
+
+
+def test_the_same_seed_and_step_play_the_same_episodes_and_another_step_others(warm_model):
+    once, again, later = (played(warm_model, CALCULATOR, step=step)[1] for step in (1, 1, 2))
+    ids = [[one.token_ids.tobytes() for group in groups for one in group.rollouts] for groups in (once, again, later)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_an_observation_without_room_for_a_turn_after_it_is_left_out_and_the_episode_truncated(warm_model, own):
+    _, groups = played(warm_model, own(feedback="1+1=2;" * 3), tokens=30)
+    for group in groups:
+        for one in group.rollouts:
+            assert one.finish == "length"
+            assert one.actions[-1]
+            assert len(one.token_ids) <= 30
+            assert (~one.actions).sum() % 18 == 0, "whole observations only"
+
+
+def test_turns_are_limited_and_their_rewards_add_up(warm_model, own):
+    _, groups = played(warm_model, own(max_turns=3, feedback="", success_at=0.75), tokens=60)
+    rollouts = [one for group in groups for one in group.rollouts]
+    assert {(one.finish, one.grade.reward, one.grade.correct) for one in rollouts} == {("length", 0.75, True)}
+
+
+def test_what_a_reset_adds_to_the_prompt_is_the_environments(warm_model, own):
+    engine, groups = played(warm_model, own(added="1+2=", done=True))
+    for one in groups[0].rollouts:
+        assert parts(engine, one)[0] == (False, "1+2=")
+    _, groups = played(warm_model, own(reset="states['observation'] = 'another'"))
+    assert {one.grade.verdict for one in groups[0].rollouts} == {"error"}
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_episode_that_fails_is_ungradable_and_named_and_the_others_go_on(warm_model, own, where, caplog):
+    environment = own(**{where: "if states['label'] in '01234': 1 / 0"}, done=True)
+    with caplog.at_level(logging.WARNING):
+        engine, groups = played(warm_model, environment, n=8)
+    failed = [group for group in groups if group.question.answer in "01234"]
+    assert 0 < len(failed) < len(groups)
+    for group in groups:
+        assert {one.grade.reward for one in group.rollouts} == {None if group in failed else 0.25}
+        assert all(one.length >= 1 for one in group.rollouts)
+    assert caplog.text.count("own0.py, line") == 4 * len(failed)
+    assert "ZeroDivisionError" in caplog.text
+    graded = Verifier("modular_chain", max_failed_share=1.0).grade_groups(groups, engine.decode)
+    assert graded == groups, "it has nothing to add"
+    with pytest.raises(GradingError, match="could not be graded"):
+        Verifier("modular_chain", max_failed_share=0.1).grade_groups(groups, engine.decode)
+
+
+def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_model):
+    engine, groups = played(warm_model, replace(CALCULATOR, reward="verifier"))
+    assert {one.grade for group in groups for one in group.rollouts} == {None}
+    for group in Verifier("modular_chain").grade_groups(groups, engine.decode):
+        for one in group.rollouts:
+            assert one.grade == Verifier("modular_chain").grade(group.question, engine.decode(one.token_ids))
+
+
+def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_model, own, tmp_path):
+    environment = own(step="if len(states['observation_text']) % 3 == 0: raise KeyError('gone')", done=True)
+    bindings = [f"Environment.path = {environment.path!r}", "Verifier.max_failed_share = 0.9", "train.steps = 2"]
+    x = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
+    assert train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={}).steps == 2
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"reward/error_share": 0.0' not in text.splitlines()[1]
+    samples = (tmp_path / "run" / "evaluation" / "2" / "validation").glob("*")
+    assert any('"verdict": "error"' in file.read_text() for file in samples if file.suffix == ".jsonl")
