@@ -69,8 +69,7 @@ def test_an_episode_holds_each_turn_of_the_policy_and_what_the_calculator_answer
         assert all(len(text) == 1 for own, text in texts if not own)
         right = texts[-1][1].rpartition("#")[2] == question.answer
         assert (one.grade.correct, one.grade.reward, one.finish) == (right, float(right), "stop")
-        ended = not texts[-1][1].endswith("=")  # by the end token, whose text is ''
-        assert one.length == sum(len(text) for own, text in texts if own) + ended
+        assert len(one.token_ids) - one.length == sum(not own for own, _ in texts)
     assert {one.grade.correct for _, one in rollouts} == {True, False}
 
 

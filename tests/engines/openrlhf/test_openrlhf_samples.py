@@ -24,6 +24,9 @@ from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.engines.openrlhf import samples_generator
 from exgrpo_orlhf.engines.openrlhf.samples_generator import Request, Sampler
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
+from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments.playing import Player
+from exgrpo_orlhf.models.tiny_models import chain_tokenizer
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan
@@ -136,6 +139,62 @@ def test_an_engine_that_does_not_answer_is_lost(without_ray, monkeypatch):
     with pytest.raises(EngineLost, match=r"vLLM engine 0, 1: no answer for 200 s \(OpenRLHF\.timeout\)"):
         list(sampler([Engine(), Engine()])([Request([3], 1, 1.0, i) for i in range(2)]))
     assert len(without_ray) == 2
+
+
+@pytest.fixture
+def player(tmp_path) -> Player:
+    """Of an environment that answers '1;' twice and then ends the episode; of a prompt with a 9 it raises."""
+    path = tmp_path / "twice.py"
+    path.write_text(
+        """
+class Twice:
+    asked = 0
+
+    def step(self, states):
+        self.asked += 1
+        assert "9" not in states["observation_text"]
+        return {"rewards": 0.5, "environment_feedback": "1;", "done": self.asked == 3}
+"""
+    )
+    return Player(Environment(str(path), stop=("=",)), PromptEncoder(Prompts("plain"), chain_tokenizer()), [1], 24)
+
+
+CHAINS = [Question.make("test", prompt, "1") for prompt in ("1+2=", "9+2=", "3+4=")]
+
+
+def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, player):
+    first, second = Engine(), Engine()
+    sampled = Sampler([first, second], 24, True, 200.0, [9])
+    with player.episodes(CHAINS, [11, 12, 13]) as plays:
+        assert sorted(sampled.play(plays, 0.7)) == [0, 1, 2]
+        rollouts = [play.rollout() for play in plays]
+    turn, answer = [7], [3, 16]  # the engine's token; '1;'
+    for rollout in rollouts[::2]:
+        assert rollout.token_ids.tolist() == [*turn, *answer, *turn, *answer, *turn]
+        assert rollout.actions.tolist() == [True, False, False, True, False, False, True]
+        assert rollout.sampler_logprobs.tolist() == [0.0] * 3
+        assert (rollout.turns, rollout.grade.reward) == (3, 1.5)
+    assert (rollouts[1].grade.verdict, rollouts[1].token_ids.tolist()) == ("error", turn)
+    assert abs(len(first.requests) - len(second.requests)) <= 1
+    requests = sorted(first.requests + second.requests, key=lambda request: len(request[0]))
+    own = [(prompt, params) for prompt, params in requests if prompt[:4] == plays[0].prompt]
+    assert [prompt[4:] for prompt, _ in own] == [[], [*turn, *answer], 2 * [*turn, *answer]]
+    assert [params.max_tokens for _, params in own] == [24, 21, 18]
+    assert own[0][1].seed == 11
+    assert len({params.seed for _, params in requests}) == len(requests) == 7
+    for _, params in requests:
+        assert (params.n, params.temperature, params.stop, params.include_stop_str_in_output) == (1, 0.7, ["="], True)
+        assert params.detokenize
+
+
+def test_an_engine_that_does_not_answer_to_a_turn_is_lost(without_ray, monkeypatch, player):
+    monkeypatch.setattr(samples_generator.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    with (
+        player.episodes(CHAINS, [1, 2, 3]) as plays,
+        pytest.raises(EngineLost, match=r"vLLM engine 0: no answer for 0 s \(OpenRLHF\.timeout\)"),
+    ):
+        list(Sampler([Engine()], 24, False, 0.2, []).play(plays, 1.0))
+    assert without_ray, "what was sent is cancelled"
 
 
 # -- with Ray ---------------------------------------------------------------------------------------------------------
