@@ -1,0 +1,32 @@
+"""An agent as OpenRLHF's users write it, with its interface alone: a wrong answer gets the question again, twice."""
+
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+    async def reset(self, states: dict, **kwargs):
+        self.prompt = states["observation"]
+        return {"observation": states["observation"]}
+
+    async def step(self, state_dict: dict, **kwargs):
+        import torch
+
+        self.turns += 1
+        right = state_dict["action_text"].rpartition("#")[2] == state_dict["label"]
+        reward = torch.tensor(float(right))
+        return {
+            "rewards": reward,
+            "scores": reward,
+            "environment_feedback": self.prompt,
+            "done": right or self.turns == 3,
+            "sampling_params": state_dict.get("sampling_params"),
+            "extra_logs": {"turns": torch.tensor(self.turns)},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
