@@ -85,6 +85,7 @@ VARIANTS = {
     "episodes": [
         f"Environment.path = {str(Path(__file__).with_name('slipping_calculator.py'))!r}",
         "Environment.stop = ('=',)",
+        "Environment.timeout = 120.0",
         "train.generate_ahead = True",
         "ReplayMixer.late_injection = 'newest'",
     ],

@@ -1,5 +1,6 @@
 """An agent as OpenRLHF's users write it, with its interface alone: a wrong answer gets the question again, twice."""
 
+import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 
@@ -12,8 +13,6 @@ class AgentInstance(AgentInstanceBase):
         return {"observation": states["observation"]}
 
     async def step(self, state_dict: dict, **kwargs):
-        import torch
-
         self.turns += 1
         right = state_dict["action_text"].rpartition("#")[2] == state_dict["label"]
         reward = torch.tensor(float(right))

@@ -19,7 +19,7 @@ from exgrpo_orlhf.rewards import GradingError, Verifier
 from exgrpo_orlhf.settings import Sampling
 from exgrpo_orlhf.training.run import train
 
-CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",))
+CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",), timeout=60.0)
 FILE = """
 class Own:
     def reset(self, states):
@@ -37,7 +37,7 @@ def own(tmp_path):
     def write(reset="pass", step="pass", added="", feedback="1;", done=False, **settings) -> Environment:
         path = tmp_path / f"own{len(list(tmp_path.glob('own*')))}.py"  # a file is loaded once
         path.write_text(FILE.format(reset=reset, step=step, added=added, feedback=feedback, done=done))
-        return Environment(str(path), **settings)
+        return Environment(str(path), timeout=60.0, **settings)
 
     return write
 
@@ -131,7 +131,12 @@ def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_mode
 
 def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_model, own, tmp_path):
     environment = own(step="if len(states['observation_text']) % 3 == 0: raise KeyError('gone')", done=True)
-    bindings = [f"Environment.path = {environment.path!r}", "Verifier.max_failed_share = 0.9", "train.steps = 2"]
+    bindings = [
+        f"Environment.path = {environment.path!r}",
+        "Environment.timeout = 60.0",
+        "Verifier.max_failed_share = 0.9",
+        "train.steps = 2",
+    ]
     x = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
     assert train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={}).steps == 2
     text = (tmp_path / "run" / "metrics.jsonl").read_text()

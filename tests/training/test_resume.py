@@ -132,7 +132,7 @@ def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_on
 
 
 SLIPPING = ROOT / "benchmarks" / "slipping_calculator.py"  # it answers each step, at times wrongly
-CALCULATOR = [f"Environment.path = {str(SLIPPING)!r}", "Environment.stop = ('=',)"]
+CALCULATOR = [f"Environment.path = {str(SLIPPING)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
 OPTIONS = {
     "scored": [
         "TrajectorySelector.by = 'perplexity'",

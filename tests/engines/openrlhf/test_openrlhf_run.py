@@ -249,7 +249,12 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
 def test_an_agent_file_of_openrlhf_is_played_and_trained_on_as_it_is_here_and_on_the_local_engine(warm_model, tmp_path):
     """The trainer's log-probs of the policy's tokens are vLLM's: the environment's tokens are where they were."""
     run, agent = tmp_path / "run", ROOT / "tests" / "builders" / "agent_file.py"
-    own = (f"Environment.path = {str(agent)!r}", "MAX_RESPONSE_TOKENS = 60", "train.steps = 4")
+    own = (
+        f"Environment.path = {str(agent)!r}",
+        "Environment.timeout = 120.0",
+        "MAX_RESPONSE_TOKENS = 60",
+        "train.steps = 4",
+    )
     flags = {"algo.advantage.is_correction_level": "token", "ds.packing_samples": True}
     finish(start(run, False, *bindings(warm_model, *own, **flags)), run)
     done = assert_trained(run, 4)
