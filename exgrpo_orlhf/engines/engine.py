@@ -24,8 +24,8 @@ LogProbs = npt.NDArray[np.float32]
 class UpdateStats:
     """What an update measured, per row of the flattened batch.
 
-    policy_logprobs: float32 (T,), of the current policy when the row's first optimiser step began
-    behaviour_logprobs: float32 (T,), stored for replayed rows; for fresh ones measured here, by the policy that
+    policy_logprobs: float32 (A,), of the current policy when the row's first optimiser step began
+    behaviour_logprobs: float32 (A,), stored for replayed rows; for fresh ones measured here, by the policy that
         sampled them, unless they were generated ahead and came with them
     entropies: mean token entropy of the response, nats, measured with policy_logprobs
     metrics: of all optimiser steps and passes, among them `MixedPolicyLoss.fresh_metrics`
@@ -86,7 +86,7 @@ class Engine(ABC):
 
     @abstractmethod
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (T,),
+        """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (A,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
 
     @abstractmethod

@@ -291,7 +291,7 @@ class ReplayMixer:
         """The step's new experience: correct (or as `stores` says), finished fresh rollouts with the log-probs measured
         in this step, of groups that `store_up_to` admits.
 
-        logprobs: of the policies that sampled them, per row of the flattened batch, float32 (T,)
+        logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
         if not self.collecting:

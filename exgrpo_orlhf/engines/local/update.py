@@ -149,7 +149,7 @@ class PolicyUpdate:
         rows = [work.rows[i] for i in part]
         lengths = [row.length for row in rows]
         with self._recomputing():
-            logprobs, entropies = self.forward(forward, pack)  # (T,), (T,)
+            logprobs, entropies = self.forward(forward, pack)  # (A,), (A,)
         for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):
             work.record(i, measured)
 
