@@ -71,6 +71,7 @@ BINDINGS = [
     "ReplayMixer.start_at_accuracy = None",
     "Tracking.enabled = False",
 ]
+AHEAD = "episodes, one step ahead"
 VARIANTS = {
     "replay": [],
     "no replay yet": ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"],
@@ -82,14 +83,13 @@ VARIANTS = {
         "train.keep = 1",
         "train.best_metric = 'eval/greedy_accuracy'",
     ],
-    "episodes": [
+    AHEAD: [
+        "train.generate_ahead = True",
+        "MixedPolicyLoss.max_fresh_weight = 2.0",
         f"Environment.path = {str(Path(__file__).with_name('slipping_calculator.py'))!r}",
         "Environment.stop = ('=',)",
         "Environment.timeout = 120.0",
-        "train.generate_ahead = True",
-        "ReplayMixer.late_injection = 'newest'",
     ],
-    "one step ahead": ["train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0"],
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}
 KILLS = ("at a uniform moment", *CALLS)
@@ -214,7 +214,7 @@ class Campaign:
         """(how, which file or folder) for each file of the newest checkpoint of a run; of one that generates ahead, for
         those that others do not have."""
         newest = original / f"checkpoint-{max(checkpoints.find(original))}"
-        for path in sorted((newest / "ahead" if variant == "one step ahead" else newest).rglob("*")):
+        for path in sorted((newest / "ahead" if variant == AHEAD else newest).rglob("*")):
             if path.is_file():
                 yield from ((how, path.relative_to(newest).as_posix()) for how in FILES)
         if variant == "replay":
@@ -288,7 +288,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         campaign = Campaign(Path(temporary), random.Random(seed))
         campaign.begin()
-        local = [(variant, campaign.straight[variant][0]) for variant in ("replay", "one step ahead")]
+        local = [(variant, campaign.straight[variant][0]) for variant in ("replay", AHEAD)]
         originals = [*local]
         if importlib.util.find_spec("openrlhf") and not (arguments.small or arguments.local):
             originals.append(("openrlhf", openrlhf_run(campaign.folder)))

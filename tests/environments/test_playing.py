@@ -143,3 +143,14 @@ def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_m
     assert '"reward/error_share": 0.0' not in text.splitlines()[1]
     samples = (tmp_path / "run" / "evaluation" / "2" / "validation").glob("*")
     assert any('"verdict": "error"' in file.read_text() for file in samples if file.suffix == ".jsonl")
+
+
+def test_an_agent_file_of_openrlhf_is_played_as_it_is(warm_model):
+    agent = Environment(str(ROOT / "tests" / "builders" / "agent_file.py"), timeout=120.0)
+    engine, groups = played(warm_model, agent, tokens=60)
+    for group in groups:
+        for one in group.rollouts:
+            asked = [text for own, text in parts(engine, one) if not own]
+            assert asked == [str(group.question.prompt)] * (one.turns - 1)
+            assert one.grade.logs == (("turns", one.turns),)
+            assert one.turns == 3 or one.grade.correct

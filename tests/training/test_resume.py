@@ -236,7 +236,6 @@ OPTIONS = {
         "Optimizer.learning_rate = 1e-2",
         "Optimizer.steps_per_batch = 2",
     ],
-    "adapter and ahead": ["LoRA.rank = 4", "train.generate_ahead = True", "Optimizer.learning_rate = 1e-2"],
     "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
     "episodes, late and ahead": [
         *CALCULATOR,
@@ -244,23 +243,16 @@ OPTIONS = {
         "ReplayMixer.rho = 0.0",
         "ReplayMixer.late_injection = 'selected'",
         "RetirementPolicy.at_accuracy = None",
-        "LoRA.rank = 4",
-        "Optimizer.learning_rate = 1e-4",
-    ],
-    "late and ahead": [
-        "train.generate_ahead = True",
-        "ReplayMixer.rho = 0.0",
-        "ReplayMixer.late_injection = 'selected'",
-        "RetirementPolicy.at_accuracy = None",
         "DynamicSampling.max_rounds = 1",
+        "LoRA.rank = 4",
         "Optimizer.steps_per_batch = 2",
-        "Optimizer.learning_rate = 1e-4",
+        "Optimizer.learning_rate = 1e-3",
     ],
 }
 
 
-KILLED = ("graded", "revisits", "in place", "late", "late, scored", "weighted", "together", "ahead", "late and ahead")
-KILLED += ("adapter and ahead", "episodes", "episodes, late and ahead")
+KILLED = ("graded", "revisits", "in place", "late", "late, scored", "weighted", "together", "ahead")
+KILLED += ("episodes", "episodes, late and ahead")
 
 
 @pytest.mark.slow

@@ -20,12 +20,11 @@ import pytest
 from run_builders import ROOT, ends_by_its_template, small_bindings
 from transformers import AutoTokenizer, GenerationConfig
 
-from exgrpo_orlhf import checkpoints, config, initial_buffer
+from exgrpo_orlhf import checkpoints, initial_buffer
 from exgrpo_orlhf.checkpoints import manifest
 from exgrpo_orlhf.explore.run_page import explore
 from exgrpo_orlhf.models.tiny_models import END, PAD
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.training.run import train
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
@@ -153,7 +152,10 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert f"6 steps, {len({one for row in decided for one in row['questions']['id']})} questions" in explore(run, [])
 
 
-def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_and_entropy(warm_model, tmp_path):
+def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_entropy_and_episodes(
+    warm_model, tmp_path
+):
+    """The trainer's log-probs of the policy's tokens are vLLM's: an environment's tokens are where they were."""
     run = tmp_path / "run"
     flags = {
         "actor.num_gpus_per_node": 2,
@@ -169,14 +171,26 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         "vllm.enable_prefix_caching": True,
         "vllm.enforce_eager": True,
         "vllm.sync_backend": "gloo",
+        "algo.advantage.is_correction_level": "token",
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
+    more += (
+        f"Environment.path = {str(ROOT / 'tests' / 'builders' / 'agent_file.py')!r}",
+        "Environment.timeout = 120.0",
+    )
+    more += ("MAX_RESPONSE_TOKENS = 60",)
     more += ("ReplayMixer.fresh_beside = 1", "train.best_metric = 'eval/validation/avg_at_3'")
     sampled = ("Evaluation.samples = 3", "Evaluation.temperature = 0.7", "Evaluation.top_p = 0.9")
     finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
-    assert all(update["measured"] == update["rows"] and update["stored"] for update in seen(run, "update"))
+    updates = seen(run, "update")
+    assert all(update["measured"] == update["rows"] and update["stored"] for update in updates)
+    assert all(0 < update["gap"] < 0.1 for update in updates)
+    for row in done[1:]:
+        assert row["rollout/logprob_gap"] < 0.05
+        assert 1 < row["rollout/turns"] == row["reward_log/turns"] < 3
+        assert row["rollout/episode_tokens"] > row["rollout/response_tokens"]
     assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
     assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
     samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")
@@ -244,30 +258,6 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     assert all(update["measured"] == 0 and update["stored"] for update in updates), "nothing is measured before it"
     assert any(row["policy/approx_kl"] > 0 for row in done[1:])
     assert all("policy/truncated_share" in row for row in done[1:])
-
-
-def test_an_agent_file_of_openrlhf_is_played_and_trained_on_as_it_is_here_and_on_the_local_engine(warm_model, tmp_path):
-    """The trainer's log-probs of the policy's tokens are vLLM's: the environment's tokens are where they were."""
-    run, agent = tmp_path / "run", ROOT / "tests" / "builders" / "agent_file.py"
-    own = (
-        f"Environment.path = {str(agent)!r}",
-        "Environment.timeout = 120.0",
-        "MAX_RESPONSE_TOKENS = 60",
-        "train.steps = 4",
-    )
-    flags = {"algo.advantage.is_correction_level": "token", "ds.packing_samples": True}
-    finish(start(run, False, *bindings(warm_model, *own, **flags)), run)
-    done = assert_trained(run, 4)
-    local = tmp_path / "local"
-    experiment = config.load(["toy.gin"], small_bindings(warm_model, *own))
-    train(experiment, local, resume=False, tracking_uri="unused", tags={})
-    for row in (*done[1:], *rows(local)[1:]):
-        assert 1 < row["rollout/turns"] < 3
-        assert row["reward_log/turns"] == row["rollout/turns"]
-        assert row["rollout/episode_tokens"] > row["rollout/response_tokens"]
-    assert all(row["rollout/logprob_gap"] < 0.05 for row in done[1:])
-    updates = seen(run, "update")
-    assert all(0 < update["gap"] < 0.1 and update["stored"] for update in updates)
 
 
 def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
