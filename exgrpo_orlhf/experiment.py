@@ -74,6 +74,17 @@ class Experiment:
             "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', "
             f"'chain_steps', 'word_problem'); Verifier.kind is {self.verifier.kind!r}",
         )
+        graded_there = self.environment.path is not None and self.environment.reward == "environment"
+        require(
+            not graded_there or (not self.mixer.only_sound and self.verifier.format is None),
+            "ReplayMixer.only_sound and Verifier.format need Environment.reward = 'verifier': an environment's grade "
+            "knows neither",
+        )
+        require(
+            self.environment.path is None or not str(self.experience or "").endswith(".jsonl"),
+            f"Work.experience = {self.experience!r}: a text does not say which of its tokens are an environment's; "
+            "take the buffer of a run with episodes",
+        )
         require(
             not (self.mixer.unless_solved and self.buffer.counts_stored),
             "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves "

@@ -172,7 +172,10 @@ def _number(result: Mapping[str, Any], name: str) -> float:
 def _text(result: Mapping[str, Any], method: str, name: str) -> str:
     if not isinstance(result[name], str):
         raise BadResult(f"{method} returned {name!r} = {result[name]!r:.80}; expected text")
-    return str(result[name])
+    text = str(result[name])
+    if any("\ud800" <= character <= "\udfff" for character in text):  # what a tokenizer cannot encode
+        raise BadResult(f"{method} returned {name!r} with half a surrogate pair; decode with errors='replace'")
+    return text
 
 
 def _warn_once(which: int, text: str) -> None:

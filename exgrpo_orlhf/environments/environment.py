@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ..settings import Bound, Count, Finite, Positive, check, require
 from .episodes import EpisodeProcesses, episode_processes
@@ -18,13 +18,17 @@ class Environment:
     path: 'file.py', as OpenRLHF's --train.agent_func_path takes it: with an AgentExecutor, or one class with the
         methods reset(states) and step(states). A name without a folder may be one of the files that come with this
         package ('chain_calculator.py'). None: no environment, one response to one prompt
-    reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the model's text)
+    reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the text of the whole
+        episode, of which what the environment said is a part)
     success_at: least score of a success, or sum of rewards where the last step returned no `scores`
     max_turns: turns of the model in an episode, at most
     stop: texts that end a turn of the model, beside its end tokens
-    timeout: seconds of wall clock for a reset or a step
+    timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once: where they
+        compute, they share the cores
     memory: MiB for each episode's process, beyond what the loaded file takes
     """
+
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("timeout", "memory")
 
     path: str | None = None
     reward: Literal["environment", "verifier"] = "environment"

@@ -15,20 +15,25 @@ from .environment import Environment
 from .episodes import Episode, EpisodeFailed, Reply
 
 log = logging.getLogger(__name__)
-NO_ENVIRONMENT = Environment()
+_LONGEST_TOKEN = 1000  # characters: a longer observation than this for each token of room is not even tokenised
 
 
 class Player:
-    """Plays episodes of questions. Every number of an episode depends on its question, its seed and the policy alone,
-    if the environment's does."""
+    """Plays episodes of questions. An episode depends on its question, its seed and the policy, but for the last bits
+    of its logits, which change with the rows that are generated beside it.
+
+    stop_tail: how many of a turn's last tokens `stops` needs; 0 where no text ends a turn
+    """
 
     def __init__(self, environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int) -> None:
-        """end: the policy's end tokens, the first of which stands for the response of an episode that did not begin
+        """end: the tokens that end a turn, the first of which stands for an episode that did not begin
 
         max_tokens: of an episode, those of the environment included
         """
         self.environment, self.prompts, self.end, self.max_tokens = environment, prompts, end, max_tokens
         self.tokenizer: Any = prompts.tokenizer
+        longest = max((len(text.encode()) for text in environment.stop), default=0)
+        self.stop_tail = longest + 1 if longest else 0  # a token has a byte at least
 
     @contextmanager
     def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
@@ -42,18 +47,20 @@ class Player:
                 play.close()
 
     def text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        """As OpenRLHF's agents see a turn: with special tokens, without the end token."""
+        return str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.end else ids, skip_special_tokens=False))
 
-    def stops(self, ids: Sequence[int]) -> bool:
-        """Whether the tokens of a turn end with, or within the last token's text hold, a text of Environment.stop."""
-        texts = self.environment.stop
-        longest = max((len(text.encode()) for text in texts), default=0)
-        return bool(texts) and any(text in self.text(ids[-longest - 1 :]) for text in texts)
+    def stops(self, tail: Sequence[int]) -> bool:
+        """Whether a text of Environment.stop is in the last tokens of a turn, which had none before the last one."""
+        text = self.tokenizer.decode(tail, skip_special_tokens=False)
+        return any(stop in text for stop in self.environment.stop)
 
 
-def player_of(environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int) -> Player | None:
+def player_of(
+    environment: Environment | None, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
+) -> Player | None:
     """None where a response is one turn."""
-    return None if environment.path is None else Player(environment, prompts, end, max_tokens)
+    return Player(environment, prompts, end, max_tokens) if environment and environment.path else None
 
 
 class Play:
@@ -77,8 +84,10 @@ class Play:
         self._action = ""
         states = {"observation": self._text, "label": question.answer, "seed": seed, "meta": dict(question.meta)}
         self.episode: Episode | None = None
-        with self._failing():
+        try:
             self.episode = player.environment.processes().begin(states)
+        except OSError as error:  # no process or descriptor is left
+            self._fail(EpisodeFailed("error", f"it could not begin: {error}"))
 
     @property
     def context(self) -> list[int]:
@@ -97,30 +106,31 @@ class Play:
         return self.player.max_tokens - len(self.tokens)
 
     def act(self, turn: Rollout) -> None:
-        """A turn of the policy, at most `room` tokens of which count."""
-        ids = turn.token_ids.tolist()[: self.room]
+        """A turn of the policy, of at most `room` tokens."""
+        ids = turn.token_ids.tolist()
         self.turns += 1
-        self.truncated = turn.finish == "length" or len(ids) < len(turn.token_ids)
+        self.truncated = turn.finish == "length"
         self.tokens += ids
         self.actions += [True] * len(ids)
         if turn.sampler_logprobs is not None:
-            self.logprobs += turn.sampler_logprobs.tolist()[: len(ids)]
+            self.logprobs += turn.sampler_logprobs.tolist()
         self._action = self.player.text(ids)
+        assert self.episode is not None  # or it would not be going
         states = {"observation_text": self._text, "action_text": self._action, "label": self.question.answer}
-        with self._failing():
-            assert self.episode is not None  # or it would not be going
-            self.episode.step({**states, "sampling_params": None})
+        self.episode.step({**states, "sampling_params": None})
 
     @property
     def answered(self) -> bool:
         """Whether `received` returns at once."""
-        return self.failure is not None or self.episode is None or self.episode.ready()
+        return self.episode is None or self.episode.ready()
 
     def received(self) -> bool:
         """Wait for the environment. Returns `going`."""
-        with self._failing():
-            assert self.episode is not None
-            self._take(self.episode.reply())
+        if self.episode is not None:
+            try:
+                self._take(self.episode.reply())
+            except EpisodeFailed as error:
+                self._fail(error)
         if not self.going:
             self.close()
         return self.going
@@ -139,24 +149,23 @@ class Play:
         if reply.done:
             self.going = False
             return
-        ids = self.player.tokenizer(added, add_special_tokens=False)["input_ids"] if added else []
+        long = len(added) > _LONGEST_TOKEN * self.room
+        ids = self.player.tokenizer(added, add_special_tokens=False)["input_ids"] if added and not long else []
         # Without room for a token after it, or another turn, an observation is no part of the episode.
-        if self.turns == self.player.environment.max_turns or len(ids) >= self.room:
+        if long or self.turns == self.player.environment.max_turns or len(ids) >= self.room:
+            if self.turns == 0:
+                raise EpisodeFailed(
+                    "error", f"what reset adds to the prompt leaves no room in {self.room} tokens (MAX_RESPONSE_TOKENS)"
+                )
             self.going, self.truncated = False, True
             return
         self.tokens += ids
         self.actions += [False] * len(ids)
         self._text += self._action + added
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        if self.failure is not None:
-            return
-        try:
-            yield
-        except EpisodeFailed as error:
-            self.failure, self.going = error, False
-            log.warning("not played (%s): %s; question %s", error.verdict, error.reason, self.question.id)
+    def _fail(self, error: EpisodeFailed) -> None:
+        self.failure, self.going = error, False
+        log.warning("not played (%s): %s; question %s", error.verdict, error.reason, self.question.id)
 
     def rollout(self) -> Rollout:
         """The episode, up to the policy's last token; graded by the environment, or to be graded by the verifier."""

@@ -56,7 +56,9 @@ def graded(
     """The samples of responses to one benchmark. questions: by row"""
     pairs = [(questions[response.request.key[1]], response.text) for response in responses]
     left = iter(verifier.grade_all([pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]))
-    verdicts_of_all = _verdicts(verifier, pairs, [one.grade or next(left) for one in responses], plain)
+    grades = [one.grade or next(left) for one in responses]
+    verifier.check_failed(grades)
+    verdicts_of_all = _verdicts(verifier, pairs, grades, plain)
     samples = []
     for response, (question, _), verdicts in zip(responses, pairs, verdicts_of_all, strict=True):
         request = response.request

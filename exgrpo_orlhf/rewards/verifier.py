@@ -144,10 +144,11 @@ class Verifier:
     def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
         """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
         grades = _Answers(self, pairs).grades()
-        self._check(grades)
+        self.check_failed(grades)
         return grades
 
-    def _check(self, grades: Sequence[Grade]) -> None:
+    def check_failed(self, grades: Sequence[Grade]) -> None:
+        """Raises GradingError if more than max_failed_share of them fail."""
         failed = Counter(grade.verdict for grade in grades if grade.reward is None)
         if failed.total() > self.max_failed_share * len(grades):
             raise GradingError(
@@ -182,7 +183,9 @@ class Verifier:
             replace(group, rollouts=tuple(replace(one, grade=one.grade or next(left)) for one in group.rollouts))
             for group in arrived
         ]
-        self._check([one.grade for group in (*earlier, *groups) for one in group.rollouts if one.grade is not None])
+        self.check_failed(
+            [one.grade for group in (*earlier, *groups) for one in group.rollouts if one.grade is not None]
+        )
         return groups
 
     def overlong_penalty(self, tokens: int, max_tokens: int) -> float:

@@ -199,6 +199,7 @@ FAULTS = {
     "result['rewards'] = np.ones(2)": "step returned 'rewards' = array([1., 1.]); expected one finite number",
     "result['scores'] = 'high'": "step returned 'scores' = 'high'; expected one finite number",
     "result['environment_feedback'] = b'x'": "step returned 'environment_feedback' = b'x'; expected text",
+    r"result['environment_feedback'] = '\udcff'": "step returned 'environment_feedback' with half a surrogate pair",
     "result['done'] = 'no'": "step returned 'done' = 'no'; expected True or False",
     "result['environment_images'] = [1]": "step returned 'environment_images': images are not supported",
 }

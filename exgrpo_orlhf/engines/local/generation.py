@@ -22,12 +22,12 @@ BLOCK = 256  # tokens of the vocabulary that are summed first when one is sample
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
 
 
-def chunk_seed(seed: int, step: int, chunk: int, round: int = 0, turn: int = 0) -> int:
+def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
     """The seed of one generated chunk, so that a resumed run samples the same as an uninterrupted one.
 
-    round: of rollouts in the step, from 0; turn: of an episode, from 0
+    round: of rollouts in the step, from 0
     """
-    entropy = [seed, step, chunk, *([round, turn] if turn else [round] if round else [])]
+    entropy = [seed, step, chunk, *([round] if round else [])]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
@@ -49,7 +49,9 @@ def generate(
     temperature: float | None,
     top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     stops: Callable[[Sequence[int]], bool] | None = None,
+    stop_tail: int = 0,
 ) -> list[Rollout]:
     """One ungraded response per prompt.
 
@@ -63,7 +65,8 @@ def generate(
         top_p: below 1 for evaluation only, because the samples are then not the policy's
         seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
-        stops: whether a response's tokens so far end it too, as an end token does
+        limits: tokens of each response, at most; None: max_new_tokens of each
+        stops: whether the last `stop_tail` tokens of a response end it too, as an end token does
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
@@ -75,7 +78,8 @@ def generate(
     uniforms = _Uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
-    lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended
+    lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
+    most = torch.tensor(limits or [max_new_tokens] * n, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     with large_products(model):
         batch = Batch(model, list(index), owner, pad, max_new_tokens - 1)
@@ -90,8 +94,11 @@ def generate(
             tokens[rows, position] = token
             ended = torch.isin(token, ends)
             if stops is not None:
-                ended |= torch.tensor([*map(stops, tokens[rows, : position + 1].tolist())], device=device)
+                tails = tokens[rows, max(0, position + 1 - stop_tail) : position + 1].tolist()
+                ended |= torch.tensor([*map(stops, tails)], device=device)
             lengths[rows] = torch.where(ended, position + 1, 0)
+            if limits is not None:
+                ended |= position + 1 >= most[rows]
             going = ended.logical_not().nonzero().squeeze(1)
             if not len(going) or position + 1 == max_new_tokens:
                 break
@@ -101,8 +108,10 @@ def generate(
             batch.append(token)
     _check(finite)
     rollouts = []
-    for response, length in zip(tokens.to("cpu", torch.int32).numpy(), lengths.tolist(), strict=True):
-        rollouts.append(Rollout(response[: length or None].copy(), "stop" if length else "length"))
+    for response, length, limit in zip(
+        tokens.to("cpu", torch.int32).numpy(), lengths.tolist(), most.tolist(), strict=True
+    ):
+        rollouts.append(Rollout(response[: length or limit].copy(), "stop" if length else "length"))
     return rollouts
 
 

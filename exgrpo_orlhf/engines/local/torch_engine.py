@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from ...checkpoints import name_end_tokens
 from ...checkpoints.manifest import Files, writing
 from ...environments.environment import Environment
-from ...environments.playing import NO_ENVIRONMENT, Play, episode_seeds, play, player_of
+from ...environments.playing import Play, episode_seeds, play, player_of
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
@@ -42,7 +42,7 @@ class TorchEngine(RowEngine):
         sampling: Sampling,
         prompts: Prompts,
         lora: LoRA = _FULL,
-        environment: Environment = NO_ENVIRONMENT,
+        environment: Environment | None = None,
         *,
         model_path: str | Path,
         weights_path: str | Path | None = None,
@@ -105,9 +105,7 @@ class TorchEngine(RowEngine):
         asked, temperature = [questions[i] for i in owners], self.sampling.temperature
         if self.player:
             seeds = episode_seeds(self.seed, plan.step, plan.round, len(asked))
-            turn = lambda plays: self._generate(_contexts(plays), temperature, plan.step, plan.round, plays=plays)
-            with self.player.episodes(asked, seeds) as plays:
-                sampled = play(plays, turn)
+            sampled = self.play(asked, seeds, temperature, 1.0)
         else:
             sampled = self._generate([*map(self.prompts.encode, asked)], temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
@@ -127,8 +125,8 @@ class TorchEngine(RowEngine):
         self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
         def turn(plays: Sequence[Play]) -> list[Rollout]:
-            own = [one.turn_seed for one in plays]
-            return self._generate(_contexts(plays), temperature or None, 0, top_p=top_p, seeds=own, plays=plays)
+            contexts, own = [one.context for one in plays], [one.turn_seed for one in plays]
+            return self._generate(contexts, temperature or None, 0, top_p=top_p, seeds=own, plays=plays)
 
         assert self.player is not None
         with self.player.episodes(questions, seeds) as plays:
@@ -150,7 +148,7 @@ class TorchEngine(RowEngine):
         """
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
         rollouts: dict[int, Rollout] = {}
-        rows, limit = self.settings.generation_rows, self.sampling.max_response_tokens
+        rows = self.settings.generation_rows
         # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
         devices = [self.device] if self.device.type == "cuda" else []
         # As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py).
@@ -158,18 +156,20 @@ class TorchEngine(RowEngine):
         with merged, torch.random.fork_rng(devices=devices), self.forward.autocast():
             for chunk, begin in enumerate(range(0, len(order), rows)):
                 part = order[begin : begin + rows]
-                turn = max((plays[i].turns for i in part), default=0) if plays else 0
-                torch.manual_seed(chunk_seed(self.seed, step, chunk, round, turn))
+                torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
+                limits = [plays[i].room for i in part] if plays else None
                 responses = generate(
                     self.model,
                     [prompts[i] for i in part],
                     end=self.end,
                     pad=self.pad,
-                    max_new_tokens=max((plays[i].room for i in part), default=0) if plays else limit,
+                    max_new_tokens=max(limits) if limits else self.sampling.max_response_tokens,
                     temperature=temperature,
                     top_p=top_p,
                     seeds=None if seeds is None else [seeds[i] for i in part],
-                    stops=self.player.stops if plays and self.player and self.player.environment.stop else None,
+                    limits=limits,
+                    stops=self.player.stops if self.player and self.player.stop_tail else None,
+                    stop_tail=self.player.stop_tail if self.player else 0,
                 )
                 rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]
@@ -208,7 +208,3 @@ class TorchEngine(RowEngine):
     def load(self, folder: Path) -> None:
         """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""
         self._update.load(folder / "trainer" / "optimizer.pt")
-
-
-def _contexts(plays: Sequence[Play]) -> list[list[int]]:
-    return [one.context for one in plays]

@@ -105,6 +105,7 @@ class Sampler:
                     asked.remove(position)
                     if not one.received():
                         yield position
+                        heard = time.monotonic()  # the caller may have taken long
                         continue
                     engine = min(range(len(load)), key=load.__getitem__)
                     stop = one.player.environment.stop
@@ -145,7 +146,8 @@ class Sampler:
             logprobs=1 if self.with_logprobs else None,
             stop=list(request.stop),
             include_stop_str_in_output=True,
-            detokenize=bool(request.stop),  # to see the texts in it
+            detokenize=bool(request.stop),  # to see the texts in it, special tokens too
+            skip_special_tokens=not request.stop,
             output_kind=RequestOutputKind.FINAL_ONLY,  # other kinds return n > 1 responses in pieces
         )
 

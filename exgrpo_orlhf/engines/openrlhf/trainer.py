@@ -95,8 +95,9 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
-        ends = [token for token in (tokenizer.eos_token_id, *self.prompts.turn_ends()) if token is not None]
-        self.player = player_of(x.environment, self.prompts, ends, x.sampling.max_response_tokens)
+        self.player = None
+        if x.environment.path:
+            self.player = player_of(x.environment, self.prompts, self.prompts.ends(), x.sampling.max_response_tokens)
         self.step = 0  # of the latest update
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
