@@ -17,7 +17,7 @@ FLOORS = (
     {"evaluation", "models"},
     {"engines"},
     {"tracking", "experiment", "initial_buffer"},
-    {"rewards"},
+    {"rewards", "environments"},
     {"replay", "objective", "questions", "tasks", "checkpoints", "cache"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"},
 )

@@ -26,7 +26,17 @@ FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
 ACCURACY_COLUMNS = ["accuracy_numerator", "accuracy_denominator"]
 SPREAD_COLUMNS = ["spread_numerator", "spread_denominator"]
 QUESTION_COLUMNS = ["question_id", *ACCURACY_COLUMNS, *SPREAD_COLUMNS, "observed_step", "streak", "retired_step"]
-TRAJECTORY_COLUMNS = ["question_id", "token_ids", "behaviour_logprobs", "reward", "step", "finish", "sound", "sequence"]
+TRAJECTORY_COLUMNS = [
+    "question_id",
+    "token_ids",
+    "behaviour_logprobs",
+    "reward",
+    "step",
+    "finish",
+    "sound",
+    "actions",
+    "sequence",
+]
 
 
 def trajectory(draw: random.Random, step: int) -> Trajectory:
@@ -189,7 +199,7 @@ def test_the_tokens_are_stored_with_exact_types(saved):
 
 def test_the_manifest_counts_what_is_in_the_tables(saved):
     buffer, manifest = varied(), json.loads((saved / "manifest.json").read_text())
-    assert (manifest["format"], manifest["version"]) == ("exgrpo-replay-buffer", 3)
+    assert (manifest["format"], manifest["version"]) == ("exgrpo-replay-buffer", 4)
     assert manifest["fingerprint"] == "tokenizer-1"
     counted = (manifest["questions"], manifest["retired"], manifest["trajectories"])
     assert counted == (len(buffer.records), len(buffer.retired), buffer.n_trajectories)
@@ -252,8 +262,8 @@ def test_a_missing_or_foreign_folder_and_a_file_in_its_place_are_refused_by_name
 
 def test_another_version_is_refused(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_text(json.dumps({**manifest, "version": 4}))
-    with pytest.raises(SnapshotError, match="version 4 cannot be read"):
+    (saved / "manifest.json").write_text(json.dumps({**manifest, "version": 5}))
+    with pytest.raises(SnapshotError, match="version 5 cannot be read"):
         opened(saved)
 
 
