@@ -210,13 +210,14 @@ class Campaign:
 
     # -- damage -------------------------------------------------------------------------------------------------------
 
-    def damages(self, variant: str, original: Path) -> Iterator[tuple[str, str]]:
+    def damages(self, variant: str, original: Path, small: bool) -> Iterator[tuple[str, str]]:
         """(how, which file or folder) for each file of the newest checkpoint of a run; of one that generates ahead, for
-        those that others do not have."""
+        those that others do not have. small: one kind of damage to a file instead of all"""
         newest = original / f"checkpoint-{max(checkpoints.find(original))}"
-        for path in sorted((newest / "ahead" if variant == AHEAD else newest).rglob("*")):
-            if path.is_file():
-                yield from ((how, path.relative_to(newest).as_posix()) for how in FILES)
+        files = [path for path in (newest / "ahead" if variant == AHEAD else newest).rglob("*") if path.is_file()]
+        for i, path in enumerate(sorted(files)):
+            kinds = [[*FILES][i % len(FILES)]] if small else FILES
+            yield from ((how, path.relative_to(newest).as_posix()) for how in kinds)
         if variant == "replay":
             yield from (("folders", what) for what in FOLDERS)
 
@@ -295,7 +296,7 @@ def main() -> int:
         rounds = 0
         while rounds == 0 or (time.monotonic() < end and not arguments.small):
             for variant, original in originals if rounds == 0 else local:
-                for how, name in campaign.damages(variant, original):
+                for how, name in campaign.damages(variant, original, arguments.small):
                     # The way on is the same whatever the damage was: one in ten is enough.
                     go_on = variant != "openrlhf" and campaign.trials % 10 == 0
                     trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
