@@ -79,7 +79,8 @@ def generate(
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
-    most = torch.tensor(limits or [max_new_tokens] * n, device=device)
+    limits = limits or [max_new_tokens] * n
+    most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     with large_products(model):
         batch = Batch(model, list(index), owner, pad, max_new_tokens - 1)
@@ -94,11 +95,10 @@ def generate(
             tokens[rows, position] = token
             ended = torch.isin(token, ends)
             if stops is not None:
-                tails = tokens[rows, max(0, position + 1 - stop_tail) : position + 1].tolist()
+                tails = tokens[rows, max(0, position + 1 - stop_tail) : position + 1].to("cpu").tolist()
                 ended |= torch.tensor([*map(stops, tails)], device=device)
             lengths[rows] = torch.where(ended, position + 1, 0)
-            if limits is not None:
-                ended |= position + 1 >= most[rows]
+            ended |= position + 1 >= most[rows]
             going = ended.logical_not().nonzero().squeeze(1)
             if not len(going) or position + 1 == max_new_tokens:
                 break
@@ -108,9 +108,8 @@ def generate(
             batch.append(token)
     _check(finite)
     rollouts = []
-    for response, length, limit in zip(
-        tokens.to("cpu", torch.int32).numpy(), lengths.tolist(), most.tolist(), strict=True
-    ):
+    responses, ends_at = tokens.to("cpu", torch.int32).numpy(), lengths.to("cpu").numpy()
+    for response, length, limit in zip(responses, ends_at, limits, strict=True):
         rollouts.append(Rollout(response[: length or limit].copy(), "stop" if length else "length"))
     return rollouts
 
