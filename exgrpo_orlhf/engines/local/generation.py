@@ -108,8 +108,8 @@ def generate(
             batch.append(token)
     _check(finite)
     rollouts = []
-    responses, ends_at = tokens.to("cpu", torch.int32).numpy(), lengths.to("cpu").numpy()
-    for response, length, limit in zip(responses, ends_at, limits, strict=True):
+    responses = torch.cat((lengths[:, None], tokens), 1).to("cpu", torch.int32).numpy()  # one copy to the host
+    for length, response, limit in zip(responses[:, 0], responses[:, 1:], limits, strict=True):
         rollouts.append(Rollout(response[: length or limit].copy(), "stop" if length else "length"))
     return rollouts
 
