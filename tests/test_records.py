@@ -34,6 +34,21 @@ def test_a_trajectory_refuses_other_types_and_logprobs_that_are_not_finite():
             Trajectory(ids, np.array([-1, bad], np.float32), 1.0, 0)
 
 
+def test_an_episode_has_a_logprob_for_each_action_and_its_mask_is_a_part_of_its_identity_and_its_bytes():
+    ids, mask = np.array([4, 5, 6], np.int32), np.array([True, False, True])
+    logprobs = np.full(2, -1.0, np.float32)
+    episode = Trajectory(ids, logprobs, 1.0, 0, actions=mask)
+    assert (len(episode), episode.length, episode.n_bytes) == (3, 2, 3 * 4 + 2 * 4 + 3)
+    assert episode.key != Trajectory(ids, np.zeros(3, np.float32), 1.0, 0).key
+    assert episode.key != Trajectory(ids, logprobs, 1.0, 0, actions=mask[[1, 0, 2]]).key
+    assert [Rollout(ids, "stop", actions=one).turns for one in (mask, ~mask, mask | True)] == [2, 1, 1]
+    with pytest.raises(ValueError, match="as many behaviour log-probs"):
+        Trajectory(ids, np.zeros(3, np.float32), 1.0, 0, actions=mask)
+    for bad in (mask[:2], mask.astype(np.int8)):
+        with pytest.raises(ValueError, match="a bool for each of its tokens"):
+            Trajectory(ids, logprobs[: np.count_nonzero(bad)], 1.0, 0, actions=bad)
+
+
 def test_identity_of_a_trajectory_is_its_tokens_alone():
     assert trajectory([1, 2], step=3).key == trajectory([1, 2], step=9, logprob=-2.0).key
     assert len({trajectory(t).key for t in ([1, 2], [2, 1], [1, 2, 0], [1], [258])}) == 5

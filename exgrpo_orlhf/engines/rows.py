@@ -84,7 +84,7 @@ def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[n
     """One row for `NonFiniteUpdate.dump`, as JSON; with its log-probs under the current and the behaviour policy."""
     return {
         "question_id": row.question.id,
-        "token_ids": row.response.token_ids.tolist(),
+        "token_ids": row.token_ids.tolist(),
         **({} if row.response.actions is None else {"actions": row.response.actions.tolist()}),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
