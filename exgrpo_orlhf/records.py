@@ -145,7 +145,8 @@ class Trajectory:
                 f"a trajectory needs as many behaviour log-probs as tokens of the policy, at least one; got shapes "
                 f"{self.token_ids.shape} and {self.behaviour_logprobs.shape}"
             )
-        if self.actions is not None and (self.actions.dtype, self.actions.shape) != (np.bool_, self.token_ids.shape):
+        mask = self.actions
+        if mask is not None and (mask.dtype != np.bool_ or mask.shape != self.token_ids.shape):
             raise ValueError("a trajectory's actions are a bool for each of its tokens")
         # The sum of squares is finite only if every log-prob is; a third of the time of looking at each.
         if not math.isfinite(self.behaviour_logprobs @ self.behaviour_logprobs):
