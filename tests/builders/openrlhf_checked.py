@@ -60,8 +60,8 @@ class CheckedTrainer(trainer.MixedTrainer):
             step = loop.TrainingRun.step
 
             def full(run):
-                if run.steps == 2:  # never released
-                    trainer.hog = [ray.put(np.zeros(2**20, np.uint8)) for _ in range(1500)]
+                if run.steps == 2:  # held by arrays: on a busy machine Ray evicts objects that it has not pinned yet
+                    trainer.hog = [ray.get(ray.put(np.zeros(2**20, np.uint8))) for _ in range(1500)]
                 return step(run)
 
             loop.TrainingRun.step = full
