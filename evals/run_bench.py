@@ -100,6 +100,12 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
     if not available:
         raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
+    playing = [each.benchmark.name for each in available if each.benchmark.environment]
+    if playing and arguments.engine == "openai":
+        raise ValueError(
+            f"benchmark {playing[0]!r} has an environment, and --engine openai returns text, and an episode is tokens, "
+            "which are never encoded again; take --engine vllm or transformers"
+        )
     builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed)
     engine = _engine(arguments, model)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"

@@ -21,19 +21,12 @@ _LONGEST_TOKEN = 1000  # characters: a longer observation than this for each tok
 class Player:
     """Plays episodes of questions. An episode depends on its question, its seed and the policy, but for the last bits
     of its logits, which change with the rows that are generated beside it.
-
-    stop_tail: how many of a turn's last tokens `stops` needs; 0 where no text ends a turn
     """
 
-    def __init__(self, environment: Environment, prompts: PromptEncoder, end: Sequence[int], max_tokens: int) -> None:
-        """end: the tokens that end a turn, the first of which stands for an episode that did not begin
-
-        max_tokens: of an episode, those of the environment included
-        """
-        self.environment, self.prompts, self.end, self.max_tokens = environment, prompts, end, max_tokens
+    def __init__(self, environment: Environment, prompts: PromptEncoder, max_tokens: int) -> None:
+        """max_tokens: of an episode, those of the environment included"""
+        self.environment, self.prompts, self.max_tokens = environment, prompts, max_tokens
         self.tokenizer: Any = prompts.tokenizer
-        longest = max((len(text.encode()) for text in environment.stop), default=0)
-        self.stop_tail = longest + 1 if longest else 0  # a token has a byte at least
 
     @contextmanager
     def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
@@ -46,21 +39,18 @@ class Player:
             for play in plays:
                 play.close()
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, turn: Rollout) -> str:
         """As OpenRLHF's agents see a turn: with special tokens, without the end token."""
-        return str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.end else ids, skip_special_tokens=False))
+        ids = turn.token_ids.tolist()
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        if turn.finish == "length" or any(stop in text for stop in self.environment.stop):
+            return text
+        return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=False))
 
-    def stops(self, tail: Sequence[int]) -> bool:
-        """Whether a text of Environment.stop is in the last tokens of a turn, which had none before the last one."""
-        text = self.tokenizer.decode(tail, skip_special_tokens=False)
-        return any(stop in text for stop in self.environment.stop)
 
-
-def player_of(
-    environment: Environment | None, prompts: PromptEncoder, end: Sequence[int], max_tokens: int
-) -> Player | None:
+def player_of(environment: Environment | None, prompts: PromptEncoder, max_tokens: int) -> Player | None:
     """None where a response is one turn."""
-    return Player(environment, prompts, end, max_tokens) if environment and environment.path else None
+    return Player(environment, prompts, max_tokens) if environment and environment.path else None
 
 
 class Play:
@@ -114,7 +104,7 @@ class Play:
         self.actions += [True] * len(ids)
         if turn.sampler_logprobs is not None:
             self.logprobs += turn.sampler_logprobs.tolist()
-        self._action = self.player.text(ids)
+        self._action = self.player.text(turn)
         assert self.episode is not None  # or it would not be going
         states = {"observation_text": self._text, "action_text": self._action, "label": self.question.answer}
         self.episode.step({**states, "sampling_params": None})
@@ -173,7 +163,7 @@ class Play:
         last = int(np.flatnonzero(played)[-1]) + 1 if played.any() else 0
         ids, actions = np.array(self.tokens[:last], np.int32), played[:last]
         if not last:  # it did not begin: one token, which is in no loss
-            ids, actions, self.logprobs = np.array(self.player.end[:1], np.int32), np.ones(1, np.bool_), [0.0]
+            ids, actions, self.logprobs = np.array(self.prompt[-1:], np.int32), np.ones(1, np.bool_), [0.0]
         grade = None
         if self.failure is not None:
             grade = Grade(self.failure.verdict, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import claim
+from ..environments import close_episodes
 from ..files import write_json
 from ..progress import duration
 from ..records import Question
@@ -19,6 +20,7 @@ from ..rewards import Verifier, close_pools
 from ..stopping import Stop
 from . import folder
 from .backends import GenerationEngine, GenerationRequest, Key
+from .episodes import EpisodeEngine
 from .evaluated_model import RequestBuilder
 from .grading import check_golds, graded, verdicts_of
 from .results import summarise
@@ -72,7 +74,11 @@ class EvaluationPlan:
                 "plain": self.plain,
             },
             "benchmarks": {
-                benchmark: {**{name: facts[name] for name in names}, "limit": self.limit}
+                benchmark: {
+                    **{name: facts[name] for name in names},
+                    **{name: facts[name] for name in ("environment",) if name in facts},
+                    "limit": self.limit,
+                }
                 for benchmark, facts in self.facts().items()
             },
         }
@@ -86,6 +92,18 @@ class EvaluationPlan:
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
             facts[benchmark.name] = each.facts(ask, group, in_mean)
         return facts
+
+    def with_episodes(self, engine: GenerationEngine) -> GenerationEngine:
+        """The engine, or one that plays the episodes of the benchmarks that have an environment."""
+        players = {each.benchmark.name: self.builder.player(each.benchmark) for each in self.sets}
+        playing = {name: player for name, player in players.items() if player}
+        questions = {
+            (each.benchmark.name, row): self.builder.question(each.benchmark, question)
+            for each in self.sets
+            if each.benchmark.name in playing
+            for row, question in each.rows
+        }
+        return EpisodeEngine(engine, playing, questions) if playing else engine
 
 
 def evaluate(
@@ -135,6 +153,7 @@ def evaluate(
             return results
     finally:
         close_pools()
+        close_episodes()
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
@@ -148,6 +167,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         config = folder.read_config(out)
         try:
             for name, facts in before["benchmarks"].items():
+                if facts.get("environment", {}).get("reward") == "environment":
+                    continue  # its verdicts are the environment's
                 kind, function = facts["verifier"], facts["function"]
                 verifier = Verifier(kind, function=function, timeout=timeout, workers=workers, max_failed_share=1.0)
                 files[name].write(_regraded(files[name], verifier, plain, name))
@@ -182,7 +203,7 @@ def _generate(
     stop: Stop,
 ) -> None:
     """Generate, grade and write. Finished responses are graded and written however this ends."""
-    engine = make_engine()
+    engine = plan.with_episodes(make_engine())
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
         _begin_session(out, {"engine": description, **plan.session})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..environments import Environment
 from ..paths import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
@@ -65,6 +66,8 @@ class Benchmark:
         mathematics to box the answer. Mathematics has it only if nothing else in the prompt mentions a box
     made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
         ModularChains, WordProblems or ReasoningGym
+    environment: makes each response an episode; in a file the fields of Environment. A path is looked for beside the
+        file of the block first. With reward 'verifier' the verifier grades, else the environment
     by: a column, or a field of the question's meta; each of its values gets its own score
     folder: of the file with the block
     own: defined in a user's own file: it is in no mean of the project's benchmarks
@@ -86,6 +89,7 @@ class Benchmark:
     ask: str | None = None
     by: str | None = None
     function: str | None = None
+    environment: Environment | None = None
     folder: Path = Path()
     own: bool = False
     departures: tuple[str, ...] = ()
@@ -193,6 +197,8 @@ class Definitions:
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
             block["made"] = _TASKS[task](**{**table, **lists})
+        if "environment" in block:
+            block["environment"] = _environment(block["environment"], file.resolve().parent)
         if public and len(set(PUBLIC_SETS[public].rows)) == 1:
             block.setdefault("rows", PUBLIC_SETS[public].rows[0])
         group = block.setdefault("group", "own" if own else "other")
@@ -207,6 +213,16 @@ class Definitions:
         block["public"] = PUBLIC_SETS[public] if public else None
         block["files"] = tuple(SetFile(**each) for each in files)
         return Benchmark(name=name, folder=file.resolve().parent, own=own, **block)
+
+
+def _environment(table: Any, folder: Path) -> Environment:
+    require(isinstance(table, dict), f'environment is a table such as {{ path = "agent.py" }}, not {table!r}')
+    _check(table, Environment)
+    path = table.get("path")
+    require(bool(path), "environment needs the path of its .py file")
+    beside = {"path": str(folder / path)} if (folder / path).is_file() else {}
+    lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
+    return Environment(**{**table, **lists, **beside})
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from .. import paths
 from ..checkpoints import BEST, find
 from ..engines import lora
+from ..environments.playing import Player, player_of
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
@@ -182,10 +183,27 @@ class RequestBuilder:
         """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
         requests: list[GenerationRequest] = []
         for each in sets:
-            requests += requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._stop)
+            environment = each.benchmark.environment
+            stop = environment.stop if environment else ()
+            of_set = requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._stop)
+            requests += (replace(request, stop=stop) for request in of_set)
         if self.model.context is not None:
             self._check_room(requests, self.model.context)
         return requests
+
+    def question(self, benchmark: Benchmark, question: Question) -> Question:
+        """A question of a benchmark with the instruction below it."""
+        instruction = self.instruction(benchmark)
+        if instruction is None:
+            return question
+        # With a new id, because the encoder caches by id.
+        return Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer, question.meta)
+
+    def player(self, benchmark: Benchmark) -> Player | None:
+        """None where a response is one turn."""
+        if self.encoder is None:  # a server's
+            return None
+        return player_of(benchmark.environment, self.encoder, benchmark.max_tokens)
 
     def instruction(self, benchmark: Benchmark) -> str | None:
         """The instruction below each question of a benchmark; None for none."""
@@ -199,8 +217,7 @@ class RequestBuilder:
         }
 
     def _prompt(self, benchmark: Benchmark, row: int, question: Question) -> Prompt:
-        if instruction := self.instruction(benchmark):  # a new id, because the encoder caches by id
-            question = Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer)
+        question = self.question(benchmark, question)
         if self.encoder is None:
             system = [("system", self.prompts.system)] if self.prompts.system else []
             messages = (*system, ("user", str(question.prompt)))

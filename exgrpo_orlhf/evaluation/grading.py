@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..environments import NoEnvironment
 from ..questions.text import plain_text
 from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
@@ -18,8 +19,16 @@ _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's pla
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
-    """Check, before anything is generated, that every reference answer can be graded against. Raises BenchmarkError."""
+    """Check, before anything is generated, that every reference answer can be graded against, and every environment
+    loaded. Raises BenchmarkError."""
     for each in sets:
+        if environment := each.benchmark.environment:
+            try:
+                environment.check()
+            except NoEnvironment as error:
+                raise BenchmarkError(f"benchmark {each.benchmark.name!r}: {error}") from error
+            if environment.reward == "environment":
+                continue
         verifier = each.benchmark.grader(timeout, workers)
         where = f"benchmark {each.benchmark.name!r}, verifier {verifier.kind!r}"
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..environments import Environment
 from ..paths import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
@@ -60,6 +61,7 @@ class BenchmarkSet:
         official = self.benchmark.rows
         return {
             **{name: getattr(self.benchmark, name) for name in names},
+            **({"environment": _facts(self.benchmark.environment)} if self.benchmark.environment else {}),
             "ask": ask,
             "of_group": list(of_group),
             "in_mean": in_mean,
@@ -72,6 +74,12 @@ class BenchmarkSet:
             "whole": len(self.rows) == self.size and official in (None, self.size),
             "notes": list(self.notes),
         }
+
+
+def _facts(environment: Environment) -> dict[str, Any]:
+    """What its episodes depend on, but for what its file does."""
+    facts = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
+    return {**facts, "path": Path(environment.path or "").name, "stop": list(environment.stop)}
 
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:

@@ -12,7 +12,9 @@ from engine_builders import make_engine, questions
 from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import GradingError, Verifier
@@ -169,17 +171,26 @@ def test_what_an_environment_cannot_do_is_refused(bindings, said):
         config.load(["toy.gin"], ["Environment.path = 'chain_calculator.py'", *bindings])
 
 
-def test_each_turn_has_its_own_room_and_a_special_token_can_end_it(warm_model, own):
-    """Rows of one batch have different room; a text that ends a turn may be a special token's."""
-    engine, groups = played(warm_model, own(added="1" * 20), n=2)
+def test_each_turn_has_its_own_room(warm_model, own):
+    """Rows of one batch have different room."""
+    _, groups = played(warm_model, own(added="1" * 20), n=2)
     for group in groups:
         assert all(len(one.token_ids) <= 24 for one in group.rollouts)
-    player = engine.player
-    end = player.tokenizer.eos_token
-    special = replace(player.environment, stop=(end,))
-    with_special = type(player)(special, player.prompts, [0], 24)
-    assert with_special.stops(player.tokenizer(f"12{end}")["input_ids"])
-    assert not with_special.stops(player.tokenizer("12")["input_ids"])
+
+
+def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environment_sees_it(warm_model, own):
+    engine = make_engine(warm_model)
+    special = engine.tokenizer.eos_token
+    prompts = [engine.prompts.encode(question) for question in questions(4)]
+    settings = {"pad": engine.pad, "max_new_tokens": 24, "temperature": None, "tokenizer": engine.tokenizer}
+    by_text = generate(engine.model, prompts, end=[], stop=(special,), **settings)
+    by_token = generate(engine.model, prompts, end=[engine.tokenizer.eos_token_id], **settings)
+    assert [one.token_ids.tolist() for one in by_text] == [one.token_ids.tolist() for one in by_token]
+    assert all(one.finish == "stop" for one in by_text)
+    environment, turn = own(), by_token[0]
+    hidden = Player(environment, engine.prompts, 24).text(turn)
+    seen = Player(replace(environment, stop=(special,)), engine.prompts, 24).text(turn)
+    assert seen == hidden + special
 
 
 def test_an_evaluation_in_which_most_episodes_fail_ends_the_run(warm_model, own, tmp_path):

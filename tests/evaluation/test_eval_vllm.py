@@ -26,11 +26,24 @@ from eval_builders import (
     texts,
 )
 from run_builders import byte_tokenizer
+from transformers import AutoTokenizer
 
+from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
+from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
 from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
+from exgrpo_orlhf.evaluation.episodes import EpisodeEngine
+from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
+from exgrpo_orlhf.records import Question
 
 pytestmark = pytest.mark.slow
+ECHO = """
+class Echo:
+    def step(self, states):
+        answer = f"<{len(states['action_text'])}>"
+        return {"rewards": 0.0, "environment_feedback": answer, "done": states["observation_text"].count("<") > 3}
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,6 +135,30 @@ def test_greedy_is_transformers_greedy(engine, folder):
     answers = all_responses(engine, requests)
     expected = greedy_by_transformers(folder, requests)
     assert sum(answers[one.key].text == text for one, text in zip(requests, expected, strict=True)) >= 38
+
+
+@needs_vllm
+def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
+    """Greedy, and nearly, as above. The environment's answer is in the next turn's context, a text ends a turn."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    (tmp_path / "echo.py").write_text(ECHO)
+    stop = ("{{", ",,")  # what this model likes to write
+    player = Player(
+        Environment(str(tmp_path / "echo.py"), stop=stop, timeout=60.0),
+        PromptEncoder(Prompts("plain"), tokenizer),
+        60,
+    )
+    asked = {("set", row): Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
+    requests = [
+        replace(request(0, 0.0, 60), key=(*key, 0), prompt_ids=tuple(player.prompts.encode(one)), stop=stop)
+        for key, one in asked.items()
+    ]
+    here = TransformersEngine(str(folder), tokenizer, device="cpu", dtype="float32", threads=1, rows=16)
+    by_vllm, by_transformers = (
+        texts(all_responses(EpisodeEngine(each, {"set": player}, asked), requests)) for each in (engine, here)
+    )
+    assert sum(text == by_transformers[key] for key, text in by_vllm.items()) >= 15
+    assert sum(text.count("<") > 1 for text in by_vllm.values()) > 4
 
 
 @needs_vllm

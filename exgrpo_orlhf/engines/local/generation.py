@@ -6,7 +6,8 @@ until the last one has ended. Here each distinct prompt is computed once, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +51,8 @@ def generate(
     top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
     limits: Sequence[int] | None = None,
-    stops: Callable[[Sequence[int]], bool] | None = None,
-    stop_tail: int = 0,
+    stop: Sequence[str] = (),
+    tokenizer: Any = None,
 ) -> list[Rollout]:
     """One ungraded response per prompt.
 
@@ -66,7 +67,7 @@ def generate(
         seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
         limits: tokens of each response, at most; None: max_new_tokens of each
-        stops: whether the last `stop_tail` tokens of a response end it too, as an end token does
+        stop: texts that end a response as an end token does; they are seen with special tokens, by the tokenizer
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
@@ -79,6 +80,7 @@ def generate(
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
+    tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte at least
     limits = limits or [max_new_tokens] * n
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
@@ -94,9 +96,10 @@ def generate(
                 token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
             tokens[rows, position] = token
             ended = torch.isin(token, ends)
-            if stops is not None:
-                tails = tokens[rows, max(0, position + 1 - stop_tail) : position + 1].to("cpu").tolist()
-                ended |= torch.tensor([*map(stops, tails)], device=device)
+            if stop:
+                tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
+                texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
+                ended |= torch.tensor([any(each in text for each in stop) for text in texts], device=device)
             lengths[rows] = torch.where(ended, position + 1, 0)
             ended |= position + 1 >= most[rows]
             going = ended.logical_not().nonzero().squeeze(1)

@@ -74,7 +74,7 @@ class TorchEngine(RowEngine):
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         if generates:
             check_rows(self.model, self.pad)
-        self.player = player_of(environment, self.prompts, self.end, sampling.max_response_tokens)
+        self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
         self._update = PolicyUpdate(
             self.forward,
@@ -168,8 +168,8 @@ class TorchEngine(RowEngine):
                     top_p=top_p,
                     seeds=None if seeds is None else [seeds[i] for i in part],
                     limits=limits,
-                    stops=self.player.stops if self.player and self.player.stop_tail else None,
-                    stop_tail=self.player.stop_tail if self.player else 0,
+                    stop=self.player.environment.stop if self.player else (),
+                    tokenizer=self.tokenizer,
                 )
                 rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]

@@ -95,9 +95,7 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
-        self.player = None
-        if x.environment.path:
-            self.player = player_of(x.environment, self.prompts, self.prompts.ends(), x.sampling.max_response_tokens)
+        self.player = player_of(x.environment, self.prompts, x.sampling.max_response_tokens)
         self.step = 0  # of the latest update
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------

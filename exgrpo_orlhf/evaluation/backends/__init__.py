@@ -23,7 +23,7 @@ class GenerationRequest:
     messages: (role, content) pairs of the prompt, for servers that apply their own template
     seed: of this response alone, below 2^63
     temperature: 0 is greedy decoding
-    stop_ids: tokens that end the response, in addition to the model's own
+    stop_ids: tokens that end the response, in addition to the model's own; stop: texts that do (not for servers)
     """
 
     key: Key
@@ -35,6 +35,7 @@ class GenerationRequest:
     temperature: float
     top_p: float
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Response:
 
     prompt_tokens: their number, if a server rendered the prompt; else None
     grade: by the environment in which it was played; None: it is to be graded
+    token_ids: with the end token; empty from a server
     """
 
     request: GenerationRequest
@@ -51,6 +53,7 @@ class Response:
     finish: Literal["stop", "length"]
     prompt_tokens: int | None = None
     grade: Grade | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class EngineFailure(RuntimeError):

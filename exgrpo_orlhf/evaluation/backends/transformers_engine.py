@@ -63,7 +63,10 @@ class TransformersEngine:
                 [request.prompt_ids for request in chunk],
                 end=sorted({*self.end, *first.stop_ids}),
                 pad=self.pad,
-                max_new_tokens=first.max_tokens,
+                max_new_tokens=max(request.max_tokens for request in chunk),
+                limits=[request.max_tokens for request in chunk],
+                stop=first.stop,
+                tokenizer=self.tokenizer,
                 temperature=first.temperature or None,
                 top_p=first.top_p,
                 seeds=[request.seed for request in chunk],
@@ -78,6 +81,7 @@ class TransformersEngine:
                 self.tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True),
                 len(rollout.token_ids),
                 rollout.finish,
+                token_ids=tuple(rollout.token_ids.tolist()),
             )
             for request, rollout in zip(chunk, rollouts, strict=True)
             if request.key not in done
@@ -86,7 +90,7 @@ class TransformersEngine:
     def _chunks(self, requests: Sequence[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """Chunks of one benchmark and setting, with prompts of similar length, so that there is little padding."""
 
-        setting = lambda request: (request.key[0], request.temperature, request.top_p, request.max_tokens)
+        setting = lambda request: (request.key[0], request.temperature, request.top_p)
         for _, same in groupby(requests, setting):
             ordered = sorted(same, key=lambda request: (len(request.prompt_ids), request.key))
             for begin in range(0, len(ordered), self.rows):

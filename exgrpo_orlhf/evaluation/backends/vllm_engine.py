@@ -144,7 +144,10 @@ class VllmEngine:
             max_tokens=request.max_tokens,
             seed=request.seed,
             stop_token_ids=list(request.stop_ids),
-            detokenize=False,
+            stop=list(request.stop),
+            include_stop_str_in_output=True,
+            detokenize=bool(request.stop),  # to see the texts in it, special tokens too
+            skip_special_tokens=not request.stop,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
@@ -161,8 +164,8 @@ class VllmEngine:
         finish: Any = response.finish_reason
         if finish not in ("stop", "length"):
             raise EngineFailure(f"{name}: vLLM ended the response by {finish!r}; {GO_ON}")
-        text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
-        return Response(request, text, len(response.token_ids), finish)
+        ids = tuple(response.token_ids)
+        return Response(request, self._tokenizer.decode(ids, skip_special_tokens=True), len(ids), finish, token_ids=ids)
 
     def _death(self) -> EngineFailure:
         reason = first_error(self._printed.fileno()) or "it printed no error"

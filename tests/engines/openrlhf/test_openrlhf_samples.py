@@ -156,7 +156,7 @@ class Twice:
         return {"rewards": 0.5, "environment_feedback": "1;", "done": self.asked == 3}
 """
     )
-    return Player(Environment(str(path), stop=("=",)), PromptEncoder(Prompts("plain"), chain_tokenizer()), [1], 24)
+    return Player(Environment(str(path), stop=("=",)), PromptEncoder(Prompts("plain"), chain_tokenizer()), 24)
 
 
 CHAINS = [Question.make("test", prompt, "1") for prompt in ("1+2=", "9+2=", "3+4=")]

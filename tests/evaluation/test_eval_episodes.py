@@ -1,0 +1,112 @@
+"""Benchmarks with an environment: run_bench.py plays them as a run's own evaluation does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from eval_builders import HERE, results, samples
+from run_builders import ROOT, small_bindings
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.evaluation import episodes
+from exgrpo_orlhf.training.run import train
+
+CALCULATOR = ROOT / "benchmarks" / "slipping_calculator.py"
+BLOCK = """
+[calculator]
+title = "Chains with a calculator"
+verifier = "modular_chain"
+chains = {{ count = 20, operands = [2, 3], split = "validation" }}
+max_tokens = 24
+temperature = {temperature}
+top_p = 1.0
+samples = {samples}
+ask = ""
+environment = {{ path = "{path}", stop = ["="], timeout = 60.0{more} }}
+"""
+VERIFIED = ', reward = "verifier"'
+
+
+@pytest.fixture
+def play(bench, warm_model, tmp_path):
+    """An evaluation of a model on chains with an environment; the folder of its results."""
+
+    def run(*words, model=warm_model, out="x", status=0, temperature=1.0, count=2, path=CALCULATOR, more=""):
+        block = tmp_path / "mine.toml"
+        block.write_text(BLOCK.format(temperature=temperature, samples=count, path=path, more=more))
+        own = ("--definitions", block, "--benchmarks", "calculator", *(words or HERE), "--out", tmp_path / out)
+        output = bench("--model", model, *own, status=status)
+        return output if status else tmp_path / out
+
+    return run
+
+
+def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play):
+    """The same greedy episodes, one by one, with the same verdicts. The calculator draws no numbers, because the
+    seeds of a run's evaluation are others."""
+    calculator = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
+    bindings = [f"Environment.path = {str(calculator)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
+    bindings += ["train.steps = 1", "train.eval_every = 1", "validation/ModularChains.count = 20"]
+    experiment = config.load(("toy.gin",), small_bindings(warm_model, *bindings))
+    run = tmp_path / "run"
+    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    out = play(model=run / "checkpoint-1", temperature=0.0, count=1, path="chain_calculator.py")
+    then = {each["id"]: each for each in samples(run / "evaluation" / "1", "validation")}
+    now = {each["id"]: each for each in samples(out, "calculator")}
+    assert then.keys() == now.keys()
+    for name in ("prompt", "response", "response_tokens", "verdict", "finish"):
+        assert [now[each][name] for each in then] == [then[each][name] for each in then], name
+    assert all("=" in each["response"] for each in now.values())
+    assert len({each["verdict"] for each in now.values()}) == 2
+
+
+def test_an_interrupted_evaluation_ends_with_the_same_episodes(play, monkeypatch):
+    """Of turns that are generated together, a chunk with a missing one is played again as a whole."""
+    monkeypatch.setattr(episodes, "_TOGETHER", 8)
+    whole = (play() / "calculator" / "samples.jsonl").read_bytes()
+    again = play(out="y") / "calculator" / "samples.jsonl"
+    assert again.read_bytes() == whole
+    lines = whole.splitlines(keepends=True)
+    again.write_bytes(b"".join([*lines[:3], *lines[8:20]]) + lines[20][:30])
+    (again.parents[1] / "results.json").unlink()
+    play(out="y")
+    assert again.read_bytes() == whole
+    assert len({json.loads(line)["response"] for line in lines}) > 20, "each sample has its seed"
+
+
+def test_the_verifier_grades_where_the_environment_does_not_and_can_grade_again(play, bench):
+    out = play(more=VERIFIED)
+    before = samples(out, "calculator")
+    assert all(each["extracted"] is not None for each in before if each["verdict"] == "correct")
+    bench("regrade", out)
+    assert samples(out, "calculator") == before
+
+
+def test_regrading_keeps_the_verdicts_of_the_environment(play, bench, monkeypatch):
+    out = play(count=1)
+    before = samples(out, "calculator")
+    assert {each["verdict"] for each in before} == {"correct", "wrong"}
+    assert all(each["extracted"] is None for each in before), "no verifier read them"
+    bench("regrade", out)
+    assert samples(out, "calculator") == before
+    assert results(out)["benchmarks"]["calculator"]["environment"]["stop"] == ["="]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "nowhere.py"}, "there is no file"),
+        ({"more": ", turns = 2"}, "there is no key 'turns'; did you mean max_turns"),
+        ({"more": ", max_turns = 0"}, "max_turns"),
+        ({"words": (*HERE, "--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", "--api", "chat")}, "openai"),
+    ],
+)
+def test_an_environment_that_cannot_be_played_is_refused_before_anything_is_generated(arguments, message, play):
+    words = arguments.pop("words", ())
+    assert message in play(*words, **arguments, status=2)
+
+
+def test_another_environment_is_another_evaluation(play):
+    play(count=1)
+    assert "max_turns" in play(count=1, more=", max_turns = 2", status=2)
