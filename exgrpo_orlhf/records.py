@@ -87,6 +87,7 @@ class Rollout:
         trains on it
     actions: bool (T,), which A of an episode's tokens the policy sampled. The others are context in a forward pass and
         nothing else. None: all, A = T
+    seed: of an episode
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -96,6 +97,7 @@ class Rollout:
     behaviour_logprobs: npt.NDArray[np.float32] | None = None
     policy_step: int | None = None
     actions: Actions | None = None
+    seed: int | None = None
 
     @property
     def length(self) -> int:
@@ -123,7 +125,7 @@ class Trajectory:
     behaviour_logprobs: float32 (A,), of the actions under the policy that made them, at sampling temperature, from
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
-    actions: bool (T,), of an episode, as a `Rollout` has them; None: all tokens, A = T
+    actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -133,6 +135,7 @@ class Trajectory:
     finish: Finish = "stop"
     sound: bool | None = None
     actions: Actions | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:

@@ -85,6 +85,10 @@ class Engine(ABC):
         """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
 
     @abstractmethod
+    def outdated(self, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
+        """Of each stored episode, whether its environment would answer to its actions otherwise by now."""
+
+    @abstractmethod
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (A,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player
+from ..environments.playing import Player, outdated
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from .engine import Engine, LogProbs
 from .rows import ForwardRow
@@ -54,6 +54,9 @@ class RowEngine(Engine):
     def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
         measured = self._measure((one, stored) for one, all_ in candidates.items() for stored in all_)
         return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
+
+    def outdated(self, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
+        return outdated(self.player, stored) if self.player else [False] * len(stored)
 
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         measured = self._measure((group.question, one) for group in groups for one in group.rollouts)

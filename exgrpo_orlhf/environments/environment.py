@@ -25,6 +25,9 @@ class Environment:
     stop: texts that end a turn of the model, beside its end tokens
     timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once: where they
         compute, they share the cores
+    recheck_every: steps between two checks of all stored episodes: what the policy did is done again, with the same
+        seed, and where the environment fails now, returns another text or gives another reward, the episode is
+        forgotten (metric replay/outdated). None: never
     memory: MiB for each episode's process, beyond what the loaded file takes
     """
 
@@ -36,6 +39,7 @@ class Environment:
     max_turns: Count = 8
     stop: tuple[str, ...] = ()
     timeout: Positive = 10.0
+    recheck_every: Count | None = None
     memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
 
     def __post_init__(self) -> None:

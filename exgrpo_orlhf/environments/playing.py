@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from ..questions.prompts import PromptEncoder
-from ..records import Grade, Question, Rollout
+from ..records import Grade, Question, Rollout, Trajectory
 from .environment import Environment
 from .episodes import Episode, EpisodeFailed, Reply
 
 log = logging.getLogger(__name__)
+_TOGETHER = 256  # stored episodes checked at a time
 _LONGEST_TOKEN = 1000  # characters: a longer observation than this for each token of room is not even tokenised
 
 
@@ -172,7 +175,7 @@ class Play:
             success = score >= self.player.environment.success_at
             grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
-        return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions)
+        return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
 
     def close(self) -> None:
         if self.episode is not None:
@@ -198,3 +201,37 @@ def play(plays: Sequence[Play], generate: Callable[[Sequence[Play]], Sequence[Ro
             one.act(turn)
         going = [one for one in going if one.received()]
     return [one.rollout() for one in plays]
+
+
+def outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
+    """Of each stored episode, whether the environment would no longer answer to its actions as it did, or would reward
+    them otherwise. Turns with nothing between them are played as one."""
+    parts = [stored[begin : begin + _TOGETHER] for begin in range(0, len(stored), _TOGETHER)]
+    return [differs for part in parts for differs in _outdated(player, part)]
+
+
+def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
+    ids = [then.token_ids.tolist() for _, then in stored]
+    actions = [[True] * len(then) if then.actions is None else then.actions.tolist() for _, then in stored]
+
+    def next_turn(i: int) -> list[int]:
+        """The actions that the stored episode goes on with; none where it went on otherwise."""
+        n = len(plays[i].tokens)
+        if (plays[i].tokens, plays[i].actions) != (ids[i][:n], actions[i][:n]):
+            return []
+        return [token for token, _ in takewhile(itemgetter(1), zip(ids[i][n:], actions[i][n:], strict=True))]
+
+    with player.episodes([question for question, _ in stored], [then.seed or 0 for _, then in stored]) as plays:
+        turns = {i: [0] for i in range(len(stored))}
+        while turns := {i: turn for i in turns if plays[i].received() and (turn := next_turn(i))}:
+            for i, turn in turns.items():
+                plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
+    by_verifier = player.environment.reward == "verifier"
+    return [
+        one.going
+        or one.truncated
+        or one.failure is not None
+        or one.tokens != tokens
+        or not (by_verifier or one.reward == then.reward)
+        for one, tokens, (_, then) in zip(plays, ids, stored, strict=True)
+    ]

@@ -272,6 +272,12 @@ class ReplayBuffer:
         seen = set(ordered)
         return ordered + sorted(question_id for question_id in self.records if question_id not in seen)
 
+    def evict(self, question_id: str, key: bytes) -> None:
+        """Forget a stored trajectory by its key. Raises KeyError for a question without a record, StopIteration for a
+        trajectory that is not stored."""
+        stored = self.records[question_id].stored
+        self._evict(question_id, next(i for i, one in enumerate(stored) if one.key == key))
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _cap_question(self, question_id: str) -> None:

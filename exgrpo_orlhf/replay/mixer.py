@@ -312,8 +312,9 @@ class ReplayMixer:
                 continue
             if rollout.finish == "stop" and (grade.sound or not self.only_sound):
                 version = step if rollout.policy_step is None else rollout.policy_step
+                ids, sound = rollout.token_ids, grade.sound
                 trajectory = Trajectory(
-                    rollout.token_ids, behaviour, grade.reward, version, sound=grade.sound, actions=rollout.actions
+                    ids, behaviour, grade.reward, version, sound=sound, actions=rollout.actions, seed=rollout.seed
                 )
                 experience.append((row.question.id, trajectory))
         return experience

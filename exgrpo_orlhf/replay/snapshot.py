@@ -4,7 +4,7 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, spread_numerator,
                           spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          actions, sequence
+                          actions, seed, sequence
 
 pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
 none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
@@ -29,7 +29,7 @@ from .retirement import RetirementPolicy
 from .stored import QuestionRecord, Stored
 
 FORMAT = "exgrpo-replay-buffer"
-VERSION = 4
+VERSION = 5
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
 _QUESTIONS = pa.schema(
@@ -54,6 +54,7 @@ TRAJECTORIES = pa.schema(
         ("finish", pa.string()),
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
         ("actions", pa.large_list(pa.bool_())),  # null unless it is an episode
+        ("seed", pa.uint64()),  # likewise
         ("sequence", pa.int64()),  # place in the order of storing
     ]
 )

@@ -22,7 +22,8 @@ class Changes:
     """Question ids, in the order of what happened since a step began.
 
     retired, returned: from retirement
-    evicted: one for each trajectory that a limit has taken, or the mean of its question's newest group
+    evicted: one for each trajectory that a limit has taken, the mean of its question's newest group, or a check against
+        its environment
     spreads: by question, of the rewards of its newest group; only with difficulty 'reward_spread'
     """
 

@@ -122,6 +122,7 @@ class TrainingRun:
         x, buffer, engine, clock = self.experiment, self.buffer, self.engine, Clock()
         mixer, dynamic_sampling, step = x.mixer, x.dynamic_sampling, self.steps + 1
         buffer.advance(step)
+        outdated = self._evict_outdated(step, clock)
 
         # The step's questions and their fresh rollouts, unless they were generated ahead.
         plan, new = self.prefetched or self._begin(step, clock).result()
@@ -205,6 +206,7 @@ class TrainingRun:
             **x.loss.replayed_metrics(batch.flat_rows(), *logprobs),
             **stats.metrics,
             **self.fresh.metrics(),
+            **outdated,
             **x.verifier.metrics(groups, x.sampling.max_response_tokens),
             "replay/candidates_scored": float(sum(len(one.measured) for one in scored.values())),
             "replay/stored": float(stored),
@@ -212,6 +214,19 @@ class TrainingRun:
             **clock.times(spans=x.settings.generate_ahead),
         }
         return {name: value for name, value in metrics.items() if mixer.replays or not name.startswith("replay/")}
+
+    def _evict_outdated(self, step: int, clock: Clock) -> dict[str, float]:
+        """Where Environment.recheck_every is due: stored episodes that the environment would answer otherwise go."""
+        every, buffer = self.experiment.environment.recheck_every, self.buffer
+        if every is None or step % every:
+            return {}
+        stored = [(id_, one) for id_, record in buffer.records.items() for one in record.stored]
+        differ = self.engine.outdated([(self.fresh.question(id_), one.trajectory) for id_, one in stored])
+        for (id_, one), differs in zip(stored, differ, strict=True):
+            if differs:
+                buffer.evict(id_, one.key)
+        clock.lap("recheck")
+        return {"replay/outdated": float(sum(differ))}
 
     def _begin(self, step: int, clock: Clock, beside: Clock | None = None) -> Future[PrefetchedBatch]:
         """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice. And

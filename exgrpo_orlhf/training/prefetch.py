@@ -1,9 +1,11 @@
 """The batch that is generated one step ahead (train.generate_ahead): made beside an update, kept in checkpoints.
 
     ahead/rollouts.parquet     one row a rollout, groups in the plan's order: question_id, replayed, token_ids, finish,
-                               verdict, reward, sound, extracted, logs, behaviour_logprobs, policy_step, actions
+                               verdict, reward, sound, extracted, logs, behaviour_logprobs, policy_step, actions,
+                               seed
     ahead/candidates.parquet   one row a stored trajectory of a replayed question, as it was when that was planned:
-                               question_id, token_ids, behaviour_logprobs, reward, step, finish, sound, actions
+                               question_id, token_ids, behaviour_logprobs, reward, step, finish, sound, actions,
+                               seed
 
 The checkpoint's manifest has their checksums. The rollouts are graded and have the version of the policy that sampled
 them: a resumed run trains on them as they are, and draws no question twice and leaves none out.
@@ -44,6 +46,7 @@ _ROLLOUTS = pa.schema(
         ("behaviour_logprobs", pa.large_list(pa.float32())),
         ("policy_step", pa.int64()),
         ("actions", pa.large_list(pa.bool_())),
+        ("seed", pa.uint64()),
     ]
 )
 _CANDIDATES = pa.schema(list(snapshot.TRAJECTORIES)[:-1])  # without `sequence`
@@ -103,7 +106,7 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
             assert one.grade is not None  # a batch is graded when it is complete
             grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
             grade.append(json.dumps(one.grade.logs))
-            policy = [one.behaviour_logprobs, one.policy_step, one.actions]
+            policy = [one.behaviour_logprobs, one.policy_step, one.actions, one.seed]
             rollouts.append([group.question.id, group.planned_replay, one.token_ids, one.finish, *grade, *policy])
     stored = [
         [question.id, *(getattr(one, name) for name in _CANDIDATES.names[1:])]
@@ -120,11 +123,11 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for question_id, planned_replay, ids, finish, *grade, logs, behaviour, version, actions in snapshot.read_rows(
+    for question_id, planned_replay, ids, finish, *grade, logs, behaviour, version, actions, seed in snapshot.read_rows(
         pq.read_table(folder / "rollouts.parquet")
     ):
         pairs = tuple((name, value) for name, value in json.loads(logs))
-        rollout = Rollout(ids, finish, replace(Grade(*grade), logs=pairs), None, behaviour, version, actions)
+        rollout = Rollout(ids, finish, replace(Grade(*grade), logs=pairs), None, behaviour, version, actions, seed)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), planned_replay)
     planned: dict[bool, list[Question]] = {True: [], False: []}

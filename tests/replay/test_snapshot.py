@@ -35,6 +35,7 @@ TRAJECTORY_COLUMNS = [
     "finish",
     "sound",
     "actions",
+    "seed",
     "sequence",
 ]
 
