@@ -55,15 +55,16 @@ _BULLET = re.compile(r"^[ \t]*+[-*][ \t]++", re.MULTILINE)
 _TOKEN = re.compile(rf"({_NUMBER}|[-+*/=])|(?<=[0-9 ])([xX])(?=[0-9 ])|[ \t$]++|(.)", re.DOTALL)
 
 
-def draw_problem(rng: np.random.Generator, steps: int, split: Split) -> tuple[Question, str]:
+def draw_problem(rng: np.random.Generator, steps: int, split: Split, calls: bool = False) -> tuple[Question, str]:
     """A random question of the split with this many calculations, and its worked solution."""
     prompt, done = tell(rng, steps, split)
-    return Question.make(SOURCE, prompt, str(done[-1][3]), {"steps": steps}), write_solution(done)
+    return Question.make(SOURCE, prompt, str(done[-1][3]), {"steps": steps}), write_solution(done, calls)
 
 
-def write_solution(steps: Sequence[Step]) -> str:
-    """The worked solution, without end token."""
-    stated = "".join(f"{left} {operator} {right} = {result}. " for left, operator, right, result in steps)
+def write_solution(steps: Sequence[Step], calls: bool = False) -> str:
+    """The worked solution, without end token. calls: as in `WordProblems`"""
+    begin, end = ("<calc>", "</calc>") if calls else ("", "")
+    stated = "".join(f"{begin}{left} {operator} {right}{end} = {result}. " for left, operator, right, result in steps)
     return f"{stated}The answer is {steps[-1][3]}."
 
 
@@ -101,12 +102,15 @@ class WordProblems(MadeQuestions):
     Training and validation questions have no name, thing or sentence in common, and no list of calculations.
 
     steps: the numbers of calculations that occur, 1 to 4, each in an equal share of the questions
+    calls: whether the worked solutions, from which a supervised start learns, call for each result:
+        `<calc>4 * 12</calc> = 48.` (docs/episodes.md)
     """
 
     count: Number = 2000
     steps: Steps = (1, 2)
     seed: Seed = 0
     split: Split = "train"
+    calls: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +130,7 @@ class WordProblems(MadeQuestions):
         return f"{level} calculations"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
-        return draw_problem(rng, level, self.split)
+        return draw_problem(rng, level, self.split, self.calls)
 
 
 def _numbers(question: Question) -> set[Fraction]:
