@@ -2,8 +2,9 @@
 
 8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals, of processor
 time: at least 3 times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt
-each (another order of summation changes a logit's last bits, and seldom a sampled token). The model is a random one of
-the shape of SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
+each (another order of summation changes a logit's last bits, and seldom a sampled token). `turns` are four calls of 12
+tokens, as episodes are generated (without an environment's own time): each computes its context anew. The model is a
+random one of the shape of SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[i
         return ours(model, prompts, tokens)
 
 
+def in_turns(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: int = 4) -> list[list[int]]:
+    contexts = prompts
+    for _ in range(turns):
+        new = ours(model, contexts, tokens // turns)
+        contexts = [[*context, *turn] for context, turn in zip(contexts, new, strict=True)]
+    return [context[len(prompt) :] for context, prompt in zip(contexts, prompts, strict=True)]
+
+
 @torch.no_grad()
 def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
     width = max(map(len, prompts))
@@ -131,6 +140,7 @@ def main() -> int:
     variants: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours(model, prompts, tokens),
         "copied": lambda: copied(model, prompts, tokens),
+        "turns": lambda: in_turns(model, prompts, tokens),
         "generate": lambda: by_generate(model, prompts, tokens),
     }
     if given.vllm:

@@ -54,7 +54,7 @@ CASES = [
         passes=8,
         marks=SLOW_OPENRLHF,
     ),
-    case("generation", "ours|copied|generate|rows with", "ours|copied|generate|same_rows"),
+    case("generation", "ours|copied|turns|generate|rows with", "ours|copied|turns|generate|same_rows"),
     case("grading", "plain math-verify|ours  |ours, 1 % path", "plain|ours|pathological|speed|harm", "data"),
     case("hybrid", "met", "packed|padded|wrong"),
     case("layouts", "met", "model|update|rollout|cache|host|download|disk|A100"),

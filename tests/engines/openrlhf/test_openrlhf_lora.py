@@ -5,6 +5,7 @@ Its gradients are compared with the local engine's in test_openrlhf_matrix.py.
 
 from __future__ import annotations
 
+import json
 import math
 
 import openrlhf_on_cpu  # noqa: F401
@@ -75,13 +76,15 @@ def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_resumes_exactly(s
 def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_and_stored_successes_are_injected_late(
     warm_model, tmp_path
 ):
-    """The candidates are scored with the adapter, the reference of the KL term is measured without it."""
+    """In groups of planned revisits too. The candidates are scored with the adapter, the reference of the KL term is
+    measured without it."""
     run = tmp_path / "run"
     late = ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
+    late += ["TrajectorySelector.by = 'entropy'", "TrajectorySelector.prefer = 'lowest'"]
     more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}
     more += ("train.steps = 12", "train.eval_every = None")
-    finish(start(run, False, "ablations/late_injection.gin", *bindings(warm_model, *late, *more, **flags)), run)
+    finish(start(run, False, "recipes/planned_revisits.gin", *bindings(warm_model, *late, *more, **flags)), run)
     done = rows(run)[1:]
     assert len(done) == 12
     assert sum(row["policy/grad_norm"] > 0 for row in done) > 6
@@ -91,7 +94,15 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
 
     assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
     assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
-    assert all(row["replay/actual_share"] == 0 for row in done)
+    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    planned = [
+        (correct, question in row["replays"].get("id", ()))
+        for row in decided
+        for question, kind, correct in zip(*(row["questions"][name] for name in ("id", "as", "correct")), strict=True)
+        if kind == "replayed"
+    ]
+    assert {stored for _, stored in planned} == {True, False}
+    assert all(stored == (correct == 0) for correct, stored in planned), "only where none of its rollouts succeeds"
     assert sum(row["replay/injected"] for row in done) > 0 < sum(row["replay/candidates_scored"] for row in done)
 
 
