@@ -290,8 +290,7 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def _run(self) -> TrainingRun:
-        job = self.job
-        return prepare(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
+        return prepare(self.job, lambda checkpoint: self)
 
     def _saved_state(self) -> Path:
         return self.job.run / "states.json"

@@ -18,9 +18,8 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
-from ..engine import UpdateStats
+from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
-from ..row_engine import RowEngine
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import check_rows, chunk_seed, generate
@@ -30,7 +29,7 @@ from .update import PolicyUpdate, Reference
 _FULL = LoRA()  # training of all weights
 
 
-class TorchEngine(RowEngine):
+class TorchEngine(Engine):
     """The engine with transformers and torch, in this process."""
 
     whole_batches = generates_beside = False

@@ -18,6 +18,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,11 +35,11 @@ from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
+from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, memory, node
 from . import flags as openrlhf_flags
-from .job import Job, Loop
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -55,32 +56,24 @@ def _require(condition: bool, message: str) -> None:
 
 
 def launch(
-    x: Experiment,
+    job: Job,
     model_path: str,
-    run: Path,
     *,
-    loop: Loop,
     resume: bool,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-    classes: Callable[[Any], tuple[type, type]] | None = None,
-    loaded: tuple[list[Question], list[Question]] | None = None,
     resume_from: str | None = None,
+    classes: Callable[[Any], tuple[type, type]] | None = None,
     logs: Path | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
     Args:
-        loop: training.preparation.prepare_and_run, which this engine cannot import because it lies below it
+        resume_from: the name of an older checkpoint to resume from
         classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
-        loaded: training and validation questions, if they were loaded already
-        resume_from: the name of an older checkpoint to resume from
         logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
-    settings = x.openrlhf
+    x, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
     assert settings is not None
-    run = run.absolute()
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents = x.settings.verify_checkpoint
         checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents, base=x.base)
@@ -88,7 +81,7 @@ def launch(
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
-        _check_work(x, model_path, loaded, begins=checkpoint is None)
+        _check_work(x, model_path, job.questions, begins=checkpoint is None)
         _check_node(x, args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
@@ -99,7 +92,7 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles, output)
+        driver.drive(replace(job, run=run, questions=None), args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
     return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
 
