@@ -75,13 +75,7 @@ class TorchEngine(Engine):
             check_rows(self.model, self.pad)
         self.player = player_of(environment, self.prompts, self.end, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
-        self._update = PolicyUpdate(
-            self.forward,
-            self._reference() if reference else None,
-            optimizer,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            gradient_checkpointing=settings.gradient_checkpointing,
-        )
+        self._update = PolicyUpdate(self.forward, self._reference() if reference else None, optimizer, settings)
 
     def _reference(self) -> Reference:
         adapter, forward = self.adapter, self.forward

@@ -38,7 +38,7 @@ from ...stopping import StopRequest
 from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
-from . import cpu, memory, node
+from . import cpu, memory
 from . import flags as openrlhf_flags
 
 log = logging.getLogger(__name__)
@@ -97,13 +97,23 @@ def launch(
     return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
 
 
+def wrong_python(version: tuple[int, ...]) -> str | None:
+    """What is wrong with a version of Python (major, minor), and what to do, or None."""
+    if version[:2] < (3, 13):
+        return None
+    return (
+        "train.engine = 'openrlhf' needs Python 3.11 or 3.12: OpenRLHF 0.11.2 has no build for newer ones, and this is "
+        f"Python {version[0]}.{version[1]}"
+    )
+
+
 def prepare(settings: OpenRLHF) -> None:
     """Prepares this process for importing OpenRLHF.
 
     Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and where there is no CUDA
     and OpenRLHF.cpu_bench is False.
     """
-    if wrong := node.wrong_python(sys.version_info[:2]):
+    if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
         if importlib.util.find_spec(package) is None:
@@ -262,12 +272,31 @@ def _check_shapes(x: Experiment, args: Any) -> None:
 
 def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
-    if wrong := node.wrong_allocator(args, os.environ):
+    if wrong := wrong_allocator(args, os.environ):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         if short := memory.too_little_memory(x, memory.memory_of(x, config, total), total):
             log.warning("%s", short)
+
+
+def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
+    """What is wrong with the allocator, and what to do, or None: torch's expandable segments, where weights go from
+    process to process on one GPU. Not tried on a GPU: it follows from the sources of torch 2.13 and vLLM 0.29.
+
+    Args:
+        args: OpenRLHF's
+        environ: the driver's variables
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    variables = [name for name in names if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower()]
+    if not variables or not args.train.colocate_all or args.vllm.sync_backend != "nccl":
+        return None
+    return (
+        f"{variables[0]} sets expandable_segments:True, and with train.colocate_all the weights go to vLLM by CUDA "
+        "IPC: torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
+        "expandable_segments out"
+    )
 
 
 def _check_work(
