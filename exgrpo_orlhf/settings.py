@@ -5,8 +5,6 @@ allowed. MAY_CHANGE names those that may differ when a run is continued: its len
 lie.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import typing

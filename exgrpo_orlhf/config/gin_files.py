@@ -1,7 +1,5 @@
 """Gin files as text: where they are, what they include, their statements."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import itertools

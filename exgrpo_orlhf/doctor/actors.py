@@ -3,8 +3,6 @@
 Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.install().
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -4,8 +4,6 @@
 after cpu.install().
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """Question sets from files: parquet, JSONL or CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The input and the result of a grader."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -1,7 +1,5 @@
 """Grades responses: a single one, a list, or the fresh rollouts of a step as they are generated."""
 
-from __future__ import annotations
-
 import logging
 import math
 import pickle

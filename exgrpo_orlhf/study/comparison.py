@@ -1,7 +1,5 @@
 """Compare variants over seeds: what each reached, and its differences from a baseline."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """A comparison as one HTML page without scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """What the tasks share: operations, sets of questions made here, their two splits, and checks of settings."""
 
-from __future__ import annotations
-
 import hashlib
 import operator
 from abc import ABC, abstractmethod

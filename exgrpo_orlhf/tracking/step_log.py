@@ -1,7 +1,5 @@
 """A file of JSON objects, one line per step, that is cut back when a run is resumed."""
 
-from __future__ import annotations
-
 import json
 import logging
 from bisect import bisect_right

@@ -3,8 +3,6 @@
 Left out: validation, and that a step waits for its longest response.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ...experiment import Experiment
