@@ -168,8 +168,9 @@ class TrainingRun:
             path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
             raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
         except Exception:
-            if next_batch and next_batch.done() and (error := next_batch.exception()):  # one is often the other's cause
-                log.error("the batch that was generated beside this update failed too: %s", error)
+            # One of the two is often the cause of the other.
+            if next_batch and next_batch.done() and (failure := next_batch.exception()):
+                log.error("the batch that was generated beside this update failed too: %s", failure)
             raise
         clock.lap("update")
 
