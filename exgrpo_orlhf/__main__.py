@@ -1,5 +1,7 @@
 """The project's scripts as commands: `exgrpo-train --gin quickstart.gin`, or `python -m exgrpo_orlhf train --gin …`."""
 
+from __future__ import annotations
+
 import runpy
 import sys
 from functools import partial

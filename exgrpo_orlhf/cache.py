@@ -1,5 +1,7 @@
 """Models that are made once: each is a folder with a manifest, with which it is compared before every use."""
 
+from __future__ import annotations
+
 import logging
 import shutil
 import tempfile

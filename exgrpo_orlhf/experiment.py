@@ -1,5 +1,7 @@
 """An experiment as it is built from gin files, before anything runs."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Writing files whole or not at all, putting them on the disk, locking: the one place that does it."""
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """What a run starts with (`Work.experience`): another run's replay buffer, or trajectories of an expert from a file."""
 
+from __future__ import annotations
+
 import copy
 import json
 from collections.abc import Iterable, Sequence

@@ -4,6 +4,8 @@ In a checkout both are its root. An installed package carries gin/, evals/ and s
 puts them there) and writes to the current directory.
 """
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,6 +1,8 @@
 """What is never written: values of settings and flags that are keys, tokens or passwords by their name, and user and
 password in addresses. Programs take them from the environment (docs/training.md)."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from typing import Any

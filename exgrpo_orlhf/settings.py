@@ -5,6 +5,8 @@ allowed. MAY_CHANGE names those that may differ when a run is continued: its len
 lie.
 """
 
+from __future__ import annotations
+
 import inspect
 import math
 import typing

@@ -1,5 +1,7 @@
 """What the programs of this package share: their messages, and the files that they are told to write."""
 
+from __future__ import annotations
+
 import argparse
 import logging
 import os

@@ -10,6 +10,8 @@ checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (
 best                          a link to the checkpoint with the highest train.best_metric
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os

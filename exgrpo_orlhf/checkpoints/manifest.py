@@ -5,6 +5,8 @@ where its writer takes a stream (`writing`), else straight afterwards (`record_f
 `verify` compares every file with it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -8,6 +8,8 @@ How files combine. Every file is read once. What a file merely includes comes be
 base.gin; among the named files, the later one wins, and a `--set` binding wins over all.
 """
 
+from __future__ import annotations
+
 import ast
 import difflib
 import hashlib

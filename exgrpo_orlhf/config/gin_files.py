@@ -1,5 +1,7 @@
 """Gin files as text: where they are, what they include, their statements."""
 
+from __future__ import annotations
+
 import difflib
 import io
 import itertools

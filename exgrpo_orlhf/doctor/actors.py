@@ -3,6 +3,8 @@
 Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.install().
 """
 
+from __future__ import annotations
+
 import os
 import socket
 import time

@@ -4,6 +4,8 @@
 after cpu.install().
 """
 
+from __future__ import annotations
+
 import json
 import math
 import time

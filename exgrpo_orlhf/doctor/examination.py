@@ -1,5 +1,7 @@
 """From gin files to findings: first this machine, then the layout with a small model, which is trained and resumed."""
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile

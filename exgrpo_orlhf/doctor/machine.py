@@ -1,5 +1,7 @@
 """Checks of one machine, without Ray or a model. Checks that compile come after those that find why it would fail."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform

@@ -4,6 +4,8 @@ Faults of a layout show with a small model: lost micro-batches, weights that do 
 memory use does not, and the doctor does not measure it.
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Collection, Sequence

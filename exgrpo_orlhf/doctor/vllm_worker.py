@@ -1,5 +1,7 @@
 """OpenRLHF's extension of vLLM's worker with one more method, for CUDA. vLLM imports it by its name."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap

@@ -1,5 +1,7 @@
 """An engine: what the training loop calls. Questions, groups and batches become prompts and rows here."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

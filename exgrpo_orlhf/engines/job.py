@@ -1,5 +1,7 @@
 """A run to train, with the loop that trains it as a value: an engine cannot import what lies above it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

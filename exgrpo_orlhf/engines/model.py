@@ -1,5 +1,7 @@
 """What both engines require of a model, and how they use its output layer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch

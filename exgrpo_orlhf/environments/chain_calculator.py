@@ -6,6 +6,8 @@ facts: it is right where it calls for what it does not know and calculates what 
 ends with the first turn that is no call, whose answer, behind the last `#`, decides.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any
 

@@ -11,6 +11,8 @@ result in the file, JSON, with the fields of a `Reply` or with the "reason" why 
 the episode's process ended. Its end: the end of the episode.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import json

@@ -1,5 +1,7 @@
 """What the page shows: the log of decisions and the replay buffer, as columns over questions, events and replays."""
 
+from __future__ import annotations
+
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """The page of a run's experience: charts, and every question with its life; made afterwards or while the run trains."""
 
+from __future__ import annotations
+
 import base64
 import gzip
 import json

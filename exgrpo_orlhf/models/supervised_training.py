@@ -1,5 +1,7 @@
 """Training on rows of prompt and response: batches, loss, optimiser, and the state to go on from."""
 
+from __future__ import annotations
+
 import math
 import shutil
 import time

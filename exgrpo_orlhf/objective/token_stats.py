@@ -9,6 +9,8 @@ and written once, and the gradient is never a sum over chunks, which bfloat16 wo
 pass needs of the other blocks is a number per token, so the forward pass keeps it.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 r"""Finds the last \boxed{…} of a text: in the solutions of data sets, and in responses."""
 
+from __future__ import annotations
+
 import re
 
 BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")

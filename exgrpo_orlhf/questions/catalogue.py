@@ -5,6 +5,8 @@ where one is from another place. Facts that were not seen there are marked; they
 is prepared.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 from . import conversions

@@ -5,6 +5,8 @@ to answer: the template adds them (prompts.py). Choices follow the question as `
 of the right one.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 import string

@@ -1,5 +1,7 @@
 """Sources made of other sources: a mix of several by weight, and one without its long prompts."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

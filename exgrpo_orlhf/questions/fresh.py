@@ -1,5 +1,7 @@
 """Fresh questions: endless epochs over the question set, in an order that a checkpoint can continue."""
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence

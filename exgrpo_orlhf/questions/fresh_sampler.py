@@ -5,6 +5,8 @@ in common: a question whose answers were all right or all wrong gives no gradien
 are asked more often, the others now and then, and none twice in a short time.
 """
 
+from __future__ import annotations
+
 import base64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Question sets of the Hugging Face hub, through its `datasets` library."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

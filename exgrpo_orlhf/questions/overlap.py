@@ -7,6 +7,8 @@ A run of words that more than 10 training questions share is a common phrase ("h
 a template's instruction, and does not count. A question of fewer than 13 words is compared only by its whole text.
 """
 
+from __future__ import annotations
+
 import csv
 import time
 from collections.abc import Collection, Sequence

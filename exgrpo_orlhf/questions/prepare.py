@@ -4,6 +4,8 @@ A file is written whole or not at all, and its manifest entry after it, so an in
 set whose file matches its manifest entry is left as it is, without a request to the hub.
 """
 
+from __future__ import annotations
+
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

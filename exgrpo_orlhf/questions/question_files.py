@@ -1,5 +1,7 @@
 """Question sets from files: parquet, JSONL or CSV."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json

@@ -5,6 +5,8 @@ A question that occurs again with the same answer is merged into the first, also
 only look alike and have different answers both stay: "reverse Ab" is not "reverse aB".
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging

@@ -1,5 +1,7 @@
 """The built-in templates of prompts (docs/prompts.md)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

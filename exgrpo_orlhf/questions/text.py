@@ -4,6 +4,8 @@ Everything that carries meaning stays: signs, digits, brackets and operators. Le
 says how to answer and not what is asked, and typesetting: spaces, $, \\left, bold, small and capital letters.
 """
 
+from __future__ import annotations
+
 import re
 import unicodedata
 

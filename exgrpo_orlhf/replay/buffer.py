@@ -1,5 +1,7 @@
 """The replay buffer: latest accuracy per question, its correct trajectories, the retired set, the limits."""
 
+from __future__ import annotations
+
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

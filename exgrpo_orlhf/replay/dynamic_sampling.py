@@ -1,5 +1,7 @@
 """Groups without a gradient are replaced before the update (DAPO, arXiv 2503.14476, section 3.2)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated

@@ -1,5 +1,7 @@
 """A set that can be drawn from by position."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 
 

@@ -1,5 +1,7 @@
 """Mixes fresh and replayed questions: plans a step, assembles its groups, picks what is worth keeping."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """Retirement: when a mastered question leaves the replay buffer, and whether it returns."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -1,5 +1,7 @@
 """Which of a question's stored trajectories is replayed."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -10,6 +10,8 @@ pandas, DuckDB or Polars open the tables. The manifest is written last: what a s
 none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace

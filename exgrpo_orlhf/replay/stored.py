@@ -1,5 +1,7 @@
 """What the replay buffer holds of a question, and what a step has changed in it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """The input and the result of a grader."""
 
+from __future__ import annotations
+
 import logging
 import math
 import re

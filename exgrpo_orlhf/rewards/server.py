@@ -4,6 +4,8 @@ many numbers, with "scores" where success is another thing than the reward.
 Whatever the server does, an answer without a number is one that could not be graded, with the reason in the log.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import os

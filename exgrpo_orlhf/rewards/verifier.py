@@ -1,5 +1,7 @@
 """Grades responses: a single one, a list, or the fresh rollouts of a step as they are generated."""
 
+from __future__ import annotations
+
 import logging
 import math
 import pickle

@@ -1,5 +1,7 @@
 """Compare variants over seeds: what each reached, and its differences from a baseline."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections import Counter, defaultdict

@@ -1,5 +1,7 @@
 """A comparison as one HTML page without scripts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from html import escape
 

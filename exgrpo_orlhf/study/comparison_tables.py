@@ -1,5 +1,7 @@
 """A comparison as tables and remarks, in the terminal, in markdown and as CSV."""
 
+from __future__ import annotations
+
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

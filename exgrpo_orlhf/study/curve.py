@@ -1,5 +1,7 @@
 """The curve of one metric of a run, and numbers computed from it."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

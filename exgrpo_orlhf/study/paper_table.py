@@ -1,5 +1,7 @@
 """The runs of a suite beside a table of the ExGRPO paper, and which of the paper's differences one run could show."""
 
+from __future__ import annotations
+
 from scipy.special import ndtri
 
 from ..evaluation.benchmarks import Definitions

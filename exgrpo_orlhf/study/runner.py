@@ -3,6 +3,8 @@
 The state of a study is on disk only (runs.py), so a study that was stopped or killed continues when started again.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import signal

@@ -15,6 +15,8 @@ scipy's ttest_1samp and permutation_test compute the same (test_comparison.py) a
 permutation_test also takes equal means for different ones where they differ by rounding.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ at a time: the requested metrics and the two that the axes need. This uses only 
 endpoint of its servers is made for their web page and silently cuts at 25,000 values, and local stores lack it.
 """
 
+from __future__ import annotations
+
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

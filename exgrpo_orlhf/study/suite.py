@@ -1,5 +1,7 @@
 """The runs of a study: named variants of an experiment, and seeds."""
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Sequence

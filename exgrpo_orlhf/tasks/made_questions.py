@@ -1,5 +1,7 @@
 """What the tasks share: operations, sets of questions made here, their two splits, and checks of settings."""
 
+from __future__ import annotations
+
 import hashlib
 import operator
 from abc import ABC, abstractmethod

@@ -12,6 +12,8 @@ guess of the last digit is right for one chain only.
 wrong value: its reasoning is consistent, but based on false facts.
 """
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Callable

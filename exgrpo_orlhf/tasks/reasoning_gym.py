@@ -4,6 +4,8 @@ A question keeps how it was made (task, settings, seed, index), not the library'
 that again, so a question is the same on disk, in a buffer and in another process. `pip install '.[reasoning-gym]'`.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib
 from collections.abc import Mapping

@@ -10,6 +10,8 @@ pronouns, so that it is clear who is meant. {value}, {a}, {b} and {c} are number
 of the scene. Names, words and sentences each belong to one split.
 """
 
+from __future__ import annotations
+
 import itertools
 import tomllib
 from collections.abc import Sequence

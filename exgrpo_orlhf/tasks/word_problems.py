@@ -9,6 +9,8 @@ uses a number that is neither given nor calculated before, or has a result that 
 guess.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

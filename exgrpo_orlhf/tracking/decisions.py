@@ -3,6 +3,8 @@
 Both are written by the training loop, whichever engine does the work, and are cut back as `metrics.jsonl` is.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The record of a run's metrics: `metrics.jsonl` in its folder, one line per step."""
 
+from __future__ import annotations
+
 import math
 import posixpath
 import re

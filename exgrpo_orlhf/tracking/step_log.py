@@ -1,5 +1,7 @@
 """A file of JSON objects, one line per step, that is cut back when a run is resumed."""
 
+from __future__ import annotations
+
 import json
 import logging
 from bisect import bisect_right

@@ -1,5 +1,7 @@
 """Warnings about a run that trains but learns little, or not what it should: each is logged once."""
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,7 @@
 """The questions that a run works on."""
 
+from __future__ import annotations
+
 from ..evaluation.validation import check_metric
 from ..experiment import Experiment
 from ..models.supervised_start import SupervisedModel

@@ -7,6 +7,8 @@ only as many fresh questions are drawn as are trained on, replayed groups genera
 K, one normaliser for the whole optimiser step. See docs/algorithm.md for each of them.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Mapping, Sequence

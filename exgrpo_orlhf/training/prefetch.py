@@ -9,6 +9,8 @@ The checkpoint's manifest has their checksums. The rollouts are graded and have 
 them: a resumed run trains on them as they are, and draws no question twice and leaves none out.
 """
 
+from __future__ import annotations
+
 import json
 import threading
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """What a training run needs before its first step: from the start, or from its newest checkpoint."""
 
+from __future__ import annotations
+
 import copy
 from dataclasses import replace
 from pathlib import Path

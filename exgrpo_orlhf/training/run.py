@@ -1,5 +1,7 @@
 """One run: its folder, its engine, its signals, its end."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,8 @@
 """A trial of a run before it starts: everything is loaded and checked, a few steps are made, and the cost of the whole
 run is estimated. Nothing is left behind: the steps are made in a folder that is removed, and MLflow gets no run."""
 
+from __future__ import annotations
+
 import copy
 import json
 import math

@@ -1,5 +1,7 @@
 """What packed rows (`packing`) and shared prompts (`shared_prompt`) have in common: each computes attention itself."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

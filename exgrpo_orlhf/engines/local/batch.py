@@ -1,5 +1,7 @@
 """The rows of a generation, which grow by one token at a time."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Sequence
 

@@ -3,6 +3,8 @@
 Rows are padded, or on a CPU packed with each distinct prompt once where prompts are much of the work (`packing.py`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 

@@ -4,6 +4,8 @@
 until the last one has ended. Here each distinct prompt is computed once, and a row leaves the batch with its end token.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The key-value cache of a generation, in the dtype of the computation and with room for the tokens to come."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

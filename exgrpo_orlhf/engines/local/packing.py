@@ -9,6 +9,8 @@ The model's own modules do the rest: this is an attention function (`AttentionIn
 within its row.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

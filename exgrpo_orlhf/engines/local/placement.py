@@ -1,5 +1,7 @@
 """Where a model is computed: its device, its dtype, and how its weights get there."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

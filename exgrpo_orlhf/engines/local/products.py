@@ -1,5 +1,7 @@
 """Large matrix products on a CPU by oneDNN, which torch's linear layers leave to MKL in float32."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -13,6 +13,8 @@ The model's own modules do the rest: this is an attention function (`AttentionIn
 float32 or better, whatever the dtype of the model.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 """The local engine, in one process on one CPU or one GPU: it generates, scores, updates and saves."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path

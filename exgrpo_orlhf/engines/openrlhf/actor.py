@@ -3,6 +3,8 @@
 Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.install().
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

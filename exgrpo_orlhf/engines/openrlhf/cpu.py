@@ -12,6 +12,8 @@ OpenRLHF's own code runs. `install` replaces the few things under it that need C
 Not supported: ring attention, fp16, 4 bit, vLLM's sleep mode.
 """
 
+from __future__ import annotations
+
 import importlib.abc
 import importlib.machinery
 import importlib.util

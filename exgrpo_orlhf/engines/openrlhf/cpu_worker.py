@@ -4,6 +4,8 @@ vLLM imports this module by the name of the worker extension class before it bui
 linear layers.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 """Distributes forward passes over ranks. All ranks wait for the slowest one."""
 
+from __future__ import annotations
+
 import heapq
 import math
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The driver process: it starts or reaches Ray, runs OpenRLHF's program with our classes, and watches both."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os

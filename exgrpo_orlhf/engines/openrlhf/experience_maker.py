@@ -1,5 +1,7 @@
 """Turns an assembled batch into OpenRLHF's experience, and decides which row goes to which rank and step."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from typing import Any

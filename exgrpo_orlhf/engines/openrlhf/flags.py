@@ -5,6 +5,8 @@ docs/settings.md shows these tables. docs/dev/flags.md says what runs each of th
 doctor. Tests compare them with OpenRLHF's own parser.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from fnmatch import fnmatch

@@ -1,5 +1,7 @@
 """Skips updates whose gradient is not finite or too large, with DeepSpeed's own mechanism for skipping a step."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -3,6 +3,8 @@
 Left out: validation, and that a step waits for its longest response.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from ...experiment import Experiment

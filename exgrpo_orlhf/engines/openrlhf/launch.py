@@ -5,6 +5,8 @@ checked; Ray is started or reached; the program runs, and is watched for actors 
 Ray that was started here is shut down in any case, and checkpoints are always complete.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import difflib

@@ -4,6 +4,8 @@ OpenRLHF, Ray, DeepSpeed and vLLM print dozens of lines in each step, from many 
 messages of this package: of the driver, and of the trainer, which is an actor of Ray and marks its own.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os

@@ -1,5 +1,7 @@
 """MixedPolicyLoss instead of OpenRLHF's PolicyLoss."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

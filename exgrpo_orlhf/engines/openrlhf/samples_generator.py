@@ -1,5 +1,7 @@
 """Responses from OpenRLHF's vLLM engines. The requests for all questions of a step are sent at once."""
 
+from __future__ import annotations
+
 import heapq
 import time
 from collections.abc import Generator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """OpenRLHF's trainer with our training loop. It controls actors and engines, and holds the replay buffer."""
 
+from __future__ import annotations
+
 import itertools
 import logging
 import math

@@ -4,6 +4,8 @@ A worker has the variables with which its node joined Ray (`ray start`), overrid
 a run starts Ray itself, the node has the driver's variables. So this file matters on a cluster.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -4,6 +4,8 @@ A call's arguments and its expected result are literals, so nothing of a test is
 program's process (`caller.py`), plain data comes back and is compared here.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 import math

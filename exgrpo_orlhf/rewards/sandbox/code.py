@@ -11,6 +11,8 @@ A program that crashes, never ends or takes too much memory is a wrong answer. O
 space at line ends and empty lines at the end aside.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 import re

@@ -3,6 +3,8 @@
 It is called in the pool for one response at a time, so that a response on which it hangs affects no other response.
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib.util
 import inspect

@@ -9,6 +9,8 @@ It works for root and for other users. For root, limits on processes do not hold
 user `nobody`.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import json

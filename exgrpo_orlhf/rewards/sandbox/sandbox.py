@@ -4,6 +4,8 @@ It uses Linux namespaces and a system call filter (`namespaces.py`), for root an
 installed. It needs Linux 5.14 on x86-64 or ARM64, and permission to make user namespaces, which containers often lack.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform

@@ -3,6 +3,8 @@
 The program starts as another user if possible, without capabilities, under limits and a system call filter.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import resource

@@ -6,6 +6,8 @@ and message queues (System V and POSIX), io_uring, pages pinned in pipes, large 
 a file.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os
