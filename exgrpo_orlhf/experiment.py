@@ -107,8 +107,7 @@ class Experiment:
             "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
         )
         require(
-            self.mixer.replays,
-            "ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience",
+            self.mixer.replays, "ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience"
         )
         require(
             self.buffer.max_age is None,

@@ -58,11 +58,7 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
 
 
 def read_experts(
-    path: Path,
-    questions: Sequence[Question],
-    prompts: PromptEncoder,
-    verifier: Verifier,
-    max_tokens: int,
+    path: Path, questions: Sequence[Question], prompts: PromptEncoder, verifier: Verifier, max_tokens: int
 ) -> list[tuple[Question, Trajectory]]:
     """Somebody else's responses, an object a line: {"prompt": …, "response": …}, or "id" (the question's) for "prompt".
 

@@ -351,7 +351,4 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-@lru_cache(maxsize=4096)
-def _fraction(numerator: int, denominator: int) -> Fraction:
-    """There are few accuracies and many groups, and making a Fraction is slow."""
-    return Fraction(numerator, denominator)
+_fraction = lru_cache(maxsize=4096)(Fraction)  # there are few accuracies and many groups, and making one is slow

@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 
 class ConfigError(ValueError):
@@ -98,14 +98,7 @@ class TrainSettings:
         made, by vLLM engines on GPUs of their own (docs/algorithm.md); False: by the newest weights, after the update
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = (
-        "steps",
-        "save_every",
-        "keep",
-        "eval_every",
-        "best_metric",
-        "verify_checkpoint",
-    )
+    MAY_CHANGE = ("steps", "save_every", "keep", "eval_every", "best_metric", "verify_checkpoint")
 
     steps: Annotated[int, at_least(0)] = 200
     questions_per_step: Count = 32
@@ -248,7 +241,7 @@ class LocalEngine:
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("device", "threads")
+    MAY_CHANGE = ("device", "threads")
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -278,7 +271,7 @@ class OpenRLHF:
     gpu: the card for which --dry-run estimates memory and hours; a run takes those that there are
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("ray_address", "timeout", "flags", "more_flags", "score_tokens", "gpu")
+    MAY_CHANGE = ("ray_address", "timeout", "flags", "more_flags", "score_tokens", "gpu")
 
     flags: Mapping[str, Any] = field(default_factory=dict)
     more_flags: Mapping[str, Any] = field(default_factory=dict)
@@ -314,7 +307,7 @@ class Evaluation:
         refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("samples", "temperature", "top_p", "disjoint_from")
+    MAY_CHANGE = ("samples", "temperature", "top_p", "disjoint_from")
 
     samples: Count = 1
     temperature: NotNegative = 0.0
@@ -336,7 +329,7 @@ class Tracking:
     and between two attempts in an outage; system_metrics: MLflow's own measurements of the machine on which the
     training loop runs (CPU, memory, disk, network, GPUs), every 10 s."""
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("experiment", "uri", "enabled", "flush_seconds", "system_metrics")
+    MAY_CHANGE = ("experiment", "uri", "enabled", "flush_seconds", "system_metrics")
 
     experiment: str = "exgrpo"
     uri: str | None = None

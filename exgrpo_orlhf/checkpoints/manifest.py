@@ -145,12 +145,10 @@ def verify_model(folder: Path, part: str = "") -> None:
 
 def verify_file(folder: Path, name: str) -> None:
     """Compare one file of checkpoint-<step> with the manifest. Raises ManifestError."""
-    path, entry = folder / name, read(folder).files.get(name)
-    wrong = (
-        f"{path}: {NAME} does not name it" if entry is None else _wrong_size(path, entry) or _wrong_content(path, entry)
-    )
-    if wrong:
-        raise ManifestError(wrong)
+    if (entry := read(folder).files.get(name)) is None:
+        raise ManifestError(f"{folder / name}: {NAME} does not name it")
+    if wrong := _wrong(folder, {name: entry}, contents=True):
+        raise ManifestError(wrong[0])
 
 
 def _names(folder: Path) -> set[str]:
@@ -172,9 +170,7 @@ def _wrong_size(path: Path, entry: Entry) -> str | None:
     if not path.is_file():
         return f"{path}: the file is missing"
     size = path.stat().st_size
-    if size == entry.bytes:
-        return None
-    return f"{path}: the file has {size:,} bytes instead of {entry.bytes:,}"
+    return None if size == entry.bytes else f"{path}: the file has {size:,} bytes instead of {entry.bytes:,}"
 
 
 def _wrong_content(path: Path, entry: Entry) -> str | None:

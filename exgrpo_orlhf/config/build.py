@@ -322,26 +322,18 @@ def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
 def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
     """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
     hint = typing.get_type_hints(inspect.getattr_static(_TARGETS[selector], "__init__")).get(parameter, Any)
-    if isinstance(value, gin.config.ConfigurableReference) or any(_fits(value, kind) for kind in _kinds(hint)):
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if isinstance(value, gin.config.ConfigurableReference) or any(_fits(value, kind) for kind in kinds):
         return
-    names = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in _kinds(hint)]
+    names = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in kinds]
     shown = " | ".join(names).replace("NoneType", "None").replace("typing.", "")
     raise ConfigError(f"{where}: {selector}.{parameter} takes {shown}, got {value!r}")
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of another type, itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
 def _fits(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if hint is Any or origin is typing.Literal:  # the class itself says which values it takes
-        return True
-    if origin is tuple:
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    if typing.get_origin(hint) is tuple:
         return isinstance(value, tuple)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
+    # The class itself says which values of a Literal or a mapping it takes.
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)

@@ -26,7 +26,6 @@ from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
 from ..replay import snapshot
-from ..training.loop import TrainingRun
 from ..training.preparation import prepare
 from . import parity
 from .actors import compare_weights
@@ -249,7 +248,7 @@ class DoctorTrainer(MixedTrainer):
     def check_step(self) -> Finding:
         """Two steps of training succeed (three if each batch is generated one step ahead), the last one with replay if
         the experiment has replay, and save a checkpoint."""
-        run = self._run()
+        run = prepare(self.job, lambda checkpoint: self)
         run.run(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
         last = rows[-1]
@@ -271,7 +270,7 @@ class DoctorTrainer(MixedTrainer):
 
     def check_resume(self) -> Finding:
         """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
-        run = self._run()
+        run = prepare(self.job, lambda checkpoint: self)
         bad = _changed(json.loads(self._saved_state().read_text()), self._states())
         again = self.job.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
@@ -288,10 +287,6 @@ class DoctorTrainer(MixedTrainer):
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )
-
-    def _run(self) -> TrainingRun:
-        job = self.job
-        return prepare(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags)
 
     def _saved_state(self) -> Path:
         return self.job.run / "states.json"

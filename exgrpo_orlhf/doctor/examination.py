@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import config
 from ..engines.engine import EngineLost
+from ..engines.job import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
@@ -148,16 +149,8 @@ def _on_the_layout(
     for experiment, part in runs:
         try:
             with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
-                launch.launch(
-                    experiment,
-                    paths[1],
-                    Path(paths[0]) / "run",
-                    loop=prepare_and_run,
-                    resume=experiment is not x,
-                    tracking_uri="unused",
-                    tags={},
-                    classes=classes,
-                )
+                job = Job(experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
+                launch.launch(job, paths[1], resume=experiment is not x, classes=classes)
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
             report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))

@@ -16,8 +16,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from transformers import AutoConfig, PretrainedConfig
 
+from ..engines.openrlhf.launch import wrong_python
 from ..engines.openrlhf.memory import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
-from ..engines.openrlhf.node import wrong_python
 from ..experiment import Experiment
 from .finding import PACKAGES, Finding, judged, version
 
@@ -172,8 +172,9 @@ def disk(folder: Path, checkpoint: int | None, keep: int) -> Finding:
     return Finding("disk", "ok", f"{room}{about}; {speed:,.0f} MB/s with fsync")
 
 
-def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
+def shared_memory() -> Finding:
     """There is enough shared memory for NCCL and Ray."""
+    path = Path("/dev/shm")
     if not path.is_dir():
         return Finding("shm", "skipped", f"no {path} on this system")
     usage = shutil.disk_usage(path)

@@ -84,10 +84,10 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
     return MixedBatch(groups, rows, k)
 
 
-def generated_ahead(engine: TorchEngine, batch: MixedBatch, seed: int = 0) -> MixedBatch:
+def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
     """The batch as if its fresh rows had been generated ahead: sampled by a policy whose log-probs differ from the
     engine's by 0.3, so that some ratios are clipped."""
-    rng, fresh = np.random.default_rng(seed), iter(engine.behaviour(batch.groups))
+    rng, fresh = np.random.default_rng(0), iter(engine.behaviour(batch.groups))
     groups, rows = [], []
     for group, members in zip(batch.groups, batch.rows, strict=True):
         noise = ((one, next(fresh)) for one in group.rollouts)

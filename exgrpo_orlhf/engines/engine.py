@@ -1,9 +1,9 @@
-"""The protocol of an engine: what the training loop calls."""
+"""An engine: what the training loop calls. Questions, groups and batches become prompts and rows here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checkpoints.manifest import Files
+from ..environments.playing import Player, outdated
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
+from .rows import ForwardRow
 
 LogProbs = npt.NDArray[np.float32]
 
@@ -53,14 +55,17 @@ class EngineLost(RuntimeError):
 
 
 class Engine(ABC):
-    """Generates, scores, updates and saves.
+    """Generates from token ids, measures rows of prompt and response, updates and saves.
 
     whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
     generates_beside: whether it can generate while it makes an update
     model_path: folder or hub id of the model that the run begins with
+    player: where a response is an episode, else None
     """
 
     prompts: PromptEncoder
+    tokenizer: Any
+    player: Player | None
     model_path: str | Path
     whole_batches: bool
     generates_beside: bool
@@ -71,27 +76,58 @@ class Engine(ABC):
         and may come one by one as they are completed. Raises EngineLost."""
 
     @abstractmethod
+    def play(
+        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        """An episode of each question, each with its own seed. temperature: 0 is greedy"""
+
+    @abstractmethod
+    def generate(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
+    ) -> list[Rollout]:
+        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
+
     def generate_for(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
+        asked = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
+        own_seeds = [seed for own in seeds for seed in own]
+        if self.player:
+            rollouts = iter(self.play(asked, own_seeds, temperature, top_p))
+        else:
+            rollouts = iter(self.generate([*map(self.prompts.encode, asked)], own_seeds, temperature, top_p))
+        return [[next(rollouts) for _ in own] for own in seeds]
 
-    @abstractmethod
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
+        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     @abstractmethod
+    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+        """Each row under the current policy, without gradient."""
+
     def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
         """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
+        measured = self._measure((one, stored) for one, all_ in candidates.items() for stored in all_)
+        return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
 
-    @abstractmethod
     def outdated(self, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
         """Of each stored episode, whether its environment would answer to its actions otherwise by now."""
+        return outdated(self.player, stored) if self.player else [False] * len(stored)
 
-    @abstractmethod
     def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (A,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
+        measured = self._measure((group.question, one) for group in groups for one in group.rollouts)
+        return [one.logprobs for one in measured]
+
+    def _measure(self, responses: Iterator[tuple[Question, Rollout | Trajectory]]) -> Iterator[Measured]:
+        return iter(self.measure([ForwardRow.of(self.prompts.encode(question), one) for question, one in responses]))
+
+    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
+        """Prompt and response of each row of the flattened batch."""
+        return [ForwardRow.of(self.prompts.encode(row.question), row.response) for row in batch.flat_rows()]
 
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:

@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from .. import cache, files, paths, weights
 from ..checkpoints import manifest
@@ -42,7 +42,7 @@ class PretrainedModel:
         where that is not set
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
+    MAY_CHANGE = ("cache",)
 
     path: str
     cache: str | None = None

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class SupervisedModel:
     cache: directory of finished models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("save_every", "cache")
+    MAY_CHANGE = ("save_every", "cache")
 
     model: Any
     examples: Any

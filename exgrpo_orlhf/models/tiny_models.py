@@ -68,7 +68,7 @@ class WarmedUpModel(ABC):
     cache: directory that holds the models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("cache",)
+    MAY_CHANGE = ("cache",)
 
     steps: Number = 1600
     batch_size: Number = 32

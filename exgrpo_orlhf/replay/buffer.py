@@ -172,7 +172,9 @@ class ReplayBuffer:
             self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
             if self.by_spread:
-                self._drop(question_id, group.mean_reward)
+                for i in reversed(range(len(record.stored))):
+                    if record.stored[i].trajectory.reward <= group.mean_reward:
+                        self._evict(question_id, i)
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
@@ -317,13 +319,6 @@ class ReplayBuffer:
         if not record.stored:
             self._leave_bucket(question_id, record)
         self.changes.evicted.append(question_id)
-
-    def _drop(self, question_id: str, mean_reward: float) -> None:
-        """Forget a question's trajectories whose reward is not above this."""
-        record = self.records[question_id]
-        for i in reversed(range(len(record.stored))):
-            if record.stored[i].trajectory.reward <= mean_reward:
-                self._evict(question_id, i)
 
     def _return(self, question_id: str) -> None:
         del self.retired[question_id]

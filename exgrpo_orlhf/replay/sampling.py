@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -75,7 +75,24 @@ class QuestionSampler:
         """
         if n > (available := sum(map(len, candidates.values()))):
             raise ValueError(f"cannot draw {n} distinct questions from {available} candidates")
-        cells = self._cells(candidates, group_size, buckets, rng, newest_step) if n else []
+        if n == 0:
+            return []
+        parts = [[pair] for pair in sorted(candidates.items())]
+        if self.partition == "level":
+            levels = [[pair for (pair,) in parts if buckets.level(pair[0]) == level] for level in LEVELS]
+            parts = [part for part in levels if part]
+        cells: list[_Cell | _AgedCell] = []
+        for part in parts:
+            sets = [members for _, members in part]
+            # Where the density of a bucket of several accuracies is taken: at the mean accuracy of its questions.
+            accuracy = sum(accuracy * len(members) for accuracy, members in part) / sum(map(len, sets))
+            log_density = self.log_density(accuracy, group_size)
+            if self.half_life is None:
+                cells.append(_Cell(sets, log_density))
+            elif newest_step is not None:
+                cells.append(_AgedCell(sets, log_density, self.half_life, newest_step, rng))
+            else:
+                raise ValueError("QuestionSampler.half_life needs the steps of the stored trajectories")
         drawn: list[str] = []
         cumulative: list[float] = []
         for which, member in rng.random((n, 2)).tolist():
@@ -88,31 +105,6 @@ class QuestionSampler:
             chosen = min(bisect_right(cumulative, which * cumulative[-1]), len(cells) - 1)
             drawn.append(cells[chosen].draw(member))
         return drawn
-
-    def _cells(
-        self,
-        candidates: Mapping[Fraction, IndexedSet],
-        group_size: int,
-        buckets: DifficultyBuckets,
-        rng: np.random.Generator,
-        newest_step: Callable[[str], int] | None,
-    ) -> Sequence[_Cell | _AgedCell]:
-        by_accuracy = sorted(candidates.items())
-        parts = [[pair] for pair in by_accuracy]
-        if self.partition == "level":
-            levels = [[(a, members) for a, members in by_accuracy if buckets.level(a) == level] for level in LEVELS]
-            parts = [part for part in levels if part]
-        cells = []
-        for part in parts:
-            size = sum(len(members) for _, members in part)
-            # Where the density of a bucket of several accuracies is taken: at the mean accuracy of its questions.
-            accuracy = sum(accuracy * len(members) for accuracy, members in part) / size
-            cells.append(([members for _, members in part], self.log_density(accuracy, group_size)))
-        if self.half_life is None:
-            return [_Cell(*cell) for cell in cells]
-        if newest_step is None:
-            raise ValueError("QuestionSampler.half_life needs the steps of the stored trajectories")
-        return [_AgedCell(*cell, self.half_life, newest_step, rng) for cell in cells]
 
 
 class _Cell:

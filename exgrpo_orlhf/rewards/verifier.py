@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class Verifier:
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
 
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ("workers", "max_failed_share")
+    MAY_CHANGE = ("workers", "max_failed_share")
 
     kind: _Kind = "exact"
     function: str | None = None

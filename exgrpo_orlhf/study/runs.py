@@ -69,12 +69,12 @@ class StudyRun:
         else:
             path.write_text(json.dumps({"status": status, "identity": self.identity}) + "\n", encoding="utf-8")
 
-    def log_tail(self, lines: int = 12) -> str:
+    def log_tail(self) -> str:
         try:
             text = (self.folder / "run.log").read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return "(no log)"
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-12:])
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,6 @@ class MetricsLog(StepLog):
         Raises ValueError for a step that is not above the last one, a name that MLflow would refuse, a value that is no
         finite number, more metrics than one MLflow call takes, or an incomplete last line.
         """
-        self.check_next(step)
         if len(metrics) >= METRICS_PER_CALL:
             raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}

@@ -60,20 +60,19 @@ class StepLog:
         """The last complete row's step, −1 for an empty log."""
         return self._steps[-1] if self._steps else -1
 
-    def check_next(self, step: int) -> None:
-        """Raises ValueError for a step that is not above the last one, or after an incomplete last line."""
-        if type(step) is not int or step <= self.last_step:
-            raise ValueError(f"{self.path}: step {step!r} after step {self.last_step}; steps are increasing integers")
-        if self._torn:
-            raise ValueError(f"{self.path} ends in an incomplete line; call cut_back with the checkpoint's step first")
-
     def write_row(self, row: Mapping[str, Any], *, compact: bool = False) -> None:
         """Write one step's row and hand it to the operating system.
 
         row: JSON values, "step" among them; compact: without spaces
-        Raises ValueError as `check_next`, and OSError if not all of it could be written.
+        Raises ValueError for a step that is not above the last one, or after an incomplete last line, and OSError if
+        not all of it could be written.
         """
-        self.check_next(row["step"])
+        if type(row["step"]) is not int or row["step"] <= self.last_step:
+            raise ValueError(
+                f"{self.path}: step {row['step']!r} after step {self.last_step}; steps are increasing integers"
+            )
+        if self._torn:
+            raise ValueError(f"{self.path} ends in an incomplete line; call cut_back with the checkpoint's step first")
         line = json.dumps(row, separators=(",", ":") if compact else None).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab", buffering=0) as file:

@@ -47,7 +47,8 @@ class MlflowTracker:
     run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
         the latest session. Raises ValueError for a name that MLflow would refuse.
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
-        found by the log's identity.
+        found by the log's identity; None until the server has answered.
+    enabled: whether anything is sent at all
     start: the finished curve of the supervised start that the run began with
     questions: by context ('training', 'validation'), logged as datasets
 
@@ -70,10 +71,10 @@ class MlflowTracker:
         for name in (*params, *tags):
             check_name(name)
         self._log = log
-        self._settings = settings
+        self._settings, self.enabled = settings, settings.enabled
         self._uri = address(settings, default_uri)
         self._run_name = run_name
-        self._run_id = run_id
+        self.run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}
         self._questions = questions or {}
         self._started = int(time.time() * 1000)
@@ -88,21 +89,11 @@ class MlflowTracker:
         self._experiment = ""  # the id
         self._status = "RUNNING"
         self._closing = threading.Event()
-        if settings.enabled:
+        if self.enabled:
             self._tags = {**{name: str(value) for name, value in tags.items()}, LOG_TAG: log.identity}
             load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
-
-    @property
-    def run_id(self) -> str | None:
-        """The MLflow run's id, for the checkpoint: the one given, else None until the server has answered."""
-        return self._run_id
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is sent at all."""
-        return self._settings.enabled
 
     def artifact(self, path: Path) -> None:
         """Queues a file for upload; it must stay in place until it is uploaded.
@@ -117,7 +108,7 @@ class MlflowTracker:
 
         In an outage there is one last attempt, and a warning says what could not be sent.
         """
-        if not self._settings.enabled or self._closing.is_set():
+        if not self.enabled or self._closing.is_set():
             return
         self._status = status
         self._closing.set()
@@ -164,19 +155,19 @@ class MlflowTracker:
             self._connect()
         for metric in self._logs:
             for batch in self._batches(metric):
-                self._client.log_batch(self._run_id, metrics=batch)
+                self._client.log_batch(self.run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
         if closing:
             if self._system is not None:
                 self._system.finish()
-            self._client.set_terminated(self._run_id, self._status)
+            self._client.set_terminated(self.run_id, self._status)
         while self._artifacts:
             waiting = self._artifacts.popleft()  # first, so that a file that changes meanwhile is queued again
             if not waiting.exists():
                 logger.warning("%s is gone, so it could not be uploaded to MLflow", waiting)
                 continue
             try:
-                self._client.log_artifact(self._run_id, str(waiting))
+                self._client.log_artifact(self.run_id, str(waiting))
             except Exception:
                 self._artifacts.appendleft(waiting)
                 raise
@@ -223,7 +214,7 @@ class MlflowTracker:
             self._client.log_inputs(run.info.run_id, datasets(self._questions, sources))
         self._client.update_run(run.info.run_id, status="RUNNING")
         self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
-        self._run_id, self._experiment = run.info.run_id, run.info.experiment_id
+        self.run_id, self._experiment = run.info.run_id, run.info.experiment_id
         self._connected = True
         if self._settings.system_metrics:
             self._watch_system()
@@ -235,17 +226,17 @@ class MlflowTracker:
         if self._system is not None:
             self._system.finish()
         monitor: Any = SystemMetricsMonitor
-        self._system = monitor(self._run_id, SYSTEM_SECONDS, resume_logging=True, tracking_uri=self._uri)
+        self._system = monitor(self.run_id, SYSTEM_SECONDS, resume_logging=True, tracking_uri=self._uri)
         self._system.start()
 
     def _known_run(self) -> Any:
-        if self._run_id is None:
+        if self.run_id is None:
             return None
-        run = find_run(self._client, self._run_id)
+        run = find_run(self._client, self.run_id)
         if run is None:
             logger.warning(
                 "MLflow at %s has no run %s; all steps go to another run there",
-                *(without_password(self._uri), self._run_id),
+                *(without_password(self._uri), self.run_id),
             )
         return run
 

@@ -171,7 +171,9 @@ class TrainingRun:
             path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
             raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
         except Exception:
-            prefetch.log_error(next_batch)
+            # One of the two is often the cause of the other.
+            if next_batch and next_batch.done() and (failure := next_batch.exception()):
+                log.error("the batch that was generated beside this update failed too: %s", failure)
             raise
         clock.lap("update")
 
@@ -235,7 +237,13 @@ class TrainingRun:
         beside: clock of the rollouts where they are made in a thread, beside the update
         """
         plan = self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches)
-        self._warn_if_batch_is_short(step, plan.questions)
+        planned = self.experiment.mixer.questions_per_step
+        if plan.questions < planned and plan.questions != self.batch_size:
+            log.warning(
+                "step %d: a batch of %d questions instead of %d: no more are left to draw without repeating one",
+                *(step, plan.questions, planned),
+            )
+        self.batch_size = plan.questions
         clock.lap("plan")
         sample = lambda: PrefetchedBatch(plan, self._rollout(plan, [], beside or clock))
         return prefetch.start(sample, in_thread=beside is not None)
@@ -259,15 +267,6 @@ class TrainingRun:
             groups = prefetch.sampled_by(groups, engine.behaviour(groups), self.steps + 1)
             clock.lap("behaviour")
         return groups
-
-    def _warn_if_batch_is_short(self, step: int, questions: int) -> None:
-        planned = self.experiment.mixer.questions_per_step
-        if questions < planned and questions != self.batch_size:
-            log.warning(
-                "step %d: a batch of %d questions instead of %d: no more are left to draw without repeating one",
-                *(step, questions, planned),
-            )
-        self.batch_size = questions
 
     def _evaluate(self) -> dict[str, float]:
         if not self.validation.questions or self.experiment.settings.eval_every is None:

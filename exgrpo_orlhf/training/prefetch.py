@@ -14,7 +14,6 @@ them: a resumed run trains on them as they are, and draws no question twice and 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,6 @@ from ..engines.engine import LogProbs
 from ..records import Grade, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan, snapshot
 
-log = logging.getLogger(__name__)
 FOLDER = "ahead"
 T = TypeVar("T")
 _ROLLOUTS = pa.schema(
@@ -89,12 +87,6 @@ def start(call: Callable[[], T], in_thread: bool) -> Future[T]:
     else:
         future.set_result(call())
     return future
-
-
-def log_error(future: Future[Any] | None) -> None:
-    """Logs what the batch beside a failed update has raised: one of the two is often the cause of the other."""
-    if future and future.done() and (error := future.exception()):
-        log.error("the batch that was generated beside this update failed too: %s", error)
 
 
 def save(batch: PrefetchedBatch, folder: Path) -> None:

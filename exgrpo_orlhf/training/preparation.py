@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from .. import checkpoints, initial_buffer
 from ..checkpoints import manifest
-from ..engines.engine import Engine
+from ..engines.job import Job, MakeEngine
 from ..evaluation.session import session
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
@@ -26,29 +25,19 @@ from . import prefetch
 from .load_questions import load_questions
 from .loop import TrainingRun, measure_of_best
 
-Questions = tuple[list[Question], list[Question]]
 
-
-def prepare(
-    experiment: Experiment,
-    make_engine: Callable[[Path | None], Engine],
-    folder: Path,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-    questions: Questions | None = None,
-) -> TrainingRun:
+def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint, tracking
     has begun.
 
-    make_engine: with the weights of a checkpoint if there is one
-    questions: what `load_questions` returned, if it was called already
     Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
     """
+    experiment, folder = job.experiment, job.run
     # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
     mixer, buffer = copy.deepcopy(experiment.mixer), copy.deepcopy(experiment.buffer)
     fresh_rng = copy.deepcopy(experiment.fresh_rng)
     experiment = replace(experiment, mixer=mixer, buffer=buffer, fresh_rng=fresh_rng)
-    training, validation = questions or load_questions(experiment)
+    training, validation = job.questions or load_questions(experiment)
     fresh = experiment.fresh.over(training, fresh_rng)
 
     available = checkpoints.find(folder)
@@ -89,10 +78,10 @@ def prepare(
     tracker = MlflowTracker(
         metrics,
         experiment.tracking,
-        default_uri=tracking_uri,
+        default_uri=job.tracking_uri,
         run_name=folder.name,
         params=experiment.params,
-        tags={**tags, "config_hash": experiment.config_hash},
+        tags={**job.tags, "config_hash": experiment.config_hash},
         run_id=state["mlflow_run_id"] if state else None,
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},
@@ -120,17 +109,9 @@ def prepare(
     )
 
 
-def prepare_and_run(
-    experiment: Experiment,
-    make_engine: Callable[[Path | None], Engine],
-    folder: Path,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-    stop: Stop,
-    questions: Questions | None = None,
-) -> Outcome:
-    """`prepare` a run and make its steps: the `engines.openrlhf.job.Loop` of training."""
-    return prepare(experiment, make_engine, folder, tracking_uri, tags, questions).run(stop)
+def prepare_and_run(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
+    """`prepare` a run and make its steps: the `engines.job.Loop` of training."""
+    return prepare(job, make_engine).run(stop)
 
 
 def _validation(experiment: Experiment, questions: list[Question], folder: Path, fingerprint: str) -> Validation:

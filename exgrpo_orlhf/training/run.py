@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, to_resume
 from ..engines.engine import Engine
-from ..engines.openrlhf.job import Loop
+from ..engines.job import Job, Loop
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest
@@ -41,26 +41,15 @@ def train(
     # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
     from .preparation import prepare_and_run
 
-    loop = loop or prepare_and_run
     transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.lora.rank is not None or experiment.loss.kl_coef > 0:  # a resumed run needs the base model again
         experiment = replace(experiment, base=weights.fingerprint(model_path))
+    job = Job(experiment, run, tracking_uri, tags, loop or prepare_and_run, questions)
     if experiment.settings.engine == "openrlhf":
         from ..engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are needed
 
-        return launch(
-            experiment,
-            str(model_path),
-            run,
-            loop=loop,
-            resume=resume,
-            resume_from=resume_from,
-            tracking_uri=tracking_uri,
-            tags=tags,
-            loaded=questions,
-            logs=run / "logs",
-        )
+        return launch(job, str(model_path), resume=resume, resume_from=resume_from, logs=run / "logs")
 
     from ..engines.local import TorchEngine
 
@@ -84,4 +73,4 @@ def train(
     with claim(run, resume), StopRequest() as stop:
         contents = experiment.settings.verify_checkpoint
         to_resume(run, dict(experiment.identity), name=resume_from, contents=contents, base=experiment.base)
-        return loop(experiment, make_engine, run, tracking_uri, tags, stop, questions)
+        return job.loop(job, make_engine, stop)

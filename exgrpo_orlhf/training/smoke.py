@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from ..engines.engine import Engine
+from ..engines.job import Job, MakeEngine
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
@@ -28,25 +28,17 @@ from ..redaction import without_password
 from ..stopping import Stop
 from ..tracking.client import address, connect, first_line
 from .load_questions import load_questions
-from .preparation import Questions, prepare
+from .preparation import prepare
 from .run import train
 
 _REPORT = "smoke.json"
 _SECONDS = 60.0  # the last step is as large as this time allows
 
 
-def trial(
-    experiment: Experiment,
-    make_engine: Callable[[Path | None], Engine],
-    folder: Path,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-    stop: Stop,
-    questions: Questions | None = None,
-) -> Outcome:
+def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
     """A tiny step, another one to measure, and on the local engine one of at most the run's own size; a checkpoint.
-    What they took is written to the folder. An `engines.openrlhf.job.Loop`."""
-    run = prepare(experiment, make_engine, folder, tracking_uri, tags, questions)
+    What they took is written to the folder. An `engines.job.Loop`."""
+    experiment, run = job.experiment, prepare(job, make_engine)
     mixer = run.experiment.mixer
     if mixer.started_at is None:
         mixer.started_at = 0  # so that what replay needs is tried too, where the first step has a success
@@ -70,7 +62,7 @@ def trial(
             make_step(largest)
     begin = time.perf_counter()
     run.save()
-    checkpoint = folder / f"checkpoint-{run.steps}"
+    checkpoint = job.run / f"checkpoint-{run.steps}"
     model = getattr(run.engine, "model", None)  # OpenRLHF's is in other processes
     report = {
         "steps": steps,
@@ -80,7 +72,7 @@ def trial(
         "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
-    (folder / _REPORT).write_text(json.dumps(report), encoding="utf-8")
+    (job.run / _REPORT).write_text(json.dumps(report), encoding="utf-8")
     run.tracker.close("FINISHED")
     return Outcome(run.steps, run.steps, stop.signal)
 

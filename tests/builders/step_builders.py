@@ -8,16 +8,17 @@ from run_builders import small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import UpdateStats
+from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.training.loop import TrainingRun
-from exgrpo_orlhf.training.preparation import prepare
+from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
     x = config.load(["toy.gin"], small_bindings(model, *more))
     engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-    return prepare(x, lambda checkpoint: engine, run, "unused", {})
+    return prepare(Job(x, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
 
 
 def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats]]:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.local.generation import end_tokens
+from exgrpo_orlhf.engines.local.placement import end_and_pad
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import GGUFError, PretrainedModel, find_gguf
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
@@ -147,7 +147,7 @@ def test_end_and_padding_are_those_of_file_and_template(source, tmp_path, file_s
     folder = PretrainedModel(str(path), cache=str(tmp_path)).prepare()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (end, padding, START)
-    assert sorted(end_tokens(model, tokenizer.eos_token_id)) == ends
+    assert end_and_pad(model, tokenizer)[0] == ends
     assert GenerationConfig.from_pretrained(folder).pad_token_id == padding
     assert (tokenizer.chat_template is None) == ("template" in file_says)
 

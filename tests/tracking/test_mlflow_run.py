@@ -18,8 +18,10 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker, tracker
+from exgrpo_orlhf.tracking import tracker
 from exgrpo_orlhf.tracking.client import page
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.tracking.tracker import MlflowTracker
 from exgrpo_orlhf.training.run import train
 
 

@@ -27,7 +27,8 @@ TRAIN = """
 import sys, time
 from pathlib import Path
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking import MetricsLog, MlflowTracker
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.tracking.tracker import MlflowTracker
 folder, uri, first, steps, end = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 log = MetricsLog(folder / "metrics.jsonl")
 tracker = MlflowTracker(log, Tracking(flush_seconds=0.05), default_uri=uri, run_name=folder.name,

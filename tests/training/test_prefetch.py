@@ -17,12 +17,13 @@ from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questi
 from run_builders import small_bindings, timeless
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import prefetch
-from exgrpo_orlhf.training.preparation import prepare
+from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 from exgrpo_orlhf.training.run import train
 
 AHEAD = "train.generate_ahead = True"
@@ -35,7 +36,7 @@ class Watched:
     def __init__(self, model: Path, folder: Path, *more: str) -> None:
         x = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
         self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-        self.run = prepare(x, lambda checkpoint: self.engine, folder, "unused", {})
+        self.run = prepare(Job(x, folder, "unused", {}, prepare_and_run), lambda checkpoint: self.engine)
         self.models, self.batches, self.stats, self.metrics, self.considered = [], [], [], [], []
         update, choose = self.engine.update, self.run._choose
 

@@ -32,13 +32,6 @@ def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def end_tokens(model: PreTrainedModel, tokenizer_eos: int | None) -> list[int]:
-    """All tokens that end a response. A model's generation config may name more of them than its tokenizer."""
-    configured = model.generation_config.eos_token_id
-    named = configured if isinstance(configured, list) else [configured]
-    return sorted({token for token in (*named, tokenizer_eos) if token is not None})
-
-
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,

@@ -213,11 +213,7 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
     """The hidden states that predict the rows' response tokens, end to end: (T, D). The model's attention is PACKED."""
     output = model.base_model(
-        input_ids=packed.ids,
-        position_ids=packed.positions,
-        attention_mask=packed.mask,
-        use_cache=False,
-        packed=packed,
+        input_ids=packed.ids, position_ids=packed.positions, attention_mask=packed.mask, use_cache=False, packed=packed
     )
     hidden: Tensor = output.last_hidden_state[0].index_select(0, packed.predicts)
     return hidden

@@ -14,7 +14,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...weights import WeightsError
 from ..model import too_few_positions
-from .generation import end_tokens
 
 
 def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:
@@ -51,11 +50,14 @@ def load(path: str | Path, device: torch.device, dtype: torch.dtype = torch.floa
 
 
 def end_and_pad(model: PreTrainedModel, tokenizer: Any, turn_ends: Sequence[int] = ()) -> tuple[list[int], int]:
-    """The tokens that end a response, and the one that fills up the rows of a batch.
+    """The tokens that end a response, and the one that fills up the rows of a batch. A model's generation config may
+    name more end tokens than its tokenizer.
 
     turn_ends: further tokens that end a response. Raises ValueError if nothing names an end token.
     """
-    end = sorted({*end_tokens(model, tokenizer.eos_token_id), *turn_ends})
+    configured = model.generation_config.eos_token_id
+    named = configured if isinstance(configured, list) else [configured]
+    end = sorted({token for token in (*named, tokenizer.eos_token_id, *turn_ends) if token is not None})
     if not end:
         path = model.config.name_or_path
         raise ValueError(f"{path}: neither the tokenizer nor the generation config names an end token")

@@ -18,9 +18,8 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
 from ...replay import Plan
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
-from ..engine import UpdateStats
+from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
-from ..row_engine import RowEngine
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
 from .generation import check_rows, chunk_seed, generate
@@ -30,7 +29,7 @@ from .update import PolicyUpdate, Reference
 _FULL = LoRA()  # training of all weights
 
 
-class TorchEngine(RowEngine):
+class TorchEngine(Engine):
     """The engine with transformers and torch, in this process."""
 
     whole_batches = generates_beside = False
@@ -76,13 +75,7 @@ class TorchEngine(RowEngine):
             check_rows(self.model, self.pad)
         self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
-        self._update = PolicyUpdate(
-            self.forward,
-            self._reference() if reference else None,
-            optimizer,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            gradient_checkpointing=settings.gradient_checkpointing,
-        )
+        self._update = PolicyUpdate(self.forward, self._reference() if reference else None, optimizer, settings)
 
     def _reference(self) -> Reference:
         adapter, forward = self.adapter, self.forward

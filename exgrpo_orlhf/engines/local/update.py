@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, get_scheduler
 from ...files import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
-from ...settings import Optimizer
+from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .forward import PolicyForward, measure, per_row
@@ -31,19 +31,13 @@ class PolicyUpdate:
     """The optimiser, its schedule, and the policy that they update."""
 
     def __init__(
-        self,
-        forward: PolicyForward,
-        reference: Reference | None,
-        settings: Optimizer,
-        *,
-        micro_batch_tokens: int,
-        gradient_checkpointing: bool,
+        self, forward: PolicyForward, reference: Reference | None, settings: Optimizer, machine: LocalEngine
     ) -> None:
-        """reference: the frozen initial policy, for a KL term; micro_batch_tokens: of a forward pass"""
+        """reference: the frozen initial policy, for a KL term"""
         self.forward, self.reference, self.settings = forward, reference, settings
         self.model: PreTrainedModel = forward.model
-        self.micro_batch_tokens = micro_batch_tokens
-        self._recomputing = Recomputing(self.model, gradient_checkpointing)
+        self.micro_batch_tokens = machine.micro_batch_tokens
+        self._recomputing = Recomputing(self.model, machine.gradient_checkpointing)
         self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(

@@ -23,9 +23,9 @@ from ray.exceptions import RayError, RayTaskError
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ..engine import EngineLost
+from ..job import Job
 from . import cpu
 from .actor import MixedPolicyActor
-from .job import Job
 from .output import Output
 from .trainer import MixedTrainer, StopFile
 from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_job_env
@@ -43,7 +43,8 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
     gpus: number that the layout needs; classes: of the policy actors and of the trainer; output: takes what the actors
         print, which else is printed
     """
-    settings = job.settings
+    settings = job.experiment.openrlhf
+    assert settings is not None
     StopFile(job.run).path.unlink(missing_ok=True)
     args.exgrpo, args.exgrpo_job = job.experiment, job
     with connected(settings, gpus) as address:

@@ -18,6 +18,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,11 +35,11 @@ from ...redaction import REDACTED
 from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
+from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
-from . import cpu, memory, node
+from . import cpu, memory
 from . import flags as openrlhf_flags
-from .job import Job, Loop
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -55,32 +56,24 @@ def _require(condition: bool, message: str) -> None:
 
 
 def launch(
-    x: Experiment,
+    job: Job,
     model_path: str,
-    run: Path,
     *,
-    loop: Loop,
     resume: bool,
-    tracking_uri: str,
-    tags: Mapping[str, str],
-    classes: Callable[[Any], tuple[type, type]] | None = None,
-    loaded: tuple[list[Question], list[Question]] | None = None,
     resume_from: str | None = None,
+    classes: Callable[[Any], tuple[type, type]] | None = None,
     logs: Path | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
     Args:
-        loop: training.preparation.prepare_and_run, which this engine cannot import because it lies below it
+        resume_from: the name of an older checkpoint to resume from
         classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
-        loaded: training and validation questions, if they were loaded already
-        resume_from: the name of an older checkpoint to resume from
         logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
-    settings = x.openrlhf
+    x, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
     assert settings is not None
-    run = run.absolute()
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents = x.settings.verify_checkpoint
         checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents, base=x.base)
@@ -88,7 +81,7 @@ def launch(
         args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(x, args)
-        _check_work(x, model_path, loaded, begins=checkpoint is None)
+        _check_work(x, model_path, job.questions, begins=checkpoint is None)
         _check_node(x, args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
@@ -99,9 +92,19 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(Job(x, settings, loop, run, tracking_uri, tags), args, gpus, stop, roles, output)
+        driver.drive(replace(job, run=run, questions=None), args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
     return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
+
+
+def wrong_python(version: tuple[int, ...]) -> str | None:
+    """What is wrong with a version of Python (major, minor), and what to do, or None."""
+    if version[:2] < (3, 13):
+        return None
+    return (
+        "train.engine = 'openrlhf' needs Python 3.11 or 3.12: OpenRLHF 0.11.2 has no build for newer ones, and this is "
+        f"Python {version[0]}.{version[1]}"
+    )
 
 
 def prepare(settings: OpenRLHF) -> None:
@@ -110,7 +113,7 @@ def prepare(settings: OpenRLHF) -> None:
     Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and where there is no CUDA
     and OpenRLHF.cpu_bench is False.
     """
-    if wrong := node.wrong_python(sys.version_info[:2]):
+    if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
         if importlib.util.find_spec(package) is None:
@@ -269,12 +272,31 @@ def _check_shapes(x: Experiment, args: Any) -> None:
 
 def _check_node(x: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
-    if wrong := node.wrong_allocator(args, os.environ):
+    if wrong := wrong_allocator(args, os.environ):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
         if short := memory.too_little_memory(x, memory.memory_of(x, config, total), total):
             log.warning("%s", short)
+
+
+def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
+    """What is wrong with the allocator, and what to do, or None: torch's expandable segments, where weights go from
+    process to process on one GPU. Not tried on a GPU: it follows from the sources of torch 2.13 and vLLM 0.29.
+
+    Args:
+        args: OpenRLHF's
+        environ: the driver's variables
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    variables = [name for name in names if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower()]
+    if not variables or not args.train.colocate_all or args.vllm.sync_backend != "nccl":
+        return None
+    return (
+        f"{variables[0]} sets expandable_segments:True, and with train.colocate_all the weights go to vLLM by CUDA "
+        "IPC: torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
+        "expandable_segments out"
+    )
 
 
 def _check_work(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,7 @@ class Sampler:
             while pending:
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=self.timeout)
                 if not ready:
-                    silent = sorted({engine for _, engine in pending.values()})
-                    raise EngineLost(
-                        f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s "
-                        "(OpenRLHF.timeout)"
-                    )
+                    raise self._silent(pending)
                 position, engine = pending.pop(ready[0])
                 output = results(ready[0], f"vLLM engine {engine}", self.timeout)
                 rollouts = [self._rollout(one, engine) for one in sorted(output.outputs, key=lambda o: o.index)]
@@ -119,11 +115,7 @@ class Sampler:
                     continue
                 ready, _ = ray.wait([*pending], num_returns=1, timeout=_POLL if asked else self.timeout)
                 if not ready and time.monotonic() - heard >= self.timeout:
-                    silent = sorted({engine for _, engine in pending.values()})
-                    raise EngineLost(
-                        f"vLLM engine {', '.join(map(str, silent))}: no answer for {self.timeout:.0f} s "
-                        "(OpenRLHF.timeout)"
-                    )
+                    raise self._silent(pending)
                 for reference in ready:
                     position, engine = pending.pop(reference)
                     load[engine] -= 1
@@ -134,6 +126,10 @@ class Sampler:
         finally:
             for reference in pending:
                 ray.cancel(reference)
+
+    def _silent(self, pending: Mapping[Any, tuple[int, int]]) -> EngineLost:
+        engines = ", ".join(map(str, sorted({engine for _, engine in pending.values()})))
+        return EngineLost(f"vLLM engine {engines}: no answer for {self.timeout:.0f} s (OpenRLHF.timeout)")
 
     def _params(self, request: Request) -> SamplingParams:
         return SamplingParams(

@@ -26,13 +26,12 @@ from ...progress import Clock
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
 from ...replay import Plan
-from ..engine import EngineLost, LogProbs, NonFiniteUpdate, UpdateStats
-from ..row_engine import RowEngine
+from ..engine import Engine, EngineLost, LogProbs, NonFiniteUpdate, UpdateStats
+from ..job import Job
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
-from .job import Job
 from .output import mark_messages
 from .samples_generator import Request, Sampler, results
 
@@ -57,7 +56,7 @@ class StopFile:
             return None
 
 
-class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
+class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
 
     It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
@@ -84,7 +83,8 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         )
         self.job: Job = args.exgrpo_job
         self.x = x = self.job.experiment
-        self.settings = self.job.settings
+        assert x.openrlhf is not None
+        self.settings = x.openrlhf
         self.prompts = PromptEncoder(x.prompts, tokenizer)
         self.model_path = pretrain
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
@@ -104,8 +104,7 @@ class MixedTrainer(RowEngine, BasePPOTrainer):  # type: ignore[misc]
         return scheduler_steps(self.x)
 
     def fit(self) -> None:
-        job = self.job
-        job.loop(self.x, lambda checkpoint: self, job.run, job.tracking_uri, job.tags, StopFile(job.run))
+        self.job.loop(self.job, lambda checkpoint: self, StopFile(self.job.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
 

@@ -23,6 +23,7 @@ from run_builders import ROOT, small_bindings
 from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.settings import Optimizer
@@ -66,8 +67,7 @@ def start(tmp_path, monkeypatch):
 
     def begin(model: Path | str, *bindings: str, **more) -> None:
         x = experiment(model, *bindings, **more)
-        options = {"loop": prepare_and_run, "resume": False, "tracking_uri": "unused", "tags": {}}
-        launch.launch(x, str(x.model.prepare()), tmp_path / "run", **options)
+        launch.launch(Job(x, tmp_path / "run", "unused", {}, prepare_and_run), str(x.model.prepare()), resume=False)
 
     yield begin
     assert not ray.is_initialized()

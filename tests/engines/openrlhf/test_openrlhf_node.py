@@ -9,7 +9,7 @@ import pytest
 from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.openrlhf import hours, launch, memory, node
+from exgrpo_orlhf.engines.openrlhf import hours, launch, memory
 from exgrpo_orlhf.engines.openrlhf.flags import divisible_questions
 
 pytestmark = pytest.mark.openrlhf
@@ -58,7 +58,7 @@ def test_a_batch_that_the_ranks_divide_is_a_multiple_of_the_smallest_one(ranks, 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
 def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(version, fits):
-    said = node.wrong_python(version)
+    said = launch.wrong_python(version)
     assert (said is None) == fits
     assert fits or ("3.11 or 3.12" in said and "Python 3.13" in said)
 
@@ -74,7 +74,7 @@ def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monke
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monkeypatch, raw_model):
     colocated = arguments("8gpu")
-    said = node.wrong_allocator(colocated, {name: "max_split_size_mb:128,expandable_segments:True"})
+    said = launch.wrong_allocator(colocated, {name: "max_split_size_mb:128,expandable_segments:True"})
     assert said.startswith(name)
     assert "train.colocate_all" in said
     monkeypatch.setenv(name, "expandable_segments:True")
@@ -92,7 +92,7 @@ def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monk
     ],
 )
 def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared(flags, allocator):
-    assert node.wrong_allocator(arguments("8gpu", **flags), {"PYTORCH_CUDA_ALLOC_CONF": allocator}) is None
+    assert launch.wrong_allocator(arguments("8gpu", **flags), {"PYTORCH_CUDA_ALLOC_CONF": allocator}) is None
 
 
 def test_too_little_memory_is_a_warning_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
