@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.experiment import Outcome
 from exgrpo_orlhf.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +62,26 @@ def small_bindings(model: Path, *more: str) -> list[str]:
         "Tracking.enabled = False",
         *more,
     ]
+
+
+def train_in(run: Path, bindings: Sequence[str], files=("toy.gin",), resume=False, **options) -> Outcome:
+    """A run in this process."""
+    return train(config.load(files, bindings), run, resume=resume, tracking_uri="unused", tags={}, **options)
+
+
+def train_small(model: Path, run: Path, *more: str, files=("toy.gin",), resume=False, **options) -> Outcome:
+    """A run in this process that takes seconds. more: further bindings"""
+    return train_in(run, small_bindings(model, *more), files, resume, **options)
+
+
+def train_command(run: Path, bindings: Sequence[str], file: str = "toy.gin") -> list[str]:
+    """The words of the same run in a process of its own."""
+    script = str(ROOT / "scripts" / "train.py")
+    return [sys.executable, script, "--gin", file, "--out", str(run), *set_words(bindings)]
+
+
+def set_words(bindings: Sequence[str]) -> list[str]:
+    return [word for binding in bindings for word in ("--set", binding)]
 
 
 def ends_by_its_template(model: Path, folder: Path) -> Path:
@@ -109,8 +132,7 @@ def bindings(model: Path, phase: list[str]) -> list[str]:
 
 
 def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
-    experiment = config.load(["toy.gin"], bindings(model, phase))
-    outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+    outcome = train_in(run, bindings(model, phase), resume=resume)
     assert outcome.steps == STEPS
     assert outcome.stopped_by is None
 
@@ -138,10 +160,10 @@ def assert_same_ending(run: Path, straight: Path) -> None:
 
 
 def rows(path: Path) -> list[dict]:
-    """Of a file with one JSON object a line."""
+    """Of a file with one JSON object a line, or of the metrics of a run's folder."""
+    path = path / "metrics.jsonl" if path.is_dir() else path
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def timeless(run: Path) -> list[dict]:
-    metrics = rows(run / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in metrics]
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]

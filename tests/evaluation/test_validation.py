@@ -8,21 +8,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import rows, small_bindings
+from run_builders import rows, small_bindings, train_small
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
 from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.validation import metric_names
-from exgrpo_orlhf.training.run import train
 
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
 
 
 def trained(model: Path, run: Path, *more: str) -> list[dict]:
-    train(config.load(("toy.gin",), small_bindings(model, *more)), run, resume=False, tracking_uri="x", tags={})
-    return rows(run / "metrics.jsonl")
+    train_small(model, run, *more)
+    return rows(run)
 
 
 def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_one(warm_model, tmp_path):

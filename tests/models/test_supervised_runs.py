@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import small_bindings
+from run_builders import rows, small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
@@ -45,10 +45,6 @@ def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None,
     tags = {"gin": f"{name}.gin", "engine": "local", "seed": "0"}
     train(experiment, place, resume=resume, tracking_uri=f"sqlite:///{folder}/mlflow.db", tags=tags)
     return place
-
-
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
 def logged(folder: Path, run: Path, metric: str) -> list[tuple[int, float]]:

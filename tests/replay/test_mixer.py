@@ -144,18 +144,6 @@ def test_experience_is_collected_from_the_start_where_rho_rises_from_zero():
     assert not mixer(rho=0.0).collecting
 
 
-def test_a_resumed_schedule_goes_on_where_it_was():
-    settings = {"rho": 0.0, "rho_end": 1.0, "rho_steps": 8, "start_at_accuracy": 0.35}
-    straight, buffer = mixer(8, **settings), filled(20)
-    straight.observe(graded(9, 10), 2)
-    resumed = mixer(8, seed=5, **settings)
-    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
-    for step in range(3, 14):
-        plans = [ids_of(m.plan(source(), buffer, step)) for m in (straight, resumed)]
-        assert plans[0] == plans[1]
-        assert len(plans[0][1]) == min(step - 3, 8)
-
-
 def test_replay_off_draws_only_fresh_questions_and_no_random_number():
     off = mixer(8, rho=0)
     before = off.rng.bit_generator.state
@@ -206,24 +194,16 @@ def test_ungradable_rollouts_do_not_count_towards_the_start():
 
 
 @pytest.mark.parametrize("collect_before_start", [False, True])
-def test_what_is_collected_before_the_start(collect_before_start):
+def test_what_is_collected_and_retires_before_the_start(collect_before_start):
     """The batch that triggers the start is collected either way."""
-    delayed = mixer(start_at_accuracy=0.35, collect_before_start=collect_before_start)
+    delayed = mixer(start_at_accuracy=0.7, collect_before_start=collect_before_start)
     buffer = ReplayBuffer(RetirementPolicy())
-    low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0])]
+    low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0]), group(["correct"] * 4, QUESTIONS[1])]
     assert finish_step(delayed, buffer, low, {}, 1) == collect_before_start
-    assert (QUESTIONS[0].id in buffer.records) is collect_before_start
-    high = [group(["correct", "correct", "wrong", "wrong"], QUESTIONS[1])]
-    assert finish_step(delayed, buffer, high, {}, 2) == 2
-    assert QUESTIONS[1].id in buffer.records
-
-
-def test_nothing_retires_before_the_start_unless_it_collects():
-    delayed, buffer = mixer(start_at_accuracy=0.5), ReplayBuffer(RetirementPolicy())
-    groups = [group(["correct"] * 4, QUESTIONS[0]), group(["wrong"] * 4, QUESTIONS[1])]
-    finish_step(delayed, buffer, groups, {}, 1)
-    assert not buffer.retired
-    assert not buffer.records
+    assert (QUESTIONS[0].id in buffer.records) is (QUESTIONS[1].id in buffer.retired) is collect_before_start
+    high = [group(["correct", "correct", "correct", "wrong"], QUESTIONS[2])]
+    assert finish_step(delayed, buffer, high, {}, 2) == 3
+    assert QUESTIONS[2].id in buffer.records
 
 
 # -- a bound on the share of the pool ---------------------------------------------------------------------------------
@@ -321,23 +301,27 @@ def test_a_retired_question_leaves_fresh_sampling_only_where_asked():
         assert (QUESTIONS[0].id in seen) is not leaves_fresh
 
 
-def test_a_restored_mixer_continues_the_same_draws():
+def test_a_restored_mixer_continues_the_same_draws_and_its_schedule():
     """T7: the generator and the start are part of the state, which survives a file."""
-    straight_mixer, straight_source, straight = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
-    whole = [ids_of(plan) for plan in train(straight_mixer, straight_source, straight, 10)]
-    assert any(replayed for _, replayed in whole)
-    first_mixer, first_source, buffer = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
+    settings = {"start_at_accuracy": 0.1, "rho": 0.0, "rho_end": 1.0, "rho_steps": 16}
+    straight_mixer, straight_source, straight = mixer(**settings), source(), ReplayBuffer(RetirementPolicy())
+    before = [ids_of(plan) for plan in train(straight_mixer, straight_source, straight, 10)]
+    assert any(replayed for _, replayed in before)
+    first_mixer, first_source, buffer = mixer(**settings), source(), ReplayBuffer(RetirementPolicy())
     for _ in train(first_mixer, first_source, buffer, 10):
         pass
     states = json.loads(json.dumps([first_mixer.state_dict(), first_source.state_dict()]))
-    resumed_mixer, resumed_source = mixer(seed=77, start_at_accuracy=0.1), source(seed=78)
+    resumed_mixer, resumed_source = mixer(seed=77, **settings), source(seed=78)
     assert not resumed_mixer.started
     resumed_mixer.load_state_dict(states[0])
     resumed_source.load_state_dict(states[1])
     assert resumed_mixer.started_at == straight_mixer.started_at == 1
-    ahead = train(straight_mixer, straight_source, straight, 10, seed=9, first=11)
-    again = train(resumed_mixer, resumed_source, buffer, 10, seed=9, first=11)
-    assert [ids_of(plan) for plan in ahead] == [ids_of(plan) for plan in again]
+    ahead, again = (
+        [ids_of(plan) for plan in train(*parts, 10, seed=9, first=11)]
+        for parts in ((straight_mixer, straight_source, straight), (resumed_mixer, resumed_source, buffer))
+    )
+    assert ahead == again
+    assert [len(replayed) for _, replayed in ahead] == [(step - 2) // 2 for step in range(11, 19)] + [8, 8]
     assert resumed_mixer.state_dict() == straight_mixer.state_dict()
 
 

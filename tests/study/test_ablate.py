@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings, timeless, wait_until
+from run_builders import ROOT, set_words, small_bindings, timeless, wait_until
 from study_builders import ablate
 
 from exgrpo_orlhf import checkpoints, config
@@ -47,7 +47,7 @@ def bindings(model: Path, *more: str) -> list[str]:
 
 
 def words(model: Path, out: Path) -> list[str]:
-    return ["--out", str(out), *(word for binding in bindings(model) for word in ("--set", binding))]
+    return ["--out", str(out), *set_words(bindings(model))]
 
 
 def rows(run: Path) -> list[dict]:

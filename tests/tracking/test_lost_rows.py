@@ -7,18 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_builders import small_bindings
+from run_builders import train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.models.supervised_start import CURVE, copy_curve
-from exgrpo_orlhf.training.run import train
 
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 
 
 def go(model: Path, run: Path, *, resume: bool) -> None:
-    more = ("train.steps = 6", "train.eval_every = None", "train.save_every = 6")
-    train(config.load(["toy.gin"], small_bindings(model, *more)), run, resume=resume, tracking_uri="", tags={})
+    train_small(model, run, "train.steps = 6", "train.eval_every = None", "train.save_every = 6", resume=resume)
 
 
 @pytest.fixture(scope="module")

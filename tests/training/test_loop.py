@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, rows, small_bindings, train_command
+from run_builders import train_small as go
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
@@ -25,15 +26,6 @@ from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError, verifier
 from exgrpo_orlhf.training.run import train
-
-
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
-
-
-def go(model: Path, run: Path, *more: str, files=("toy.gin",), resume=False):
-    experiment = config.load(files, small_bindings(model, *more))
-    return train(experiment, run, resume=resume, tracking_uri="unused", tags={})
 
 
 def test_n_steps_mean_n_and_the_end_is_saved_and_evaluated(warm_model, tmp_path):
@@ -137,10 +129,8 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
     """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
     run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run, "--resume"]
     more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
-    for binding in small_bindings(warm_model, *more):
-        command += ["--set", binding]
+    command = [*train_command(run, small_bindings(warm_model, *more)), "--resume"]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
     process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 600  # only against waiting for ever
@@ -355,8 +345,7 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
     monkeypatch.setattr(TorchEngine, "update", poisoned)
     with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
         go(warm_model, tmp_path, "train.steps = 6")
-    dumped = [json.loads(line) for line in (tmp_path / "failed-step-3.jsonl").read_text().split("\n") if line]
-    assert len(dumped) == 8 * 4
+    assert len(rows(tmp_path / "failed-step-3.jsonl")) == 8 * 4
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2], "nothing is lost of the steps before"
     assert list(checkpoints.find(tmp_path)) == [2]
 
@@ -370,24 +359,20 @@ def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
     script = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT / "tests" / "builders")!r})
-from run_builders import small_bindings
-from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.training.run import train
+from run_builders import train_small
+from exgrpo_orlhf import checkpoints
 from pathlib import Path
-run = Path({str(tmp_path / "run")!r})
-def go(resume, *more):
-    x = config.load(["toy.gin"], small_bindings(Path({str(warm_model)!r}), *more))
-    train(x, run, resume=resume, tracking_uri="unused", tags={{}})
-go(False, "train.steps = 2")
+arguments = Path({str(warm_model)!r}), Path({str(tmp_path / "run")!r})
+train_small(*arguments, "train.steps = 2")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 try:
-    go(True, "train.steps = 4")
+    train_small(*arguments, "train.steps = 4", resume=True)
 except checkpoints.CheckpointError as error:
     print(error)
     sys.exit(7)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
     assert "checkpoint-4 could not be written" in done.stdout
     assert "checkpoint-2 is untouched" in done.stdout
@@ -411,8 +396,8 @@ def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--set", "ReplayMixer.rho = 2"]
-    done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
+    command = train_command(tmp_path / "x", ["ReplayMixer.rho = 2"])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "ReplayMixer.rho must lie in [0, 1], got 2" in done.stderr
     assert "Traceback" not in done.stderr
