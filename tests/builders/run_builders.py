@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -109,11 +110,13 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def wait_until(condition, seconds=600.0):
+def wait_until(condition, seconds=600.0, process: subprocess.Popen | None = None, every=0.02):
+    """While the process runs, if there is one. every: seconds between two looks"""
     end = time.monotonic() + seconds
     while not condition():
+        assert process is None or process.poll() is None, f"it ended too early: {process.communicate()}"
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def byte_tokenizer() -> Qwen2Tokenizer:

@@ -21,16 +21,6 @@ ROWS = "Show your work, then \\boxed{} it."  # the system message of the rows
 DEFAULT = "Sort it out in two parts, and put the result in \\boxed{}."  # that of the chat template
 
 
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory):
-    """The folder of a tokenizer alone."""
-    folder = tmp_path_factory.mktemp("thinking")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = THINKING
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def asks(system: str, question: str) -> str:
     return f"{system}\nSomebody wonders: {question}\nHelper: <think>\n"
 
@@ -84,7 +74,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
             (("--system", "Be brief."), "Be brief.", ["system 'Be brief.'"]),
         ):
             assert prompt_of(prompts, *words, model=model) == (asks(system, "2+2?"), departures)
-    block = definition(tmp_path, verifier='"exact"')
+    block = definition(tmp_path)
     words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
     bench("--model", checkpoint, *words, tmp_path / "out")
     [line] = (tmp_path / "out" / "mine" / "samples.jsonl").read_text(encoding="utf-8").splitlines()

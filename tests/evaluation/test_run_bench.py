@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import sys
 
 import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
+from full_disk import full_disk
 from mlflow.tracking import MlflowClient
 from results_builder import line
 from run_builders import ROOT, rows, small_bindings, train_small, wait_until
@@ -151,7 +151,14 @@ def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_name
 
 @pytest.mark.slow
 def test_random_kills_change_nothing(warm_model, tmp_path, bench):
-    words = ["--model", warm_model, "--definitions", definition(tmp_path, samples="3"), "--benchmarks", "chains,mine"]
+    words = [
+        "--model",
+        warm_model,
+        "--definitions",
+        definition(tmp_path, samples="3", verifier='"math"'),
+        "--benchmarks",
+        "chains,mine",
+    ]
     words += ["--limit", 60, "--samples", 4, "--max-tokens", 48, "--rows", 3, *HERE, "--template", "plain"]
     bench(*words, "--out", tmp_path / "whole")
     killer = [sys.executable, ROOT / "tests" / "builders" / "bench_killer.py", 8, tmp_path / "killed", "--"]
@@ -212,7 +219,8 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
     shutil.copytree(warm_model, model)
-    words = ("--definitions", definition(tmp_path), "--benchmarks", "chains,mine", "--template", "plain", *HERE)
+    block = definition(tmp_path, verifier='"math"')
+    words = ("--definitions", block, "--benchmarks", "chains,mine", "--template", "plain", *HERE)
     bench("--model", model, *words, "--limit", 8, "--max-tokens", 24, "--out", out)
     before, content = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
     shutil.rmtree(model)
@@ -323,15 +331,8 @@ def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
     file = SampleFile(tmp_path / "x" / "samples.jsonl")
     file.append([line(0, 0, "correct")])
     before = file.path.read_bytes()
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            file.append([line(0, 1, "correct")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, old)
+    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
+        file.append([line(0, 1, "correct")])
     assert file.path.read_bytes() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,19 @@ from run_builders import rows, small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
-from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.run import train
 
 SFT_STEPS = 2 * 3  # two epochs of 24 questions, 8 a step
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in MLFLOW_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("no_tracking_server")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, made_database) -> Path:
     """Of the cache, the runs and the tracking database."""
-    return tmp_path_factory.mktemp("supervised")
+    folder = tmp_path_factory.mktemp("supervised")
+    shutil.copy(made_database, folder / "mlflow.db")
+    return folder
 
 
 def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None, resume: bool = False) -> Path:

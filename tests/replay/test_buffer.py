@@ -63,8 +63,9 @@ def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something
         (lambda buffer: buffer.remove("q"), KeyError, "q"),
         (lambda buffer: buffer.restore([], [], {}, 0), ValueError, "empty"),
         (lambda buffer: (buffer.retire("q0", 1), buffer.restore([], [], {}, 0)), ValueError, "empty"),
+        (lambda buffer: (buffer.retire("q0", 1), buffer.record("q0", Fraction(1, 2), 3)), ValueError, "q0 is retired"),
     ],
-    ids=["accuracy below 0", "accuracy above 1", "truncated", "no record", "unknown", "not empty", "retired alone"],
+    ids=["accuracy < 0", "accuracy > 1", "truncated", "no record", "unknown", "not empty", "retired alone", "retired"],
 )
 def test_a_change_that_cannot_be_is_refused(change, error, message):
     buffer = filled(1)
@@ -78,17 +79,6 @@ def test_a_change_that_cannot_be_is_refused(change, error, message):
 
 
 # -- retirement -------------------------------------------------------------------------------------------------------
-
-
-def test_a_retired_question_stays_retired():
-    buffer = filled(1)
-    buffer.retire("q0", 1)
-    buffer.observe([group(["correct", "wrong"], "q0"), group(["wrong", "wrong"], "q0")], 2)
-    assert buffer.store([("q0", trajectory([5]))]) == 0
-    assert dict(buffer.retired) == {"q0": 1}
-    assert not buffer.records
-    with pytest.raises(ValueError, match="q0 is retired"):
-        buffer.record("q0", Fraction(1, 2), 3)
 
 
 def test_nothing_retires_when_retirement_is_off():

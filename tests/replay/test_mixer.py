@@ -1,7 +1,6 @@
 """ρ, the delayed start, and which questions a step has."""
 
 import json
-import logging
 from collections import Counter
 from fractions import Fraction
 
@@ -53,15 +52,6 @@ def test_actual_replay_share_says_what_was_replayed_while_the_buffer_fills(store
     assert len(plan.replayed) == min(stored, 4)
     assert plan.metrics()["replay/actual_share"] == min(stored, 4) / 8
     assert plan.metrics()["train/questions"] == 8
-
-
-def test_only_as_many_fresh_questions_are_drawn_as_are_needed():
-    """T8: none is drawn to be thrown away."""
-    fresh = source()
-    mixer(8, rho=0.5).plan(fresh, filled(20), 1)
-    assert fresh.drawn == 4
-    mixer(8, rho=1.0).plan(fresh, filled(20), 2)
-    assert fresh.drawn == 4
 
 
 def test_question_is_at_most_once_in_a_batch_even_when_it_is_next_in_the_fresh_queue():
@@ -129,11 +119,13 @@ def test_rho_goes_linearly_to_its_end_and_stays_there(schedule, replayed):
     assert [len(scheduled.plan(source(), buffer, step).replayed) for step in range(1, 8)] == replayed
 
 
-def test_the_schedule_begins_with_the_first_step_that_may_replay():
+def test_replay_and_its_schedule_begin_in_the_step_after_the_start_and_never_stop_again():
     delayed, buffer = mixer(8, rho=0.25, rho_end=1.0, rho_steps=3, start_at_accuracy=0.35), filled(20)
     for step in range(1, 5):
         assert delayed.plan(source(), buffer, step).replayed == []
     delayed.observe(graded(9, 10), 4)
+    delayed.observe(graded(0, 10), 5)
+    assert delayed.started_at == 4
     assert [len(delayed.plan(source(), buffer, step).replayed) for step in range(5, 10)] == [2, 4, 6, 8, 8]
 
 
@@ -173,16 +165,6 @@ def test_replay_starts_strictly_above_the_bound_compared_as_an_exact_fraction(pe
     assert not delayed.started
     delayed.observe(graded(percent + 1, 100), 2)
     assert delayed.started_at == 2
-
-
-def test_replay_begins_in_the_step_after_and_never_stops_again():
-    delayed, buffer = mixer(8, rho=0.5, start_at_accuracy=0.35), filled(20)
-    assert delayed.plan(source(), buffer, 1).replayed == []
-    delayed.observe(graded(9, 10), 1)
-    assert len(delayed.plan(source(), buffer, 2).replayed) == 4
-    delayed.observe(graded(0, 10), 2)
-    assert delayed.started_at == 1
-    assert len(delayed.plan(source(), buffer, 3).replayed) == 4
 
 
 def test_ungradable_rollouts_do_not_count_towards_the_start():
@@ -245,8 +227,8 @@ def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
 
 @pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
 def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
-    """T8: over many epochs each question is drawn fresh at most once per epoch; one that was replayed instead waits,
-    and waits once, however many epochs that takes."""
+    """T8: over many epochs each question is drawn fresh at most once per epoch, and none to be thrown away. One that
+    was replayed instead waits, and waits once, however many epochs that takes."""
     fresh, buffer, drawn = source(), ReplayBuffer(RetirementPolicy()), Counter()
     replays, seen = 0, set()
     for plan in train(mixer(8, rho=rho), fresh, buffer, 80):
@@ -261,19 +243,6 @@ def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
     assert all(drawn[q.id] + waiting[q.id] <= fresh.epoch + 1 for q in QUESTIONS)
     assert max(waiting.values(), default=0) <= 1
     assert fresh.drawn == drawn.total()
-
-
-@pytest.mark.parametrize("leaves_fresh", [False, True])
-def test_training_goes_on_when_every_question_has_retired(leaves_fresh, caplog):
-    """T14: a smaller batch or retired questions that return, never an empty one; and it is said."""
-    fresh = source(12)
-    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
-    with caplog.at_level(logging.WARNING):
-        plans = list(train(mixer(4), fresh, buffer, 30, skill=0.9))
-        assert all(ids_of(plan) != ([], []) for plan in plans)
-        assert len(buffer.retired) == 12
-    assert bool(caplog.records) is leaves_fresh
-    assert all(ids_of(plan)[1] == [] for plan in plans[-2:])
 
 
 def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():

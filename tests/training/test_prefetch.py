@@ -14,12 +14,12 @@ import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
 from run_builders import rows, small_bindings, timeless, train_small
+from step_builders import decide_verdicts
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import prefetch
 from exgrpo_orlhf.training.preparation import prepare
 
@@ -178,11 +178,7 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
 def verdict(monkeypatch) -> dict[str, bool]:
     """Every response is correct while `right`, else none is."""
     say = {"right": True}
-    monkeypatch.setitem(
-        verifier._HERE,
-        "modular_chain",
-        lambda question, response: Grade("correct", 1.0) if say["right"] else Grade("wrong", 0.0),
-    )
+    decide_verdicts(monkeypatch, lambda *_: say["right"])
     return say
 
 

@@ -22,6 +22,7 @@ from run_builders import (
     timeless,
     train_command,
     train_in,
+    wait_until,
 )
 from safetensors.torch import load_file
 
@@ -39,11 +40,7 @@ def steps_done(run: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen, condition) -> None:
-    deadline = time.monotonic() + 600  # only against waiting for ever
-    while not condition():
-        assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
-        assert time.monotonic() < deadline, "the run does not get there"
-        time.sleep(0.0005)
+    wait_until(condition, process=process, every=0.0005)
 
 
 def kill_at_a_random_moment(model: Path, phase: list[str], run: Path) -> None:
