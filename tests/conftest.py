@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from run_builders import DATA, ROOT
+from run_builders import DATA, ROOT, THINKING, byte_tokenizer
 
 from exgrpo_orlhf.checkpoints import manifest
 
@@ -40,6 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now is left out of every later collection of garbage, which would take up to a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real questions, or skip."""
@@ -64,6 +72,41 @@ def raw_model(tmp_path_factory) -> Path:
 
     cache = tmp_path_factory.mktemp("models")
     return _open(ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare())
+
+
+@pytest.fixture(scope="session")
+def thinking(tmp_path_factory) -> Path:
+    """The folder of a tokenizer alone, whose chat template opens the thought."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = THINKING
+    tokenizer.save_pretrained(folder := tmp_path_factory.mktemp("thinking"))
+    return folder
+
+
+@pytest.fixture
+def no_tracking_server(monkeypatch) -> None:
+    """MLflow as a run sets it up, and no server but the test's own."""
+    from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, value in MLFLOW_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def made_database(tmp_path_factory) -> Path:
+    """An empty MLflow database: making one takes seconds."""
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("made") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def sqlite(tmp_path, made_database) -> str:
+    shutil.copy(made_database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def _open(model: Path) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ends_by_its_template, small_bindings
+from run_builders import ends_by_its_template, small_bindings, train_small
+from run_builders import rows as rows_of
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf import config, initial_buffer
@@ -21,7 +22,6 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import snapshot
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.training.run import train
 
 QUESTIONS = ModularChains(count=24, operands=(2, 3)).load()
 FIRST = QUESTIONS[0]
@@ -160,9 +160,9 @@ def test_a_file_that_is_not_there_is_said(warm_model, tmp_path):
 
 
 def go(model: Path, run: Path, file: Path, *more: str, resume=False) -> list[dict]:
-    bindings = [*small_bindings(model), f"Work.experience = {str(file)!r}", "train.eval_every = None", *more]
-    train(config.load(["baselines/luffy.gin"], bindings), run, resume=resume, tracking_uri="unused", tags={})
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    more = (f"Work.experience = {str(file)!r}", "train.eval_every = None", *more)
+    train_small(model, run, *more, files=["baselines/luffy.gin"], resume=resume)
+    return rows_of(run)
 
 
 @pytest.fixture

@@ -80,35 +80,25 @@ def test_effective_sample_size_of_equal_weights_is_all_and_of_one_giant_is_one_t
     assert measured(rows, [[-1.0] * 10], [[-80.0] + [-1.0] * 9])["replay/ess"] == pytest.approx(0.1)
 
 
-def test_fresh_ratios_equal_a_plain_computation():
-    rows = [row(30, advantage=0.5), row(30, advantage=-0.5), row(9, stored_at=1), row(30, advantage=0.0)]
-    policy, behaviour = random_logprobs(rows, 0.4)
-    metrics = measured(rows, policy, behaviour, clip=(0.1, 0.3))
-    w = ratios(policy, behaviour, (0, 1, 3))
-    assert metrics["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w) / 90)
-    clipped = sum(x > 1.3 for x in w[:30]) + sum(x < 0.9 for x in w[30:60])
-    assert 0 < clipped < 60
-    assert metrics["policy/clip_share"] == pytest.approx(clipped / 90)
-    assert measured(rows, policy, behaviour, clip=(None, None))["policy/clip_share"] == 0
-
-
-def test_fresh_ratios_are_over_all_passes_and_the_rest_is_of_the_first():
+def test_fresh_ratios_equal_a_plain_computation_over_all_passes_and_the_rest_is_of_the_first():
     rows = [row(30, advantage=0.5), row(20, advantage=0.0), row(9, stored_at=1), row(30, advantage=-0.5)]
     policy, behaviour = random_logprobs(rows, 0.4)
     again, _ = random_logprobs(rows, 0.5)
-    later = [
-        {i: np.array(again[i], np.float32) for i in (0, 2, 3)}
-    ]  # the row without an advantage is not measured again
+    later = [{i: again[i] for i in (0, 2, 3)}]  # the row without an advantage is not measured again
     once = measured(rows, policy, behaviour, clip=(0.1, 0.3))
     twice = measured(rows, policy, behaviour, clip=(0.1, 0.3), later=later)
-    w = [ratios(policy, behaviour, (0, 1, 3)), ratios(again, behaviour, (0, 3))]
-    assert twice["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w[0] + w[1]) / 140)
-    above, below = w[0][:30] + w[1][:30], w[0][50:] + w[1][30:]
-    assert twice["policy/clip_share"] == pytest.approx(
-        (sum(x > 1.3 for x in above) + sum(x < 0.9 for x in below)) / 140
-    )
+    first, second = ratios(policy, behaviour, (0, 1, 3)), ratios(again, behaviour, (0, 3))
+    for metrics, w, above, below in (
+        (once, first, first[:30], first[50:]),
+        (twice, first + second, first[:30] + second[:30], first[50:] + second[30:]),
+    ):
+        assert metrics["policy/approx_kl"] == pytest.approx(sum(x - 1 - math.log(x) for x in w) / len(w))
+        clipped = sum(x > 1.3 for x in above) + sum(x < 0.9 for x in below)
+        assert 0 < clipped < len(above + below)
+        assert metrics["policy/clip_share"] == pytest.approx(clipped / len(w))
     ours = {"policy/approx_kl", "policy/clip_share"}
     assert {k: v for k, v in twice.items() if k not in ours} == {k: v for k, v in once.items() if k not in ours}
+    assert measured(rows, policy, behaviour, clip=(None, None))["policy/clip_share"] == 0
 
 
 def test_truncated_share_is_of_the_weights_above_the_largest_one():

@@ -80,18 +80,18 @@ def test_replayed_row_never_counts_into_accuracy(correct):
     assert replayed.accuracy == Fraction(correct, 7)
 
 
-def test_ungradable_rollouts_are_out_of_the_accuracy():
-    assert group(["correct", "wrong", "timeout", "no_answer", "error"], "q").accuracy == Fraction(1, 3)
-
-
-def test_a_group_with_fewer_than_two_gradable_rows_has_no_accuracy():
-    assert group(["correct", "timeout", "error"], "q").accuracy is None
-    assert group(["timeout", "error"], "q").accuracy is None
-    assert group(["timeout", "error"], "q", replayed=True).accuracy is None
-    assert group(["correct", "wrong", "error"], "q").accuracy == Fraction(1, 2)
-
-
-def test_one_gradable_rollout_says_nothing_unless_it_is_all_there_is():
-    """Beside a stored success and two timeouts, one lucky answer must not retire a question."""
-    assert group(["correct", "timeout", "timeout"], "q", replayed=True).accuracy is None
-    assert group(["correct"], "q", replayed=True).accuracy == 1
+@pytest.mark.parametrize(
+    ("verdicts", "replayed", "accuracy"),
+    [
+        (["correct", "wrong", "timeout", "no_answer", "error"], False, Fraction(1, 3)),
+        (["correct", "wrong", "error"], False, Fraction(1, 2)),
+        (["correct", "timeout", "error"], False, None),
+        (["timeout", "error"], False, None),
+        (["timeout", "error"], True, None),
+        # Beside a stored success and two timeouts, one lucky answer must not retire a question.
+        (["correct", "timeout", "timeout"], True, None),
+        (["correct"], True, 1),  # all there is
+    ],
+)
+def test_ungradable_rollouts_are_out_of_the_accuracy_and_one_of_several_says_nothing(verdicts, replayed, accuracy):
+    assert group(verdicts, "q", replayed=replayed).accuracy == accuracy

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings
+from run_builders import small_bindings, train_command
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor.finding import layout_of
@@ -98,9 +97,8 @@ def test_no_file_of_a_run_and_nothing_in_mlflow_has_the_secret_and_the_saved_con
     store, run = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "run"
     uri = f"Tracking.uri = '{store}?password={SECRET}&timeout=5'"  # sqlite3 ignores neither: the environment's wins
     more = ["train.steps = 1", "train.eval_every = None", "ModularChains.count = 24", "Tracking.enabled = True", uri]
-    words = [part for each in small_bindings(warm_model, *more) for part in ("--set", each)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--gin", "toy.gin", "--out", str(run), *words]
+    command = train_command(run, small_bindings(warm_model, *more))
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from run_builders import ROOT
+from run_builders import ROOT, set_words
 
 HEAVY = ("torch", "transformers", "mlflow", "datasets", "sympy", "matplotlib", "scipy", "ray", "vllm")
 PROGRAM = f"""
@@ -22,7 +22,10 @@ MISTAKES = {
     "a kind": (["train.steps = 'many'"], "train.steps takes int, got 'many'"),
     "two settings": (["Evaluation.samples = 4"], "Evaluation.samples = 4 at Evaluation.temperature = 0"),
     "a file": (["Work.questions = @QuestionFile()", "QuestionFile.path = '/no.jsonl'"], "/no.jsonl: no such file"),
-    "a metric": (["train.best_metric = 'eval/typo'"], "train.best_metric = 'eval/typo' is not measured"),
+    "a metric": (
+        ["train.best_metric = 'eval/gredy_accuracy'"],
+        "'eval/gredy_accuracy' is not measured by this evaluation; nearest: eval/greedy_accuracy; measured are ",
+    ),
     "an address": (["Tracking.uri = 'htp://host'"], "Tracking.uri = 'htp://host': MLflow has no store for htp://"),
 }
 
@@ -38,8 +41,7 @@ def refused(*arguments: str) -> str:
 def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     bindings, said = MISTAKES[mistake]
-    words = [word for binding in bindings for word in ("--set", binding)]
-    line = refused("--gin", "toy.gin", *words, "--out", str(tmp_path / "run"))
+    line = refused("--gin", "toy.gin", *set_words(bindings), "--out", str(tmp_path / "run"))
     assert line.startswith("error: ")
     assert said in line
     assert not (tmp_path / "run").exists()

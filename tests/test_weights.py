@@ -11,7 +11,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from run_builders import small_bindings
+from run_builders import set_words, small_bindings
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -92,7 +92,7 @@ def test_training_on_either_engine_ends_before_it_begins(gin, smoke, start, raw_
     work = [f"Work.model = @{start}()", "SupervisedModel.model = @PretrainedModel()"]
     work += ["SupervisedModel.examples = @ModularChains()", *[f"SupervisedModel.{name} = @{kind}()" for name, kind in (
         ("prompts", "Prompts"), ("sampling", "Sampling"), ("machine", "LocalEngine"))]]  # fmt: skip
-    words = [word for one in small_bindings(folder, *work) for word in ("--set", one)]
+    words = set_words(small_bindings(folder, *work))
     words += [word for file in ("toy.gin", *gin) for word in ("--gin", file)]
     done = run_script("train.py", *words, *smoke, "--out", tmp_path / "run")
     assert done.returncode == 2

@@ -115,7 +115,7 @@ def definition(folder: Path, **more: str) -> Path:
     (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
         "title": '"Mine"',
-        "verifier": '"math"',
+        "verifier": '"exact"',  # graded in this process
         "files": '[{ name = "mine.jsonl", question = "problem", answer = "answer" }]',
         **more,
     }

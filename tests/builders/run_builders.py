@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.experiment import Outcome
 from exgrpo_orlhf.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +65,26 @@ def small_bindings(model: Path, *more: str) -> list[str]:
     ]
 
 
+def train_in(run: Path, bindings: Sequence[str], files=("toy.gin",), resume=False, **options) -> Outcome:
+    """A run in this process."""
+    return train(config.load(files, bindings), run, resume=resume, tracking_uri="unused", tags={}, **options)
+
+
+def train_small(model: Path, run: Path, *more: str, files=("toy.gin",), resume=False, **options) -> Outcome:
+    """A run in this process that takes seconds. more: further bindings"""
+    return train_in(run, small_bindings(model, *more), files, resume, **options)
+
+
+def train_command(run: Path, bindings: Sequence[str], file: str = "toy.gin") -> list[str]:
+    """The words of the same run in a process of its own."""
+    script = str(ROOT / "scripts" / "train.py")
+    return [sys.executable, script, "--gin", file, "--out", str(run), *set_words(bindings)]
+
+
+def set_words(bindings: Sequence[str]) -> list[str]:
+    return [word for binding in bindings for word in ("--set", binding)]
+
+
 def ends_by_its_template(model: Path, folder: Path) -> Path:
     """The model with a chat template that closes turns with the token it ends responses with. Its configuration and its
     tokenizer name another one, as those of base models do."""
@@ -86,11 +110,13 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def wait_until(condition, seconds=600.0):
+def wait_until(condition, seconds=600.0, process: subprocess.Popen | None = None, every=0.02):
+    """While the process runs, if there is one. every: seconds between two looks"""
     end = time.monotonic() + seconds
     while not condition():
+        assert process is None or process.poll() is None, f"it ended too early: {process.communicate()}"
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def byte_tokenizer() -> Qwen2Tokenizer:
@@ -109,8 +135,7 @@ def bindings(model: Path, phase: list[str]) -> list[str]:
 
 
 def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
-    experiment = config.load(["toy.gin"], bindings(model, phase))
-    outcome = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+    outcome = train_in(run, bindings(model, phase), resume=resume)
     assert outcome.steps == STEPS
     assert outcome.stopped_by is None
 
@@ -138,10 +163,10 @@ def assert_same_ending(run: Path, straight: Path) -> None:
 
 
 def rows(path: Path) -> list[dict]:
-    """Of a file with one JSON object a line."""
+    """Of a file with one JSON object a line, or of the metrics of a run's folder."""
+    path = path / "metrics.jsonl" if path.is_dir() else path
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def timeless(run: Path) -> list[dict]:
-    metrics = rows(run / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in metrics]
+    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from run_builders import flip, small_bindings
+from full_disk import full_disk
+from run_builders import flip, set_words, small_bindings
 
 from exgrpo_orlhf import cache
 from exgrpo_orlhf.models.tiny_models import ChainModel
@@ -76,16 +76,10 @@ def test_what_a_killed_process_left_is_removed_when_the_next_model_is_made(tmp_p
 
 
 def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
-    """A limit on the size of a file stands for it."""
     words = small_bindings("unused", "Work.model = @ChainModel()", f"ChainModel.cache = {str(tmp_path / 'cache')!r}")
     words += [f"ChainModel.{name} = {getattr(SMALL, name)!r}" for name in ("operands", "steps", "width", "layers")]
-    words = [word for one in words for word in ("--set", one)]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
-    try:
-        done = run_script("train.py", "--gin", "toy.gin", *words, "--out", tmp_path / "x")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with full_disk(20_000):
+        done = run_script("train.py", "--gin", "toy.gin", *set_words(words), "--out", tmp_path / "x")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"error: {tmp_path / 'cache'}/chain-model-")
@@ -96,14 +90,10 @@ def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
 
 def test_a_full_disk_while_a_state_of_torch_is_saved_is_named_too(tmp_path):
     """torch raises a RuntimeError without a path."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
-    try:
-        with (
-            pytest.raises(cache.CacheError, match=rf"{tmp_path}/state-1 could not be written"),
-            cache.making(tmp_path / "state-1") as unfinished,
-        ):
-            torch.save(torch.zeros(10_000), unfinished / "state.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with (
+        full_disk(20_000),
+        pytest.raises(cache.CacheError, match=rf"{tmp_path}/state-1 could not be written"),
+        cache.making(tmp_path / "state-1") as unfinished,
+    ):
+        torch.save(torch.zeros(10_000), unfinished / "state.pt")
     assert [*tmp_path.iterdir()] == []

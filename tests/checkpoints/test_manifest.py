@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from run_builders import ROOT, flip, small_bindings, timeless
+from run_builders import flip, small_bindings, timeless, train_command, train_small
 
-from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.training.run import train
 
 
 def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):
-    experiment = config.load(["toy.gin"], small_bindings(model, *more))
-    return train(experiment, run, resume=resume, resume_from=resume_from, tracking_uri="unused", tags={})
+    return train_small(model, run, *more, resume=resume, resume_from=resume_from)
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +245,7 @@ def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path,
 @pytest.mark.slow
 def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
     flip(run / "checkpoint-4" / "trainer" / "optimizer.pt")
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run]
-    for binding in small_bindings(warm_model):
-        command += ["--set", binding]
+    command = train_command(run, small_bindings(warm_model))
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: {run}/checkpoint-4/trainer/optimizer.pt: the content")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ROOT, small_bindings, timeless
+from run_builders import ROOT, small_bindings, timeless, train_in
 from test_config import load, stated
 
 from exgrpo_orlhf import config, initial_buffer
 from exgrpo_orlhf.models.supervised_start import SupervisedModel
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
-from exgrpo_orlhf.training.run import train
 
 FOLDER = ROOT / "gin" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))
@@ -71,13 +70,7 @@ def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
     small = [each for each in small_bindings(model) if not each.startswith(("ReplayMixer.", "train.steps"))]
     steps = [] if name == "sft" else [f"train.steps = {STEPS}"]
     files = [f"{name}.gin"] if name in ("base", "recipes/su01") else [f"baselines/{name}.gin"]
-    train(
-        config.load(files, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more]),
-        run,
-        resume=False,
-        tracking_uri="unused",
-        tags={},
-    )
+    train_in(run, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more], files)
     return timeless(run)[1:]
 
 

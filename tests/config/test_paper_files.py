@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from run_builders import ROOT, small_bindings, timeless
+from run_builders import ROOT, small_bindings, timeless, train_in
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.study.suite import of_suite
-from exgrpo_orlhf.training.run import train
 
 PAPER = ROOT / "gin" / "paper"
 TABLES = sorted(PAPER.glob("table*.gin"))
@@ -67,13 +66,7 @@ def test_every_row_of_every_table_trains(table, variant, warm_model, tmp_path):
     small = [*variant.bindings, *small_bindings(warm_model), "train.steps = 3", "RetirementPolicy.revisits_every = 2"]
     if table != "table7":
         small.pop()
-    train(
-        config.load([*variant.files, "testbed/rare.gin"], small),
-        tmp_path / "run",
-        resume=False,
-        tracking_uri="",
-        tags={},
-    )
+    train_in(tmp_path / "run", small, [*variant.files, "testbed/rare.gin"])
     rows = timeless(tmp_path / "run")
     assert rows[-1]["step"] == 3
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from typing import Any
 
 import pytest
 import torch
 from eval_builders import all_responses, greedy_by_transformers, needs_vllm, published_model, request, texts
+from http_server import Reply, http_server
 from run_builders import wait_until
 
 from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
@@ -46,48 +47,29 @@ class Server:
 def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Server]:
     server = Server(answer)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def reply(method: str, path: str, headers: Message, body: bytes) -> Reply:
+        if method == "GET":
+            return text_of(server.models if path == "/v1/models" else (404, {}, "not found"))
+        content = json.loads(body)
+        with server.lock:
+            before = sum(content == other for _, _, other in server.requests)
+            server.requests.append((time.monotonic(), path, content))
+            server.keys.add(headers["authorization"])
+            server.running += 1
+            server.most_running = max(server.most_running, server.running)
+        given = server.answer(path, content, before)
+        with server.lock:
+            server.running -= 1
+        return text_of(given)
 
-        def do_GET(self) -> None:
-            self.reply(server.models if self.path == "/v1/models" else (404, {}, "not found"))
+    with http_server(reply) as address:
+        server.url = f"{address}/v1"
+        yield server
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with server.lock:
-                before = sum(body == other for _, _, other in server.requests)
-                server.requests.append((time.monotonic(), self.path, body))
-                server.keys.add(self.headers["authorization"])
-                server.running += 1
-                server.most_running = max(server.most_running, server.running)
-            reply = server.answer(self.path, body, before)
-            with server.lock:
-                server.running -= 1
-            self.reply(reply)
 
-        def reply(self, answer: Answer) -> None:
-            status, headers, content = answer
-            data = (content if isinstance(content, str) else json.dumps(content)).encode()
-            with suppress(OSError):  # the client may have gone
-                self.send_response(status)
-                for name, value in ({"content-length": str(len(data))} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        httpd.socket.listen(128)
-        server.url = f"http://127.0.0.1:{httpd.server_port}/v1"
-        thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            httpd.shutdown()
-            thread.join()
+def text_of(answer: Answer) -> Reply:
+    status, headers, content = answer
+    return status, headers, content if isinstance(content, str) else json.dumps(content)
 
 
 @contextmanager

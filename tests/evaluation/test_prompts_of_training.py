@@ -8,29 +8,17 @@ from dataclasses import replace
 
 import pytest
 from eval_builders import HERE, definition
-from run_builders import THINKING, byte_tokenizer, small_bindings
+from run_builders import THINKING, byte_tokenizer, train_small
 from transformers import AutoTokenizer
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.training.run import train
 
 ROWS = "Show your work, then \\boxed{} it."  # the system message of the rows
 DEFAULT = "Sort it out in two parts, and put the result in \\boxed{}."  # that of the chat template
-
-
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory):
-    """The folder of a tokenizer alone."""
-    folder = tmp_path_factory.mktemp("thinking")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = THINKING
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def asks(system: str, question: str) -> str:
@@ -63,15 +51,14 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     rows = [{"prompt": [{"role": role, "content": text} for role, text in question.prompt], "answer": "2"}
             for question in questions(ROWS, ROWS)]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bindings = small_bindings(
-        byte_model,
+    bindings = (
         *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'exact'"),
         *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
         *("QuestionFile.source = None", "Prompts.max_tokens = 400", "MAX_RESPONSE_TOKENS = 2"),
         *("train.steps = 1", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = None"),
         *("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'", "LoRA.rank = 1"),
     )
-    train(config.load(["toy.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    train_small(byte_model, tmp_path / "run", *bindings)
     shown = [record.getMessage() for record in caplog.records if "a prompt of training" in record.getMessage()]
     assert shown == [f"a prompt of training, template 'chat': {asks(ROWS, '0+1?')!r}"]
 
@@ -87,7 +74,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
             (("--system", "Be brief."), "Be brief.", ["system 'Be brief.'"]),
         ):
             assert prompt_of(prompts, *words, model=model) == (asks(system, "2+2?"), departures)
-    block = definition(tmp_path, verifier='"exact"')
+    block = definition(tmp_path)
     words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
     bench("--model", checkpoint, *words, tmp_path / "out")
     [line] = (tmp_path / "out" / "mine" / "samples.jsonl").read_text(encoding="utf-8").splitlines()

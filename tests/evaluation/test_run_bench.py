@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -13,9 +12,10 @@ import sys
 
 import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
+from full_disk import full_disk
 from mlflow.tracking import MlflowClient
 from results_builder import line
-from run_builders import ROOT, small_bindings, wait_until
+from run_builders import ROOT, rows, small_bindings, train_small, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
@@ -66,11 +66,10 @@ def test_chains_score_as_in_training(warm_model, tmp_path, bench):
         *("train.steps = 2", "train.eval_every = 2", "Prompts.max_tokens = 40"),
         *("validation/ModularChains.count = 240", "validation/ModularChains.operands = (3, 4, 5, 6, 7, 8)"),
     )
-    experiment = config.load(("base.gin",), small_bindings(warm_model, *more))
     run = tmp_path / "run"
-    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    train_small(warm_model, run, *more, files=["base.gin"])
     bench("--model", run / "checkpoint-2", *CHAINS, "--temperature", 0, "--out", tmp_path / "x")
-    trained = json.loads((run / "metrics.jsonl").read_text().strip().split("\n")[-1])
+    trained = rows(run)[-1]
     by_length = [trained[f"eval/greedy_accuracy_{n}_operands"] for n in (3, 4, 5, 6, 7)]
     chains = results(tmp_path / "x")["benchmarks"]["chains"]
     assert chains["avg"]["value"] == pytest.approx(sum(by_length) / 5)
@@ -84,8 +83,8 @@ def test_chains_score_as_in_training(warm_model, tmp_path, bench):
 
 def test_two_runs_with_one_seed_are_the_same_file_and_another_seed_or_number_of_rows_is_another(tmp_path, chains):
     """Another number of rows at a time changes rounding, and next to no response."""
-    for name, seed, rows in (("a", 0, 64), ("b", 0, 64), ("c", 1, 64), ("d", 0, 5)):
-        chains("--limit", 12, "--samples", 3, "--seed", seed, "--rows", rows, out=tmp_path / name)
+    for name, seed, at_once in (("a", 0, 64), ("b", 0, 64), ("c", 1, 64), ("d", 0, 5)):
+        chains("--limit", 12, "--samples", 3, "--seed", seed, "--rows", at_once, out=tmp_path / name)
     a, b, c = ((tmp_path / name / "chains" / "samples.jsonl").read_bytes() for name in "abc")
     assert a == b != c
     assert timeless_results(tmp_path / "a") == timeless_results(tmp_path / "b")
@@ -128,10 +127,9 @@ def test_two_benchmarks_one_after_the_other_share_a_folder_and_one_of_ones_own_i
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
     warm_model, tmp_path, bench, script, monkeypatch, caplog
 ):
-    small = small_bindings(warm_model, "train.steps = 1", "train.eval_every = None")
-    experiment = config.load(["paper/table7.gin", "testbed/rare.gin"], small)
     runs, out = tmp_path / "runs", tmp_path / "out"
-    train(experiment, runs / "ExGRPO" / "seed0", resume=False, tracking_uri="unused", tags={})
+    one_step = ("train.steps = 1", "train.eval_every = None")
+    train_small(warm_model, runs / "ExGRPO" / "seed0", *one_step, files=["paper/table7.gin", "testbed/rare.gin"])
     half = shutil.copytree(runs / "ExGRPO" / "seed0", runs / "retired_back" / "seed3") / "config.gin"
     half.write_text(half.read_text().replace("train.steps = 1", "train.steps = 10"))
     words = ("table", ROOT / "gin" / "paper" / "table7.gin", "--runs", runs, "--out", out, *CHAINS, "--limit", 3)
@@ -153,7 +151,14 @@ def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_name
 
 @pytest.mark.slow
 def test_random_kills_change_nothing(warm_model, tmp_path, bench):
-    words = ["--model", warm_model, "--definitions", definition(tmp_path, samples="3"), "--benchmarks", "chains,mine"]
+    words = [
+        "--model",
+        warm_model,
+        "--definitions",
+        definition(tmp_path, samples="3", verifier='"math"'),
+        "--benchmarks",
+        "chains,mine",
+    ]
     words += ["--limit", 60, "--samples", 4, "--max-tokens", 48, "--rows", 3, *HERE, "--template", "plain"]
     bench(*words, "--out", tmp_path / "whole")
     killer = [sys.executable, ROOT / "tests" / "builders" / "bench_killer.py", 8, tmp_path / "killed", "--"]
@@ -214,7 +219,8 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
     shutil.copytree(warm_model, model)
-    words = ("--definitions", definition(tmp_path), "--benchmarks", "chains,mine", "--template", "plain", *HERE)
+    block = definition(tmp_path, verifier='"math"')
+    words = ("--definitions", block, "--benchmarks", "chains,mine", "--template", "plain", *HERE)
     bench("--model", model, *words, "--limit", 8, "--max-tokens", 24, "--out", out)
     before, content = (out / "chains" / "samples.jsonl").read_bytes(), timeless_results(out)
     shutil.rmtree(model)
@@ -325,15 +331,8 @@ def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
     file = SampleFile(tmp_path / "x" / "samples.jsonl")
     file.append([line(0, 0, "correct")])
     before = file.path.read_bytes()
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            file.append([line(0, 1, "correct")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, old)
+    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
+        file.append([line(0, 1, "correct")])
     assert file.path.read_bytes() == before
 
 
@@ -352,8 +351,7 @@ def test_a_set_or_an_instruction_that_has_changed_is_refused(byte_model, tmp_pat
     definition(tmp_path, ask='"Just guess."')
     assert "answers another prompt than would be asked now" in bench(*words, "--limit", 6, status=2)
     definition(tmp_path)
-    rows = (tmp_path / "mine.jsonl").read_text().replace("What is", "How much is")
-    (tmp_path / "mine.jsonl").write_text(rows)
+    (tmp_path / "mine.jsonl").write_text((tmp_path / "mine.jsonl").read_text().replace("What is", "How much is"))
     assert "answers another prompt than would be asked now" in bench(*words, status=2)
 
 
@@ -376,8 +374,7 @@ def test_the_record_of_what_generated_an_evaluation_stays_and_its_dtype_binds_la
     error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)
     assert "computed in float32, now it would be bfloat16; give --dtype float32" in error
     bench(*words, "chains_beyond", "--dtype", "float32", "--rows", 2)
-    rows = [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]]
-    assert rows == [64, 2]
+    assert [session["engine"]["rows"] for session in results(tmp_path)["record"]["sessions"]] == [64, 2]
 
 
 # -- MLflow -----------------------------------------------------------------------------------------------------------

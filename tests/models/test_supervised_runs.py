@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import small_bindings
+from run_builders import rows, small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
-from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.run import train
 
 SFT_STEPS = 2 * 3  # two epochs of 24 questions, 8 a step
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in MLFLOW_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("no_tracking_server")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, made_database) -> Path:
     """Of the cache, the runs and the tracking database."""
-    return tmp_path_factory.mktemp("supervised")
+    folder = tmp_path_factory.mktemp("supervised")
+    shutil.copy(made_database, folder / "mlflow.db")
+    return folder
 
 
 def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None, resume: bool = False) -> Path:
@@ -45,10 +41,6 @@ def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None,
     tags = {"gin": f"{name}.gin", "engine": "local", "seed": "0"}
     train(experiment, place, resume=resume, tracking_uri=f"sqlite:///{folder}/mlflow.db", tags=tags)
     return place
-
-
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
 
 
 def logged(folder: Path, run: Path, metric: str) -> list[tuple[int, float]]:

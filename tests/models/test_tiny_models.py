@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -246,8 +245,7 @@ def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, 
 
 
 def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
-    from exgrpo_orlhf import config  # here, because the processes that other tests start import this file
-    from exgrpo_orlhf.training.run import train
+    from run_builders import rows, train_in  # here, because the processes that other tests start import this file
 
     pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
     small = [
@@ -255,12 +253,11 @@ def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
         *("ReasoningGym.count = 24", "validation/ReasoningGym.count = 8", "Tracking.enabled = False"),
         *("train.steps = 4", "train.questions_per_step = 8", "train.group_size = 4", "train.eval_every = 4"),
     ]
-    experiment = config.load(["reasoning_gym.gin"], small)
-    train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().split("\n") if line]
-    assert "eval/greedy_accuracy" in rows[-1]
-    assert rows[-1]["reward/mean"] > 0
-    assert rows[-1]["replay/actual_share"] > 0
+    train_in(tmp_path / "run", small, ["reasoning_gym.gin"])
+    last = rows(tmp_path / "run")[-1]
+    assert "eval/greedy_accuracy" in last
+    assert last["reward/mean"] > 0
+    assert last["replay/actual_share"] > 0
 
 
 SHARED = [

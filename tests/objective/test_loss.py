@@ -79,20 +79,25 @@ def test_gradient_equals_finite_differences(shaping, clip, normalizer):
 # -- truncated weights ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_weight", [0.05, 0.7, 1.0, 2.0, 50.0])
-@pytest.mark.parametrize("shaping", [True, False])
-def test_truncated_loss_and_gradient_equal_the_equations_written_plainly(shaping, max_weight):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(
+            {"max_weight": c, "shaping": shaping, "entropy_coef": 0.01}
+            for c in (0.05, 0.7, 1.0, 2.0, 50.0)
+            for shaping in (True, False)
+        ),
+        *(
+            {"max_fresh_weight": c, "clip_low": clip, "clip_high": clip}
+            for c in (0.05, 0.7, 1.1, 2.0, 50.0)
+            for clip in (0.2, None)
+        ),
+    ],
+    ids=str,
+)
+def test_truncated_loss_and_gradient_equal_the_equations_written_plainly(settings):
     for seed in range(4):
-        loss = MixedPolicyLoss(shaping=shaping, max_weight=max_weight, response_length=20, entropy_coef=0.01)
-        assert_equals_the_equations(loss, random_rows(seed))
-
-
-@pytest.mark.parametrize("clip", [(0.2, 0.2), (None, None)])
-@pytest.mark.parametrize("c", [0.05, 0.7, 1.1, 2.0, 50.0])
-def test_truncated_fresh_weights_equal_the_equations_written_plainly(c, clip):
-    for seed in range(4):
-        loss = MixedPolicyLoss(max_fresh_weight=c, clip_low=clip[0], clip_high=clip[1], response_length=20)
-        assert_equals_the_equations(loss, random_rows(seed))
+        assert_equals_the_equations(MixedPolicyLoss(response_length=20, **settings), random_rows(seed))
 
 
 @pytest.mark.parametrize("max_fresh_weight", [None, 1.3, 5.0])

@@ -63,17 +63,6 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
         assert torch.allclose(a, b, rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("chunk", [1, 5, 23])
-def test_gradients_equal_finite_differences_in_float64(temperature, chunk):
-    hidden, weight, offsets, targets = inputs(torch.float64)
-    hidden, targets = hidden[:7, :3].detach().requires_grad_(), targets[:7] % 6
-    weight, offsets = weight[:6, :3].detach().requires_grad_(), offsets[:6].detach().requires_grad_()
-    function = lambda h, w, b: chunked(h, w, b, targets, temperature, chunk)
-    assert function(hidden, weight, offsets)[0].dtype == torch.float64
-    assert torch.autograd.gradcheck(function, (hidden, weight, offsets))
-
-
 @pytest.mark.parametrize("use", [(True, False), (False, True)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_one_output_used_alone_has_the_plain_gradient(use, temperature):

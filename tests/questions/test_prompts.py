@@ -241,15 +241,6 @@ def test_a_text_whose_last_tokens_an_answer_would_change_is_warned_of(caplog):
 # -- another tokenizer's chat template --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def thinking(tmp_path):
-    """The folder of a tokenizer alone."""
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = THINKING
-    tokenizer.save_pretrained(tmp_path / "thinking")
-    return tmp_path / "thinking"
-
-
 def test_the_chat_template_of_another_tokenizer_is_used_and_saved(thinking, tmp_path):
     settings = Prompts("chat", chat_template_from=str(thinking))
     tokenizer = byte_tokenizer()

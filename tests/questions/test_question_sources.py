@@ -14,12 +14,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, small_bindings, train_in
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.training.run import train
 
 # -- the hub's library ------------------------------------------------------------------------------------------------
 
@@ -225,9 +224,8 @@ def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_
 
 
 def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(tmp_path, raw_model):
-    experiment = config.load(["toy.gin"], [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"])
-    run = tmp_path / "run"
-    assert train(experiment, run, resume=False, tracking_uri="", tags={}).steps == 2
-    again = config.load([run / "config.gin"])
+    bindings, run = [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"], tmp_path / "run"
+    assert train_in(run, bindings).steps == 2
+    experiment, again = config.load(["toy.gin"], bindings), config.load([run / "config.gin"])
     assert again.config_hash == experiment.config_hash
     assert fingerprint(again.questions.load()) == fingerprint(experiment.questions.load())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from run_builders import ROOT, byte_tokenizer
+from run_builders import byte_tokenizer, rows, train_command
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf import checkpoints, config
@@ -71,18 +69,16 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
         "Tracking.enabled = False",
     ]
     run = tmp_path / "run"
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run, "--resume"]
-    for binding in bindings:
-        command += ["--set", binding]
+    command = [*train_command(run, bindings), "--resume"]
 
     subprocess.run([*command, "--set", "train.steps = 1"], check=True)
     seed_buffer(run, bindings)
     seen = tmp_path / "status"
     subprocess.run([command[0], "-c", MEASURED, seen, *command[1:], "--set", "train.steps = 3"], check=True)
 
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
-    assert [row["replay/actual_share"] for row in rows[1:]] == [0, 0.5, 0.5]
-    for row in rows[2:]:
+    measured = rows(run)
+    assert [row["replay/actual_share"] for row in measured[1:]] == [0, 0.5, 0.5]
+    for row in measured[2:]:
         assert row["replay/candidates_scored"] == 3
         assert row["replay/response_tokens"] == LENGTH
         assert row["rollout/response_tokens"] > LENGTH / 2

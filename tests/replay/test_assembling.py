@@ -33,31 +33,22 @@ def test_stored_success_is_never_graded_again():
         assert [row.advantage for row in rows] == pytest.approx([0, 0, -0.3, 0.3])
 
 
-def test_advantages_are_over_the_whole_group_of_k():
-    groups = [
-        group(["correct", "wrong", "wrong"], QUESTIONS[0], replayed=True),
-        group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]),
-    ]
-    replayed, fresh = assemble(groups, {QUESTIONS[0].id: trajectory()}).rows
-    assert [row.advantage for row in replayed] == [0.5, -0.5, -0.5, 0.5]
-    assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
-
-
-@pytest.mark.parametrize("verdict", ["timeout", "error"])
-def test_an_ungradable_row_is_out_of_the_mean_and_still_a_row(verdict):
-    rows = assemble([group(["correct", verdict, "wrong", "no_answer"])]).flat_rows()
-    assert [row.in_loss for row in rows] == [True, False, True, True]
-    assert [row.advantage for row in rows] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
-    assert len(rows) == K
-
-
-def test_a_group_with_fewer_than_two_gradable_rows_has_no_gradient():
-    rows = assemble([group(["correct", "timeout", "error", "timeout"])]).flat_rows()
-    assert [row.advantage for row in rows] == [0] * 4
-    assert [row.in_loss for row in rows] == [True, False, False, False]
-    replayed = group(["timeout", "error", "timeout"], replayed=True)
-    rows = assemble([replayed], {QUESTIONS[0].id: trajectory()}).flat_rows()
-    assert [row.advantage for row in rows] == [0] * 4
+@pytest.mark.parametrize(
+    ("verdicts", "replayed", "advantages", "in_loss"),
+    [
+        (("correct", "timeout", "wrong", "no_answer"), False, [2 / 3, 0, -1 / 3, -1 / 3], "y-yy"),
+        (("correct", "error", "wrong", "no_answer"), False, [2 / 3, 0, -1 / 3, -1 / 3], "y-yy"),
+        (("correct", "timeout", "error", "timeout"), False, [0, 0, 0, 0], "y---"),
+        (("timeout", "error", "timeout"), True, [0, 0, 0, 0], "---y"),
+    ],
+)
+def test_an_ungradable_row_is_out_of_the_mean_and_fewer_than_two_others_have_no_gradient(
+    verdicts, replayed, advantages, in_loss
+):
+    chosen = {QUESTIONS[0].id: trajectory()} if replayed else {}
+    rows = assemble([group(verdicts, replayed=replayed)], chosen).flat_rows()
+    assert [row.in_loss for row in rows] == [mark == "y" for mark in in_loss]
+    assert [row.advantage for row in rows] == pytest.approx(advantages)
 
 
 def test_rows_keep_the_order_of_groups_and_rollouts():
@@ -69,11 +60,18 @@ def test_rows_keep_the_order_of_groups_and_rollouts():
     assert batch.groups == groups
 
 
-@pytest.mark.parametrize(("n", "replayed"), [(3, False), (5, False), (4, True), (2, True)])
-def test_groups_of_another_size_are_refused(n, replayed):
+@pytest.mark.parametrize(
+    ("n", "replayed", "beside", "message"),
+    [
+        *((n, False, None, f"{n} rollouts.* do not make a group of K = 4") for n in (3, 5)),
+        *((n, True, None, f"{n} rollouts.* do not make a group of K = 4") for n in (4, 2)),
+        *((n, True, 2, f"{n} rollouts and a stored one do not .* K = 4 with 2 beside a stored one") for n in (1, 3)),
+    ],
+)
+def test_groups_of_another_size_are_refused(n, replayed, beside, message):
     """T9: a replayed question comes with K−1 fresh rollouts; K would be compute thrown away."""
-    with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {n} rollouts.* do not make a group of K = 4"):
-        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()})
+    with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {message}"):
+        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()}, fresh_beside=beside)
 
 
 def test_groups_that_are_ungraded_or_without_their_trajectory_are_refused():
@@ -87,31 +85,22 @@ def test_groups_that_are_ungraded_or_without_their_trajectory_are_refused():
 # -- fewer fresh rollouts beside a stored one --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beside", range(1, K))
-def test_advantages_are_over_the_stored_row_and_the_few_beside_it(beside):
+@pytest.mark.parametrize("beside", [1, 2, 3, None])
+def test_advantages_are_over_the_stored_row_and_the_few_or_k_minus_one_beside_it(beside):
     """Every outcome of the few: A = r − mean over the beside + 1 rows, nothing of the places up to K."""
-    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=beside):
+    n = beside or K - 1
+    for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=n):
         groups = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]), group(verdicts, replayed=True)]
         batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=beside)
         fresh, replayed = batch.rows
-        assert (len(fresh), len(replayed), batch.width) == (K, beside + 1, K)
-        assert [row.trajectory is not None for row in replayed] == [False] * beside + [True]
+        assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
+        assert (len(replayed), batch.width) == (n + 1, K)
+        assert [row.trajectory is not None for row in replayed] == [False] * n + [True]
         rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
         known = [r for r in rewards if r is not None]
         mean = sum(known) / len(known)
         assert [r.advantage for r in replayed] == pytest.approx([0 if r is None else r - mean for r in rewards])
         assert [row.in_loss for row in replayed] == [r is not None for r in rewards]
-
-
-def test_one_wrong_rollout_beside_a_stored_success_has_a_signal():
-    batch = assemble([group(["wrong"], replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=1)
-    assert [(row.advantage, row.token_ids.tolist()) for row in batch.flat_rows()] == [(-0.5, [1, 9]), (0.5, [8, 8])]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_another_number_of_rollouts_beside_a_stored_one_is_refused(n):
-    with pytest.raises(ValueError, match=f"{n} rollouts and a stored one do not .* K = 4 with 2 beside a stored one"):
-        assemble([group(["wrong"] * n, replayed=True)], {QUESTIONS[0].id: trajectory()}, fresh_beside=2)
 
 
 def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():

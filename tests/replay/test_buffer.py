@@ -49,44 +49,36 @@ def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something
     assert not buffer.candidates
 
 
-@pytest.mark.parametrize("accuracy", [Fraction(-1, 8), Fraction(9, 8)])
-def test_an_accuracy_outside_its_range_is_refused(accuracy):
-    with pytest.raises(ValueError, match="question q: an accuracy lies in"):
-        ReplayBuffer(RetirementPolicy()).record("q", accuracy, 0)
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda buffer: buffer.record("q", Fraction(-1, 8), 0), ValueError, "question q: an accuracy lies in"),
+        (lambda buffer: buffer.record("q", Fraction(9, 8), 0), ValueError, "question q: an accuracy lies in"),
+        (
+            lambda buffer: buffer.store([("q0", trajectory([3], finish="length"))]),
+            ValueError,
+            "question q0: a truncated response",
+        ),
+        (lambda buffer: buffer.store([("q", trajectory([1]))]), ValueError, "question q has no accuracy"),
+        (lambda buffer: buffer.remove("q"), KeyError, "q"),
+        (lambda buffer: buffer.restore([], [], {}, 0), ValueError, "empty"),
+        (lambda buffer: (buffer.retire("q0", 1), buffer.restore([], [], {}, 0)), ValueError, "empty"),
+        (lambda buffer: (buffer.retire("q0", 1), buffer.record("q0", Fraction(1, 2), 3)), ValueError, "q0 is retired"),
+    ],
+    ids=["accuracy < 0", "accuracy > 1", "truncated", "no record", "unknown", "not empty", "retired alone", "retired"],
+)
+def test_a_change_that_cannot_be_is_refused(change, error, message):
+    buffer = filled(1)
+    with pytest.raises(error, match=message):
+        change(buffer)
+    assert buffer.n_trajectories == len(buffer.records)
+    assert {*buffer.records, *buffer.retired} == {"q0"}
 
 
 # -- storing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_truncated_response_is_not_stored():
-    buffer = filled(1)
-    with pytest.raises(ValueError, match="question q0: a truncated response"):
-        buffer.store([("q0", trajectory([3], finish="length"))])
-    assert buffer.n_trajectories == 1
-
-
-def test_experience_of_a_question_without_a_record_is_refused():
-    with pytest.raises(ValueError, match="question q has no accuracy"):
-        ReplayBuffer(RetirementPolicy()).store([("q", trajectory([1]))])
-
-
-def test_removing_an_unknown_question_is_an_error():
-    with pytest.raises(KeyError):
-        ReplayBuffer(RetirementPolicy()).remove("q")
-
-
 # -- retirement -------------------------------------------------------------------------------------------------------
-
-
-def test_a_retired_question_stays_retired():
-    buffer = filled(1)
-    buffer.retire("q0", 1)
-    buffer.observe([group(["correct", "wrong"], "q0"), group(["wrong", "wrong"], "q0")], 2)
-    assert buffer.store([("q0", trajectory([5]))]) == 0
-    assert dict(buffer.retired) == {"q0": 1}
-    assert not buffer.records
-    with pytest.raises(ValueError, match="q0 is retired"):
-        buffer.record("q0", Fraction(1, 2), 3)
 
 
 def test_nothing_retires_when_retirement_is_off():
@@ -204,15 +196,6 @@ def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved):
     for step in range(150):
         random_step(buffer, naive, draw, step)
         assert view(buffer) == naive.view()
-
-
-def test_only_an_empty_buffer_can_be_restored():
-    buffer = filled(1)
-    with pytest.raises(ValueError, match="empty"):
-        buffer.restore([], [], {}, 0)
-    buffer.retire("q0", 1)
-    with pytest.raises(ValueError, match="empty"):
-        buffer.restore([], [], {}, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

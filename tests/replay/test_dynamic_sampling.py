@@ -7,29 +7,26 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from run_builders import small_bindings, timeless
+from replay_builders import QUESTIONS as ALL_QUESTIONS
+from replay_builders import K, trajectory
+from replay_builders import group as graded_group
+from run_builders import timeless, train_small
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.generation import chunk_seed
 from exgrpo_orlhf.questions.fresh import FreshQuestions
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Question, RolloutGroup
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, SelectedBatch
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.training.run import train
 
-K = 4
-QUESTIONS = ModularChains(count=30, operands=(2, 3)).load()
-IDS = np.array([5, 1], np.int32)
-STORED = Trajectory(IDS, np.zeros(2, np.float32), 1.0, 0)
+QUESTIONS = ALL_QUESTIONS[:30]
+STORED = trajectory((5, 1))
 
 
 def group(question, correct: int, replayed: bool = False, ungraded: int = 0, n: int | None = None) -> RolloutGroup:
-    n = K - replayed if n is None else n
-    grades = [Grade("correct", 1.0)] * correct + [Grade("timeout", None)] * ungraded
-    grades += [Grade("wrong", 0.0)] * (n - len(grades))
-    return RolloutGroup(question, tuple(Rollout(IDS, "stop", grade) for grade in grades), replayed)
+    verdicts = ["correct"] * correct + ["timeout"] * ungraded
+    return graded_group(verdicts + ["wrong"] * ((n or K - replayed) - len(verdicts)), question, replayed)
 
 
 class Rolls:
@@ -202,6 +199,11 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
             ["DynamicSampling.max_rounds = 1", "DynamicSampling.max_reward = 0.5", "DynamicSampling.min_reward = 0.6"],
             r"min_reward must be at most DynamicSampling\.max_reward, got 0\.6 and 0\.5",
         ),
+        (["DynamicSampling.masks = True"], r"masks needs DynamicSampling\.min_reward or max_reward"),
+        (
+            ["DynamicSampling.masks = True", "DynamicSampling.min_reward = 0.5", "DynamicSampling.max_rounds = 2"],
+            r"DynamicSampling\.max_rounds = 0",
+        ),
     ],
 )
 def test_settings_that_can_never_act_are_refused(more, said):
@@ -213,8 +215,7 @@ def test_settings_that_can_never_act_are_refused(more, said):
 
 
 def go(model: Path, run: Path, *more: str) -> list[dict]:
-    experiment = config.load(["toy.gin"], small_bindings(model, "ModularChains.count = 200", "train.steps = 3", *more))
-    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    train_small(model, run, "ModularChains.count = 200", "train.steps = 3", *more)
     return timeless(run)[1:]
 
 

@@ -8,8 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import replay_builders
 
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     QuestionSampler,
@@ -22,8 +23,7 @@ HALF = Fraction(1, 2)
 
 
 def trajectory(number: int, step: int, length: int = 4) -> Trajectory:
-    ids = np.full(length, number, np.int32)
-    return Trajectory(ids, np.full(length, -0.5, np.float32), 1.0, step)
+    return replay_builders.trajectory([number] * length, step)
 
 
 def buffer_of(*, retirement: RetirementPolicy | None = None, **limits) -> ReplayBuffer:
@@ -38,48 +38,11 @@ def stored(buffer: ReplayBuffer, question_id: str) -> list[int]:
 
 
 def group(name: str, verdicts: str) -> RolloutGroup:
-    """One letter a rollout: r right, w wrong, t timeout."""
-    grades = {"r": Grade("correct", 1.0), "w": Grade("wrong", 0.0), "t": Grade("timeout", None)}
-    tokens = np.array([1], np.int32)
-    return RolloutGroup(
-        Question(name, name, "", ""), tuple(Rollout(tokens, "stop", grades[v]) for v in verdicts), False
-    )
+    """One letter a rollout."""
+    return replay_builders.group([{"r": "correct", "w": "wrong", "t": "timeout"}[v] for v in verdicts], name)
 
 
 # -- caps -------------------------------------------------------------------------------------------------------------
-
-
-def test_of_one_question_the_oldest_goes_first():
-    buffer = buffer_of(per_question=2)
-    buffer.store([("a", trajectory(n, step=n)) for n in (1, 2, 3)])
-    assert stored(buffer, "a") == [2, 3]
-    buffer.store([("a", trajectory(2, step=4)), ("a", trajectory(5, step=5))])
-    assert stored(buffer, "a") == [2, 5], "sampled again is new: 3 was the oldest"
-    assert len(buffer.changes.evicted) == 2
-
-
-def test_trajectories_older_than_the_limit_go_when_a_step_begins():
-    buffer = buffer_of(max_age=3)
-    buffer.store([("a", trajectory(1, step=1)), ("b", trajectory(2, step=1)), ("b", trajectory(3, step=2))])
-    buffer.advance(4)
-    assert (stored(buffer, "a"), stored(buffer, "b")) == ([1], [2, 3]), "an age of exactly the limit stays"
-    buffer.advance(5)
-    assert (stored(buffer, "a"), stored(buffer, "b")) == ([], [3])
-    assert set(buffer.candidates[HALF]) == {"b"}, "without a trajectory there is nothing to replay"
-    assert buffer.records["a"].accuracy == HALF, "its accuracy stays"
-    buffer.store([("a", trajectory(9, step=5))])
-    assert set(buffer.candidates[HALF]) == {"a", "b"}
-
-
-def test_of_all_trajectories_the_oldest_goes_first_when_the_bytes_run_out():
-    one = 4 * 8 + 64
-    buffer = buffer_of(max_bytes=3 * one)
-    for n, name in enumerate("abcab"):
-        buffer.store([(name, trajectory(n, step=n))])
-        assert buffer.n_bytes <= 3 * one
-    assert {name: stored(buffer, name) for name in "abc"} == {"a": [3], "b": [4], "c": [2]}
-    buffer.store([("a", trajectory(7, step=9, length=12))])
-    assert {name: stored(buffer, name) for name in "abc"} == {"a": [7], "b": [4], "c": []}
 
 
 def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
@@ -91,7 +54,8 @@ def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path):
-    """Also after a snapshot in the middle: the order of eviction is part of the state."""
+    """The oldest goes first, of a question and of all; what is stored again is new, and an age of the limit stays. Also
+    after a snapshot in the middle: the order of eviction is part of the state."""
     draw = random.Random(seed)
     max_bytes = 25 * (8 * 5 + 64)
 
@@ -109,7 +73,8 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
 
     for step in range(1, 80):
         buffer.advance(step)
-        rows = [row for row in rows if row[2] >= step - 6]
+        gone = [row for row in rows if row[2] < step - 6]
+        rows = rows[len(gone) :]
         experience = []
         for _ in range(draw.randrange(12)):
             name, number = draw.choice(names), draw.randrange(30)
@@ -118,14 +83,18 @@ def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path
             rows = [row for row in rows if row[:2] != (name, number)] + [(name, number, step, length)]
             of_question = [row for row in rows if row[0] == name]
             if len(of_question) > 3:
+                gone.append(of_question[0])
                 rows.remove(of_question[0])
         buffer.store(experience)
         while size() > max_bytes:
-            rows.pop(0)
+            gone.append(rows.pop(0))
         for name in names:
             assert stored(buffer, name) == [number for owner, number, *_ in rows if owner == name]
         assert buffer.n_bytes == size()
-        evicted += len(buffer.changes.evicted)
+        assert Counter(buffer.changes.evicted) == Counter(owner for owner, *_ in gone)
+        assert {*buffer.candidates.get(HALF, ())} == {owner for owner, *_ in rows}, "only what is stored is replayed"
+        assert {*buffer.records} == {*names}, "the accuracies stay"
+        evicted += len(gone)
         if step == 40:
             snapshot.save(buffer, tmp_path / "replay", "f")
             buffer = snapshot.load(tmp_path / "replay", empty(), "f")
@@ -192,6 +161,7 @@ def test_a_retired_question_returns_when_its_accuracy_falls():
         ({"returns_below": 0.9, "at_accuracy": 0.8}, "not above RetirementPolicy.at_accuracy"),
         ({"returns_after": 5, "at_accuracy": None}, "returns_after = 5 needs retirement"),
         ({"returns_below": 0.5, "leaves_fresh": True}, "use RetirementPolicy.returns_after"),
+        ({"revisits_every": 5, "at_accuracy": None}, "revisits_every = 5 needs retirement"),
     ],
 )
 def test_a_retirement_or_return_that_cannot_happen_is_refused(settings, message):

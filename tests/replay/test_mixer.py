@@ -1,7 +1,6 @@
 """ρ, the delayed start, and which questions a step has."""
 
 import json
-import logging
 from collections import Counter
 from fractions import Fraction
 
@@ -53,15 +52,6 @@ def test_actual_replay_share_says_what_was_replayed_while_the_buffer_fills(store
     assert len(plan.replayed) == min(stored, 4)
     assert plan.metrics()["replay/actual_share"] == min(stored, 4) / 8
     assert plan.metrics()["train/questions"] == 8
-
-
-def test_only_as_many_fresh_questions_are_drawn_as_are_needed():
-    """T8: none is drawn to be thrown away."""
-    fresh = source()
-    mixer(8, rho=0.5).plan(fresh, filled(20), 1)
-    assert fresh.drawn == 4
-    mixer(8, rho=1.0).plan(fresh, filled(20), 2)
-    assert fresh.drawn == 4
 
 
 def test_question_is_at_most_once_in_a_batch_even_when_it_is_next_in_the_fresh_queue():
@@ -129,11 +119,13 @@ def test_rho_goes_linearly_to_its_end_and_stays_there(schedule, replayed):
     assert [len(scheduled.plan(source(), buffer, step).replayed) for step in range(1, 8)] == replayed
 
 
-def test_the_schedule_begins_with_the_first_step_that_may_replay():
+def test_replay_and_its_schedule_begin_in_the_step_after_the_start_and_never_stop_again():
     delayed, buffer = mixer(8, rho=0.25, rho_end=1.0, rho_steps=3, start_at_accuracy=0.35), filled(20)
     for step in range(1, 5):
         assert delayed.plan(source(), buffer, step).replayed == []
     delayed.observe(graded(9, 10), 4)
+    delayed.observe(graded(0, 10), 5)
+    assert delayed.started_at == 4
     assert [len(delayed.plan(source(), buffer, step).replayed) for step in range(5, 10)] == [2, 4, 6, 8, 8]
 
 
@@ -142,18 +134,6 @@ def test_experience_is_collected_from_the_start_where_rho_rises_from_zero():
     assert mixer(rho=0.5, rho_end=0.0, rho_steps=10).collecting
     assert not mixer(rho=0.0, rho_end=0.0, rho_steps=10).collecting
     assert not mixer(rho=0.0).collecting
-
-
-def test_a_resumed_schedule_goes_on_where_it_was():
-    settings = {"rho": 0.0, "rho_end": 1.0, "rho_steps": 8, "start_at_accuracy": 0.35}
-    straight, buffer = mixer(8, **settings), filled(20)
-    straight.observe(graded(9, 10), 2)
-    resumed = mixer(8, seed=5, **settings)
-    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
-    for step in range(3, 14):
-        plans = [ids_of(m.plan(source(), buffer, step)) for m in (straight, resumed)]
-        assert plans[0] == plans[1]
-        assert len(plans[0][1]) == min(step - 3, 8)
 
 
 def test_replay_off_draws_only_fresh_questions_and_no_random_number():
@@ -187,16 +167,6 @@ def test_replay_starts_strictly_above_the_bound_compared_as_an_exact_fraction(pe
     assert delayed.started_at == 2
 
 
-def test_replay_begins_in_the_step_after_and_never_stops_again():
-    delayed, buffer = mixer(8, rho=0.5, start_at_accuracy=0.35), filled(20)
-    assert delayed.plan(source(), buffer, 1).replayed == []
-    delayed.observe(graded(9, 10), 1)
-    assert len(delayed.plan(source(), buffer, 2).replayed) == 4
-    delayed.observe(graded(0, 10), 2)
-    assert delayed.started_at == 1
-    assert len(delayed.plan(source(), buffer, 3).replayed) == 4
-
-
 def test_ungradable_rollouts_do_not_count_towards_the_start():
     delayed = mixer(start_at_accuracy=0.35)
     delayed.observe([group(["timeout", "error"])], 1)
@@ -206,24 +176,16 @@ def test_ungradable_rollouts_do_not_count_towards_the_start():
 
 
 @pytest.mark.parametrize("collect_before_start", [False, True])
-def test_what_is_collected_before_the_start(collect_before_start):
+def test_what_is_collected_and_retires_before_the_start(collect_before_start):
     """The batch that triggers the start is collected either way."""
-    delayed = mixer(start_at_accuracy=0.35, collect_before_start=collect_before_start)
+    delayed = mixer(start_at_accuracy=0.7, collect_before_start=collect_before_start)
     buffer = ReplayBuffer(RetirementPolicy())
-    low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0])]
+    low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0]), group(["correct"] * 4, QUESTIONS[1])]
     assert finish_step(delayed, buffer, low, {}, 1) == collect_before_start
-    assert (QUESTIONS[0].id in buffer.records) is collect_before_start
-    high = [group(["correct", "correct", "wrong", "wrong"], QUESTIONS[1])]
-    assert finish_step(delayed, buffer, high, {}, 2) == 2
-    assert QUESTIONS[1].id in buffer.records
-
-
-def test_nothing_retires_before_the_start_unless_it_collects():
-    delayed, buffer = mixer(start_at_accuracy=0.5), ReplayBuffer(RetirementPolicy())
-    groups = [group(["correct"] * 4, QUESTIONS[0]), group(["wrong"] * 4, QUESTIONS[1])]
-    finish_step(delayed, buffer, groups, {}, 1)
-    assert not buffer.retired
-    assert not buffer.records
+    assert (QUESTIONS[0].id in buffer.records) is (QUESTIONS[1].id in buffer.retired) is collect_before_start
+    high = [group(["correct", "correct", "correct", "wrong"], QUESTIONS[2])]
+    assert finish_step(delayed, buffer, high, {}, 2) == 3
+    assert QUESTIONS[2].id in buffer.records
 
 
 # -- a bound on the share of the pool ---------------------------------------------------------------------------------
@@ -265,8 +227,8 @@ def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
 
 @pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
 def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
-    """T8: over many epochs each question is drawn fresh at most once per epoch; one that was replayed instead waits,
-    and waits once, however many epochs that takes."""
+    """T8: over many epochs each question is drawn fresh at most once per epoch, and none to be thrown away. One that
+    was replayed instead waits, and waits once, however many epochs that takes."""
     fresh, buffer, drawn = source(), ReplayBuffer(RetirementPolicy()), Counter()
     replays, seen = 0, set()
     for plan in train(mixer(8, rho=rho), fresh, buffer, 80):
@@ -281,19 +243,6 @@ def test_no_question_is_twice_in_any_batch_and_none_is_lost(rho):
     assert all(drawn[q.id] + waiting[q.id] <= fresh.epoch + 1 for q in QUESTIONS)
     assert max(waiting.values(), default=0) <= 1
     assert fresh.drawn == drawn.total()
-
-
-@pytest.mark.parametrize("leaves_fresh", [False, True])
-def test_training_goes_on_when_every_question_has_retired(leaves_fresh, caplog):
-    """T14: a smaller batch or retired questions that return, never an empty one; and it is said."""
-    fresh = source(12)
-    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=leaves_fresh))
-    with caplog.at_level(logging.WARNING):
-        plans = list(train(mixer(4), fresh, buffer, 30, skill=0.9))
-        assert all(ids_of(plan) != ([], []) for plan in plans)
-        assert len(buffer.retired) == 12
-    assert bool(caplog.records) is leaves_fresh
-    assert all(ids_of(plan)[1] == [] for plan in plans[-2:])
 
 
 def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():
@@ -321,23 +270,27 @@ def test_a_retired_question_leaves_fresh_sampling_only_where_asked():
         assert (QUESTIONS[0].id in seen) is not leaves_fresh
 
 
-def test_a_restored_mixer_continues_the_same_draws():
+def test_a_restored_mixer_continues_the_same_draws_and_its_schedule():
     """T7: the generator and the start are part of the state, which survives a file."""
-    straight_mixer, straight_source, straight = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
-    whole = [ids_of(plan) for plan in train(straight_mixer, straight_source, straight, 10)]
-    assert any(replayed for _, replayed in whole)
-    first_mixer, first_source, buffer = mixer(start_at_accuracy=0.1), source(), ReplayBuffer(RetirementPolicy())
+    settings = {"start_at_accuracy": 0.1, "rho": 0.0, "rho_end": 1.0, "rho_steps": 16}
+    straight_mixer, straight_source, straight = mixer(**settings), source(), ReplayBuffer(RetirementPolicy())
+    before = [ids_of(plan) for plan in train(straight_mixer, straight_source, straight, 10)]
+    assert any(replayed for _, replayed in before)
+    first_mixer, first_source, buffer = mixer(**settings), source(), ReplayBuffer(RetirementPolicy())
     for _ in train(first_mixer, first_source, buffer, 10):
         pass
     states = json.loads(json.dumps([first_mixer.state_dict(), first_source.state_dict()]))
-    resumed_mixer, resumed_source = mixer(seed=77, start_at_accuracy=0.1), source(seed=78)
+    resumed_mixer, resumed_source = mixer(seed=77, **settings), source(seed=78)
     assert not resumed_mixer.started
     resumed_mixer.load_state_dict(states[0])
     resumed_source.load_state_dict(states[1])
     assert resumed_mixer.started_at == straight_mixer.started_at == 1
-    ahead = train(straight_mixer, straight_source, straight, 10, seed=9, first=11)
-    again = train(resumed_mixer, resumed_source, buffer, 10, seed=9, first=11)
-    assert [ids_of(plan) for plan in ahead] == [ids_of(plan) for plan in again]
+    ahead, again = (
+        [ids_of(plan) for plan in train(*parts, 10, seed=9, first=11)]
+        for parts in ((straight_mixer, straight_source, straight), (resumed_mixer, resumed_source, buffer))
+    )
+    assert ahead == again
+    assert [len(replayed) for _, replayed in ahead] == [(step - 2) // 2 for step in range(11, 19)] + [8, 8]
     assert resumed_mixer.state_dict() == straight_mixer.state_dict()
 
 

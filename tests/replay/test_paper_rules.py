@@ -229,18 +229,6 @@ def test_the_stored_trajectory_counts_for_the_level_of_its_group_and_ungradable_
         assert [row.in_loss for row in rows] == ([True, False, True, True] if inside else [False] * 4)
 
 
-def test_a_mask_without_a_range_or_with_replacement_is_refused():
-    with pytest.raises(ValueError, match=r"DynamicSampling\.masks needs DynamicSampling\.min_reward or max_reward"):
-        DynamicSampling(masks=True)
-    with pytest.raises(ValueError, match=r"DynamicSampling\.max_rounds = 0"):
-        DynamicSampling(masks=True, min_reward=0.5, max_rounds=2)
-
-
-def test_revisits_need_retirement():
-    with pytest.raises(ValueError, match=r"RetirementPolicy\.revisits_every = 5 needs retirement"):
-        RetirementPolicy(at_accuracy=None, revisits_every=5)
-
-
 def test_a_plan_has_a_question_at_most_once_with_all_of_them_together():
     buffer = filled(12)
     buffer.retirement = RetirementPolicy(revisits_every=2, revisited_share=0.5)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from replay_builders import trajectory
 
 from exgrpo_orlhf.records import Measured, Question, Trajectory
 from exgrpo_orlhf.replay import TrajectorySelector
@@ -13,12 +14,8 @@ from exgrpo_orlhf.replay import TrajectorySelector
 Q = Question("q", "1+1=", "2", "sums")
 
 
-def trajectory(token: int, step: int = 0) -> Trajectory:
-    return Trajectory(np.array([token, 1], np.int32), np.array([-0.5, -0.1], np.float32), 1.0, step)
-
-
 def stored(n: int) -> list[Trajectory]:
-    return [trajectory(i, step=i) for i in range(n)]
+    return [trajectory([i, 1], step=i) for i in range(n)]
 
 
 def scored(entropies) -> list[Measured]:
@@ -32,16 +29,17 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("by", ["entropy", "perplexity"])
 @pytest.mark.parametrize(("prefer", "plain"), [("lowest", np.argmin), ("highest", np.argmax)])
-def test_the_chosen_trajectory_has_the_extreme_entropy(prefer, plain, by):
-    draw = np.random.default_rng(1)
+def test_the_chosen_trajectory_has_the_extreme_entropy_whatever_its_age(prefer, plain, by):
+    draw, generator = np.random.default_rng(1), rng()
     asked = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(50)]
     candidates = {question: stored(int(draw.integers(2, 7))) for question in asked}
     scores = {question: draw.uniform(0, 3, len(kept)).tolist() for question, kept in candidates.items()}
     measured = {question: scored(values) for question, values in scores.items()}
-    chosen = TrajectorySelector(by, prefer).choose(candidates, measured, rng())
+    chosen = TrajectorySelector(by, prefer).choose(candidates, measured, generator)
     assert list(chosen) == [question.id for question in asked]
     for question, kept in candidates.items():
         assert chosen[question.id] is kept[plain(scores[question])]
+    assert generator.bit_generator.state == rng().bit_generator.state, "no random number is drawn"
 
 
 @pytest.mark.parametrize("prefer", ["lowest", "highest"])
@@ -49,18 +47,13 @@ def test_the_chosen_trajectory_has_the_extreme_entropy(prefer, plain, by):
 def test_equal_scores_take_the_newest_then_the_smaller_hash_whatever_the_order(by, prefer):
     """A comparison of the payload would raise here."""
     equal = {Q: scored([0.5] * 5)}
-    same = [trajectory(token, step=3) for token in range(5)]
-    ages = [trajectory(token, step=step) for token, step in ((1, 3), (2, 9), (3, 5), (4, 4), (5, 1))]
+    same = [trajectory([token, 1], step=3) for token in range(5)]
+    ages = [trajectory([token, 1], step=step) for token, step in ((1, 3), (2, 9), (3, 5), (4, 4), (5, 1))]
     for expected, kept in ((min(same, key=lambda t: t.key), same), (ages[1], ages)):
         if by == "recency" and kept is ages:
             continue  # its score is the step itself
         for order in itertools.permutations(kept):
             assert TrajectorySelector(by, prefer).choose({Q: order}, equal, rng())["q"] is expected
-
-
-def test_a_lower_score_wins_over_a_newer_step():
-    kept = [trajectory(1, step=0), trajectory(2, step=99)]
-    assert TrajectorySelector().choose({Q: kept}, {Q: scored([0.4, 0.5])}, rng())["q"].step == 0
 
 
 def test_only_trajectories_whose_score_matters_are_scored():
@@ -78,10 +71,7 @@ def test_only_trajectories_whose_score_matters_are_scored():
 )
 def test_length_and_recency_are_known_without_a_scoring_pass(by, prefer, taken):
     lengths, steps = [4, 2, 9, 5], [1, 3, 7, 8]
-    kept = [
-        Trajectory(np.arange(n, dtype=np.int32), np.full(n, -0.5, np.float32), 1.0, step)
-        for n, step in zip(lengths, steps, strict=True)
-    ]
+    kept = [trajectory(range(n), step) for n, step in zip(lengths, steps, strict=True)]
     selector, generator = TrajectorySelector(by, prefer), rng()
     before = generator.bit_generator.state
     assert selector.to_score({Q: kept}) == {}
@@ -111,13 +101,6 @@ def test_random_choice_comes_from_the_generator_handed_in():
         [t.step for t in selector.choose(candidates, {}, np.random.default_rng(seed)).values()] for seed in (3, 3, 4)
     ]
     assert steps[0] == steps[1] != steps[2]
-
-
-def test_choosing_by_entropy_draws_no_random_number():
-    generator = rng()
-    before = generator.bit_generator.state
-    TrajectorySelector().choose({Q: stored(3)}, {Q: scored([0.1, 0.1, 0.1])}, generator)
-    assert generator.bit_generator.state == before
 
 
 @pytest.mark.parametrize("scores", [[], [0.1], [0.1, 0.2, 0.3], [0.1, math.nan]])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from run_builders import ROOT
+from run_builders import train_command
 
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Question
@@ -114,8 +113,7 @@ def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_
     if source is not None:
         path.write_text(source)
     bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{path}'", "Tracking.enabled = False"]
-    command = [sys.executable, ROOT / "scripts/train.py", "--gin", "quickstart.gin", "--out", tmp_path / "run"]
-    command += [part for binding in bindings for part in ("--set", binding)]
+    command = train_command(tmp_path / "run", bindings, "quickstart.gin")
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
     assert message in done.stderr

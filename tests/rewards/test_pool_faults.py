@@ -88,16 +88,15 @@ def test_an_answer_is_killed_at_its_limit_and_those_behind_it_are_graded(functio
         short.submit([Answer("42", "42")])
 
 
-def test_an_answer_that_loses_three_processes_is_given_up(pool):
-    graded = grade(pool, "kill", "42")
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [("kill", "grading it ended the process: killed by SIGKILL"), ("zero 42", "broke down")],
+    ids=["loses three processes", "a reply that is falsy and no tuple"],
+)
+def test_an_answer_that_cannot_be_graded_is_given_up(response, reason, pool):
+    graded = grade(pool, response, "42")
     assert [each.verdict for each in graded] == ["error", "correct"]
-    assert graded[0].reason == "grading it ended the process: killed by SIGKILL"
-
-
-def test_a_reply_that_is_falsy_and_no_tuple_is_given_up(pool):
-    graded = grade(pool, "zero 42", "42")
-    assert [each.verdict for each in graded] == ["error", "correct"]
-    assert "broke down" in graded[0].reason
+    assert reason in graded[0].reason
 
 
 def test_a_function_that_forks_and_returns_twice_shifts_no_verdict(pool, tmp_path):

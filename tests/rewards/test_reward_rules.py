@@ -81,14 +81,15 @@ def test_every_rule_of_the_table_is_on_the_page():
     assert sorted(rule for rule in rules if rule not in PAGE) == []
 
 
-@pytest.mark.parametrize(("rule", "gold", "response", "verdict"), MATH)
-def test_math(rule, gold, response, verdict):
-    assert math.grade(Answer(gold, response)).verdict == verdict, rule
-
-
-@pytest.mark.parametrize(("rule", "gold", "response", "meta", "verdict"), CHOICE)
-def test_choice(rule, gold, response, meta, verdict):
-    assert choice.grade(Answer(gold, response, meta=meta)).verdict == verdict, rule
+@pytest.mark.parametrize(
+    ("grade", "rule", "gold", "response", "meta", "verdict"),
+    [
+        *((math.grade, rule, gold, response, {}, verdict) for rule, gold, response, verdict in MATH),
+        *((choice.grade, *row) for row in CHOICE),
+    ],
+)
+def test_math_and_choice(grade, rule, gold, response, meta, verdict):
+    assert grade(Answer(gold, response, meta=meta)).verdict == verdict, rule
 
 
 @pytest.mark.parametrize(("rule", "kind", "prompt", "gold", "response", "verdict"), HERE)

@@ -6,50 +6,35 @@ import json
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from http_server import http_server
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, server
 
 QUESTION = Question.make("here", "2 + 2 = ", "4")
+CLOSE = {"connection": "close"}  # no connection is kept: a server that has ended answers nothing
 MESSAGES = Question.make("here", (("system", "Add."), ("user", "2 + 2 = ")), "4")
 
 
 @contextmanager
 def serving(reply):
-    """reply(body, requests so far) -> (status, text) or None, which hangs up. Yields the address and the bodies."""
-    bodies, lock = [], threading.Lock()
+    """reply: body → (status, text), or None, which hangs up. Yields the address and the bodies."""
+    bodies = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(405)
+    def answer(method, path, headers, body):
+        if method == "GET":
+            return 405, CLOSE, ""
+        bodies.append(json.loads(body))
+        replied = reply(bodies[-1])
+        return replied and (replied[0], CLOSE, replied[1])
 
-        def do_POST(self):
-            with lock:
-                bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                number = len(bodies)
-            answer = reply(bodies[-1], number)
-            if answer is None:
-                self.connection.close()
-                return
-            text = answer[1].encode()
-            self.send_response(answer[0])
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/get_reward", bodies
-        running.shutdown()
+    with http_server(answer) as address:
+        yield f"{address}/get_reward", bodies
 
 
-def judged(body, _):
+def judged(body):
     return 200, json.dumps({"rewards": [1.0 if query.endswith("4") else 0.1 for query in body["query"]]})
 
 

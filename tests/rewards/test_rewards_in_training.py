@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from replay_builders import QUESTIONS, filled, mixer, rollout, source, trajectory
-from run_builders import small_bindings
+from run_builders import rows, small_bindings, train_small
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.objective import GroupAdvantages
@@ -17,7 +17,6 @@ from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
 from exgrpo_orlhf.rewards import GradingError, Verifier
-from exgrpo_orlhf.training.run import train
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """
@@ -33,10 +32,9 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def go(model: Path, run: Path, *more: str) -> list[dict]:
-    experiment = config.load(["toy.gin"], small_bindings(model, *BINDINGS, *more))
-    train(experiment, run, resume=False, tracking_uri="unused", tags={})
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+def go(model: Path, run: Path, *more: str, resume=False) -> list[dict]:
+    train_small(model, run, *BINDINGS, *more, resume=resume)
+    return rows(run)
 
 
 @pytest.mark.parametrize("kind", ["math", "choice", "code"])
@@ -45,16 +43,16 @@ def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
     bindings = [f"Verifier.kind = {kind!r}", "Verifier.memory = 512"]
     if kind == "code":
         request.getfixturevalue("needs_sandbox")
-        rows = [{"prompt": f"{i}+5=", "gold": i, "tests": f"assert f({i}) == {i + 5}"} for i in range(10, 40)]
-        (tmp_path / "code.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        lines = [{"prompt": f"{i}+5=", "gold": i, "tests": f"assert f({i}) == {i + 5}"} for i in range(10, 40)]
+        (tmp_path / "code.jsonl").write_text("\n".join(map(json.dumps, lines)))
         bindings += ["Work.questions = @QuestionFile()", f"QuestionFile.path = '{tmp_path}/code.jsonl'"]
         bindings += ["QuestionFile.answer = 'gold'", "QuestionFile.meta = ('tests',)", "Work.validation = None"]
-    rows = go(warm_model, tmp_path / "run", *bindings)
-    assert len(rows) == 3
-    for row in rows[1:]:
+    measured = go(warm_model, tmp_path / "run", *bindings)
+    assert len(measured) == 3
+    for row in measured[1:]:
         assert row["reward/timeout_share"] == row["reward/error_share"] == 0
-    assert kind != "math" or rows[-1]["reward/mean"] > 0
-    assert kind != "code" or rows[-1]["reward/no_answer_share"] == 1
+    assert kind != "math" or measured[-1]["reward/mean"] > 0
+    assert kind != "code" or measured[-1]["reward/no_answer_share"] == 1
 
 
 def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
@@ -102,8 +100,8 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     completed = mixing.complete([wrong, replayed], {QUESTIONS[1].id: stored})
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
-    for rows, rewards in zip(batch.rows, expected, strict=True):
-        assert [row.advantage for row in rows] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
+    for members, rewards in zip(batch.rows, expected, strict=True):
+        assert [row.advantage for row in members] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
     assert mixing.collect(batch, [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()], 1) == []
     assert wrong.spread == 0
     plan = Plan(1, [QUESTIONS[0]], [], {})
@@ -134,7 +132,5 @@ def test_extra_logs_are_metrics_of_a_step_and_of_one_that_was_generated_ahead_an
     assert not any("odd" in name for row in whole for name in row)
     assert caplog.text.count("extra_logs without a finite number for each query: odd") == 1
     go(warm_model, tmp_path / "b", *bindings, "train.steps = 1")
-    experiment = config.load(["toy.gin"], small_bindings(warm_model, *BINDINGS, *bindings))
-    train(experiment, tmp_path / "b", resume=True, tracking_uri="unused", tags={})
-    last = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().strip().split("\n")[-1])
-    assert last["reward_log/tokens used"] == whole[-1]["reward_log/tokens used"]
+    resumed = go(warm_model, tmp_path / "b", *bindings, resume=True)
+    assert resumed[-1]["reward_log/tokens used"] == whole[-1]["reward_log/tokens used"]

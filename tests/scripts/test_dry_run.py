@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_builders import byte_tokenizer, small_bindings
+from run_builders import byte_tokenizer, set_words, small_bindings
 from transformers import Qwen2Config
 
 from exgrpo_orlhf.models.tiny_models import ChainModel
@@ -41,8 +41,7 @@ def dry_run(run_script, tmp_path):
 
     def go(files: list[str], bindings: list[str]):
         words = [word for file in files for word in ("--gin", file)]
-        words += [word for binding in bindings for word in ("--set", binding)]
-        done = run_script("train.py", *words, "--dry-run", "--out", tmp_path / "runs" / "run")
+        done = run_script("train.py", *words, *set_words(bindings), "--dry-run", "--out", tmp_path / "runs" / "run")
         assert not (tmp_path / "runs").exists()
         lines = {line[:12].strip(): line[12:] for line in done.stdout.splitlines() if line[:12].strip()}
         return done, lines, [line for line in done.stderr.splitlines() if line.startswith("error: ")]

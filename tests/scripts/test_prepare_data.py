@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from http_server import http_server
 from run_builders import ROOT
 from run_builders import rows as rows_of
 
@@ -249,34 +248,20 @@ def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, co
     assert "manifest.json: not JSON" in script("--only", "aime25", "--out", out).stdout
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers like the hub does for a gated set and for one that is not there."""
-
-    def do_GET(self):
-        gated = "gpqa" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("X-Error-Message", "Access is restricted" if gated else "Not found")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 def test_gated_missing_and_unreachable_sets_each_say_what_to_do(tmp_path):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    def hub(method, path, headers, body):
+        """As the hub answers for a gated set and for one that is not there."""
+        if "gpqa" in path:
+            return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, ""
+        return 404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Not found"}, ""
+
     home = {"HF_HOME": str(tmp_path / "hf")}
-    done = script(
-        "--only", "gpqa", "dapo", "--out", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", **home
-    )
-    server.shutdown()
-    server.server_close()
+    with http_server(hub) as address:
+        done = script("--only", "gpqa", "dapo", "--out", tmp_path, HF_ENDPOINT=address, **home)
     assert "gpqa: error: Idavidrein/gpqa is gated: accept its terms" in done.stdout
     assert "hf auth login" in done.stdout
     assert "dapo: error: open-r1/DAPO-Math-17k-Processed: no such set on the hub" in done.stdout
-    done = script("--only", "dapo", "--out", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", **home)
+    done = script("--only", "dapo", "--out", tmp_path, HF_ENDPOINT=address, **home)
     assert "the hub cannot be reached from here" in done.stdout
     assert "Traceback" not in done.stderr
     assert done.returncode == 1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings, timeless, wait_until
+from run_builders import ROOT, set_words, small_bindings, timeless, wait_until
 from study_builders import ablate
 
 from exgrpo_orlhf import checkpoints, config
@@ -47,7 +47,7 @@ def bindings(model: Path, *more: str) -> list[str]:
 
 
 def words(model: Path, out: Path) -> list[str]:
-    return ["--out", str(out), *(word for binding in bindings(model) for word in ("--set", binding))]
+    return ["--out", str(out), *set_words(bindings(model))]
 
 
 def rows(run: Path) -> list[dict]:
@@ -95,14 +95,14 @@ def study(warm_model, tmp_path_factory) -> Disturbed:
     first = [out / "on_policy" / "seed0", out / "paper" / "seed0"]
 
     process = start(store, command)
-    reaches(process, lambda: all(len(rows(run)) > 2 for run in first))
+    wait_until(lambda: all(len(rows(run)) > 2 for run in first), process=process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
     status = process.wait()
     reached, saved = [len(rows(run)) - 1 for run in first], [newest(run) for run in first]
     begun = {name for name in RUNS if (out / name / "run.log").exists()}
 
     process = start(store, command)
-    reaches(process, lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)))
+    wait_until(lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)), process=process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
@@ -120,16 +120,6 @@ def start(store: str, arguments: list[str]) -> subprocess.Popen:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def reaches(process: subprocess.Popen, condition) -> None:
-    """Wait until the condition holds, while the process runs."""
-
-    def holds() -> bool:
-        assert process.poll() is None
-        return condition()
-
-    wait_until(holds)
 
 
 def is_training(pid: str) -> bool:
@@ -294,15 +284,14 @@ def _raises(error: type[BaseException]):
     ],
 )
 def test_a_study_that_ends_while_its_model_is_made_closes_its_parent(
-    happens, status, parent, warm_model, tmp_path, monkeypatch
+    happens, status, parent, warm_model, sqlite, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(PretrainedModel, "prepare", happens)
-    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     try:
-        ended = ablate(store, "--gin", "toy.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
+        ended = ablate(sqlite, "--gin", "toy.gin", "--group", "g", *words(warm_model, tmp_path / "out"))
     except SystemExit as error:
         ended = error.code
-    [parent_run], runs = mlflow_runs(store)
+    [parent_run], runs = mlflow_runs(sqlite)
     assert (ended, parent_run.info.status, runs) == (status, parent, [])
 
 

@@ -7,6 +7,7 @@ import io
 import math
 import re
 import shlex
+import shutil
 import socket
 import time
 import uuid
@@ -27,7 +28,6 @@ from study_builders import script
 from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison import MEASURES
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
-from exgrpo_orlhf.tracking.client import MLFLOW_ENVIRONMENT
 
 METRIC, OLD = "eval/avg", "eval/old"
 STEPS = 20
@@ -36,6 +36,7 @@ PACES = {"on_policy": 2.0, "paper": 2.5, "official": 2.0, "ours": 3.0, "weak": 2
 RISES = {"on_policy": 0.2, "paper": 0.3, "official": 0.21, "ours": 0.4, "weak": 0.1}
 OLD_RUNS = 2000 - 40 - 8 - 2  # beside the group `paper`, the group `messy`, a parent and an evaluation
 START = 0.25
+pytestmark = pytest.mark.usefixtures("no_tracking_server")
 
 
 def final(variant: str, seed: int) -> float:
@@ -45,16 +46,10 @@ def final(variant: str, seed: int) -> float:
     return START + RISES[variant] + 0.01 * seed + 0.003 * (seed * (2 + [*RISES].index(variant)) % 5)
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in MLFLOW_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, made_database):
     folder = tmp_path_factory.mktemp("mlflow")
+    shutil.copy(made_database, folder / "server.db")
     fill(folder / "server.db", folder)
     server = Server(folder)
     server.start()

@@ -10,13 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, small_bindings, wait_until
 
 STUDY = ROOT / "docs" / "study"
 sys.path.insert(0, str(STUDY))
@@ -87,11 +86,7 @@ def steps(project: Path, run: str) -> list[int]:
 
 def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_document(project: Path, start) -> None:
     process = start()
-    deadline = time.monotonic() + 600
-    while len(steps(project, "on_policy/seed0")) < 3:
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(steps(project, "on_policy/seed0")) >= 3, process=process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 128 + signal.SIGINT, output[-4000:]

@@ -7,15 +7,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from run_builders import byte_tokenizer, small_bindings
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from eval_builders import byte_model
+from run_builders import train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.tasks.reasoning_gym import SOURCE, ReasoningGym
-from exgrpo_orlhf.training.run import train
 
 pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
 SMALL = {"min_terms": 2, "max_terms": 3, "max_digits": 1}
@@ -91,17 +89,12 @@ def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is
 
 
 def test_it_is_bound_in_gin_and_trains(tmp_path):
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tokenizer = byte_tokenizer()
-    model = Qwen2ForCausalLM(Qwen2Config(**shape, vocab_size=257, intermediate_size=16, eos_token_id=0))
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    bindings = small_bindings(
-        tmp_path / "model", "Work.questions = @ReasoningGym()", "ReasoningGym.tasks = 'chain_sum'", "train.steps = 1",
+    bindings = (
+        "Work.questions = @ReasoningGym()", "ReasoningGym.tasks = 'chain_sum'", "train.steps = 1",
         "ReasoningGym.settings = {'max_terms': 3}", "ReasoningGym.count = 30", "Verifier.kind = 'reasoning_gym'",
         "Work.validation = None", "Prompts.max_tokens = 200", "train.questions_per_step = 2", "MAX_RESPONSE_TOKENS = 4",
     )  # fmt: skip
-    outcome = train(config.load(["base.gin"], bindings), tmp_path / "run", resume=False, tracking_uri="", tags={})
+    outcome = train_small(byte_model(tmp_path / "model"), tmp_path / "run", *bindings, files=["base.gin"])
     assert outcome.steps == 1
 
 

@@ -33,8 +33,12 @@ EQUATION = re.compile(r"([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)\. ")
 
 
 @cache
-def examples(split: str, steps: int, count: int = 4000) -> list[tuple[Question, str]]:
-    return WordProblems(count, (steps,), seed=1, split=split).examples()
+def many_examples(split: str, steps: int) -> list[tuple[Question, str]]:
+    return WordProblems(20_000 if split == "train" else 4000, (steps,), seed=1, split=split).examples()
+
+
+def examples(split: str, steps: int) -> list[tuple[Question, str]]:
+    return many_examples(split, steps)[:4000]
 
 
 def calculations(solution: str) -> list[tuple[int, str, int, int]]:
@@ -74,7 +78,7 @@ def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split)
 @pytest.mark.parametrize("steps", STEPS)
 def test_no_answer_is_frequent_and_no_shortcut_finds_many(steps, split):
     questions = [question for question, _ in examples(split, steps)]
-    trained = Counter(question.answer for question, _ in examples("train", steps, 20_000))
+    trained = Counter(question.answer for question, _ in many_examples("train", steps))
     for guess, count in trained.most_common(5):  # what training can teach, if the steps are known
         assert count < 0.01 * 20_000
         assert sum(question.answer == guess for question in questions) < 0.015 * len(questions)

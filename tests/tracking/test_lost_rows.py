@@ -7,24 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_builders import small_bindings
+from run_builders import train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.models.supervised_start import CURVE, copy_curve
-from exgrpo_orlhf.training.run import train
 
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
-
-
-def go(model: Path, run: Path, *, resume: bool) -> None:
-    more = ("train.steps = 6", "train.eval_every = None", "train.save_every = 6")
-    train(config.load(["toy.gin"], small_bindings(model, *more)), run, resume=resume, tracking_uri="", tags={})
+SIX_STEPS = ("train.steps = 6", "train.eval_every = None", "train.save_every = 6")
 
 
 @pytest.fixture(scope="module")
 def finished(warm_model, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("finished") / "run"
-    go(warm_model, run, resume=False)
+    train_small(warm_model, run, *SIX_STEPS)
     return run
 
 
@@ -42,7 +36,7 @@ def test_logs_that_are_deleted_emptied_or_lack_a_row_are_noticed(damage, finishe
     for name in LOGS if damage else ():
         damage(run / name)
     with caplog.at_level(logging.WARNING):
-        go(warm_model, run, resume=True)
+        train_small(warm_model, run, *SIX_STEPS, resume=True)
     lines = [message for message in caplog.messages if "rows are missing" in message]
     assert [line.partition(": ")[0] for line in lines] == [str(run / name) for name in LOGS if damage]
     if damage is without_row:

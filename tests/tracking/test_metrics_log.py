@@ -63,37 +63,26 @@ def test_metrics_that_mlflow_would_refuse_are_refused_and_not_written(tmp_path, 
     assert len(list(log.rows())) == 1
 
 
-def test_cut_back_drops_later_rows_and_the_torn_line(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    fill(log, range(5))
-    kept = b"".join(line + b"\n" for line in log.path.read_bytes().split(b"\n")[:3])
-    with log.path.open("ab") as file:
-        file.write(b'{"step": 5, "tim')
-    log = MetricsLog(log.path)
-    assert len(list(log.rows())) == 5
-    with pytest.raises(ValueError, match="incomplete line; call cut_back"):
-        fill(log, [5])
-    assert log.cut_back(2) == 2
-    assert log.path.read_bytes() == kept
-    assert log.cut_back(2) == 0
-    fill(log, [3, 4])
-    assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2, 3, 4]
-    assert MetricsLog(log.path).cut_back(-1) == 5
-    assert list(tmp_path.iterdir()) == [log.path]
-    assert log.path.read_bytes() == b""
-
-
 def test_a_log_killed_at_any_byte_goes_on_after_cut_back(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    fill(log, range(3))
+    fill(log, range(4))
     whole = log.path.read_bytes()
-    for size in range(0, len(whole), 3):
+    lines = whole.splitlines(keepends=True)
+    for size in range(0, len(whole) + 1, 3):
         log.path.write_bytes(whole[:size])
-        log = MetricsLog(log.path)
-        complete = whole[:size].count(b"\n")
+        log, complete = MetricsLog(log.path), whole[:size].count(b"\n")
+        assert len(list(log.rows())) == complete
+        if whole[:size] != b"".join(lines[:complete]):
+            with pytest.raises(ValueError, match="incomplete line; call cut_back"):
+                fill(log, [5])
         assert log.cut_back(1) == max(complete - 2, 0)
+        assert log.path.read_bytes() == b"".join(lines[: min(complete, 2)])
+        assert log.cut_back(1) == 0
         fill(log, range(min(complete, 2), 3))
         assert [row["step"] for row in MetricsLog(log.path).rows()] == [0, 1, 2]
+    assert MetricsLog(log.path).cut_back(-1) == 3
+    assert list(tmp_path.iterdir()) == [log.path]
+    assert log.path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("line", [b"\0\0\0", b'{"step": 1', b"[1]", b'{"step": 0, "time": 1.0}', b'{"time": 1.0}', b""])

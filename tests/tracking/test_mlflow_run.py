@@ -8,11 +8,10 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings, wait_until
+from run_builders import ROOT, rows, small_bindings, train_command, train_small, wait_until
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
@@ -22,7 +21,6 @@ from exgrpo_orlhf.tracking import tracker
 from exgrpo_orlhf.tracking.client import page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.tracking.tracker import MlflowTracker
-from exgrpo_orlhf.training.run import train
 
 
 def the_run(sqlite: str):
@@ -32,9 +30,7 @@ def the_run(sqlite: str):
 
 
 def trained(model, sqlite, out, *more, file="toy.gin") -> str:
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", file, "--out", out / "run"]
-    for binding in small_bindings(model, "Tracking.enabled = True", *more):
-        command += ["--set", binding]
+    command = train_command(out / "run", small_bindings(model, "Tracking.enabled = True", *more), file)
     done = subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": sqlite}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -67,8 +63,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
 def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite, tmp_path):
     trained(warm_model, sqlite, tmp_path, "train.steps = 2", "ReplayMixer.rho = 0.0")
     sent = set(the_run(sqlite).data.metrics)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    written = {name for row in rows for name in row} - {"step", "time"}
+    written = {name for row in rows(tmp_path / "run") for name in row} - {"step", "time"}
     assert sent == written | {"train/step"}
     assert not any(name.startswith("replay/") for name in sent)
     assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
@@ -82,9 +77,9 @@ def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite,
 
 def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
     def metrics(name, *more) -> set[str]:
-        x = config.load(["base.gin"], small_bindings(warm_model, "train.steps = 2", "train.eval_every = None", *more))
-        train(x, tmp_path / name, resume=False, tracking_uri="unused", tags={})
-        return set(list(MetricsLog(tmp_path / name / "metrics.jsonl").rows())[-1])
+        short = ("train.steps = 2", "train.eval_every = None")
+        train_small(warm_model, tmp_path / name, *short, *more, files=["base.gin"])
+        return set(rows(tmp_path / name)[-1])
 
     on = [
         "DynamicSampling.max_rounds = 2",

@@ -8,12 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, filled, group, mixer, source, trajectory
-from step_builders import begin, watched
+from step_builders import begin, decide_verdicts, watched
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import Grade, Trajectory
+from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.rewards import verifier
 
 LATE = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'")
 SELECTED = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'")
@@ -25,12 +24,7 @@ EVERY_STEP = ("ModularChains.count = 8", "RetirementPolicy.at_accuracy = None") 
 def verdict(monkeypatch) -> dict[str, bool]:
     """While `right`, half of all responses are correct, by their text; else none is."""
     say = {"right": True}
-
-    def grade(question, response):
-        right = say["right"] and zlib.crc32(response.encode()) % 2
-        return Grade("correct", 1.0) if right else Grade("wrong", 0.0)
-
-    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    decide_verdicts(monkeypatch, lambda _, text: say["right"] and zlib.crc32(text.encode()) % 2)
     return say
 
 

@@ -14,26 +14,30 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, rows, small_bindings, train_command, wait_until
+from run_builders import train_small as go
+from step_builders import decide_verdicts
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.evaluation.validation import Validation
-from exgrpo_orlhf.records import Grade
 from exgrpo_orlhf.replay.snapshot import SnapshotError
-from exgrpo_orlhf.rewards import GradingError, verifier
+from exgrpo_orlhf.rewards import GradingError
 from exgrpo_orlhf.training.run import train
 
 
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+@pytest.fixture(scope="module")
+def finished(warm_model, tmp_path_factory) -> Path:
+    """A run of two steps."""
+    go(warm_model, run := tmp_path_factory.mktemp("finished"), "train.steps = 2")
+    return run
 
 
-def go(model: Path, run: Path, *more: str, files=("toy.gin",), resume=False):
-    experiment = config.load(files, small_bindings(model, *more))
-    return train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run", symlinks=True)
 
 
 def test_n_steps_mean_n_and_the_end_is_saved_and_evaluated(warm_model, tmp_path):
@@ -45,17 +49,16 @@ def test_n_steps_mean_n_and_the_end_is_saved_and_evaluated(warm_model, tmp_path)
     assert [row["step"] for row in rows(tmp_path) if "eval/greedy_accuracy" in row] == [0, 3, 5]
 
 
-def test_every_step_has_the_metrics_of_replay(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 3")
+def test_every_step_has_the_metrics_of_replay(finished):
     needed = {
         "replay/actual_share", "replay/age_mean", "replay/age_max", "replay/log_weight_max", "replay/ess",
         "replay/saturated_share", "policy/entropy_fresh", "replay/entropy", "replay/bucket_hard",
         "replay/bucket_medium", "replay/bucket_easy", "replay/retired", "replay/candidates_scored",
         "reward/mean", "reward/lucky_guess_rate", "cost/generated_tokens", "time/step",
     }  # fmt: skip
-    for row in rows(tmp_path)[1:]:
+    for row in rows(finished)[1:]:
         assert needed <= set(row)
-    tokens = [row["cost/generated_tokens"] for row in rows(tmp_path)]
+    tokens = [row["cost/generated_tokens"] for row in rows(finished)]
     assert tokens == sorted(tokens)
     assert tokens[0] == 0 < tokens[1]
 
@@ -137,17 +140,11 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
     """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
     run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run, "--resume"]
     more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
-    for binding in small_bindings(warm_model, *more):
-        command += ["--set", binding]
+    command = [*train_command(run, small_bindings(warm_model, *more)), "--resume"]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
     process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 600  # only against waiting for ever
-    while max(checkpoints.find(run), default=0) < 8 or not checkpoints_know_their_run(run):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: max(checkpoints.find(run), default=0) >= 8 and checkpoints_know_their_run(run), process=process)
     process.kill()
     process.wait()
     reached = max(checkpoints.find(run))
@@ -270,17 +267,12 @@ def test_the_best_by_another_measure_is_not_the_best_by_this_one(warm_model, tmp
     assert (tmp_path / "best").resolve().name == "checkpoint-4"
 
 
-def everything_correct(monkeypatch) -> None:
-    """A verifier for which every answer is right: all questions are mastered at once."""
-    monkeypatch.setitem(verifier._HERE, "modular_chain", lambda question, response: Grade("correct", 1.0))
-
-
 @pytest.mark.parametrize("leaves_fresh", [False, True])
 def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
     leaves_fresh, warm_model, tmp_path, monkeypatch, caplog
 ):
     """T14: the official code ends such a run in silence."""
-    everything_correct(monkeypatch)
+    decide_verdicts(monkeypatch, lambda *_: True)  # all questions are mastered at once
     with caplog.at_level(logging.WARNING):
         outcome = go(
             warm_model,
@@ -313,32 +305,23 @@ def test_validation_questions_that_are_trained_on_are_refused(warm_model, tmp_pa
         go(warm_model, tmp_path, "Work.validation = @ModularChains()")
 
 
-def test_a_run_is_not_overwritten_and_not_run_twice_at_once(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 1")
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+def test_a_run_is_not_overwritten_and_not_run_twice_at_once(run, warm_model):
+    before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match="--resume"):
-        go(warm_model, tmp_path, "train.steps = 1")
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    with claim(tmp_path, resume=True), pytest.raises(RunFolderError, match="another process"):
-        go(warm_model, tmp_path, resume=True)
-    (tmp_path / "metrics.jsonl").unlink()
+        go(warm_model, run, "train.steps = 2")
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with claim(run, resume=True), pytest.raises(RunFolderError, match="another process"):
+        go(warm_model, run, resume=True)
+    (run / "metrics.jsonl").unlink()
     with pytest.raises(RunFolderError, match="--resume"):  # its checkpoints are a run too
-        go(warm_model, tmp_path, "train.steps = 1")
+        go(warm_model, run, "train.steps = 2")
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    for run in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunFolderError, match=rf"--out {run}: the run's folder cannot be made"), claim(run, False):
-            pass
-
-
-def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 1")
+def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_named(run, warm_model):
     with pytest.raises(checkpoints.CheckpointError, match=r"ReplayMixer\.rho: 0\.5 in the checkpoint, 0\.25 now"):
-        go(warm_model, tmp_path, "train.steps = 1", "ReplayMixer.rho = 0.25", resume=True)
+        go(warm_model, run, "train.steps = 2", "ReplayMixer.rho = 0.25", resume=True)
     with pytest.raises(checkpoints.CheckpointError, match=r"QuestionSampler\.method: 'gaussian' .* 'uniform' now"):
-        go(warm_model, tmp_path, "train.steps = 1", files=["ablations/no_difficulty.gin"], resume=True)
+        go(warm_model, run, "train.steps = 2", files=["ablations/no_difficulty.gin"], resume=True)
 
 
 def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_path, monkeypatch):
@@ -355,8 +338,7 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
     monkeypatch.setattr(TorchEngine, "update", poisoned)
     with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
         go(warm_model, tmp_path, "train.steps = 6")
-    dumped = [json.loads(line) for line in (tmp_path / "failed-step-3.jsonl").read_text().split("\n") if line]
-    assert len(dumped) == 8 * 4
+    assert len(rows(tmp_path / "failed-step-3.jsonl")) == 8 * 4
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2], "nothing is lost of the steps before"
     assert list(checkpoints.find(tmp_path)) == [2]
 
@@ -370,24 +352,20 @@ def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
     script = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT / "tests" / "builders")!r})
-from run_builders import small_bindings
-from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.training.run import train
+from run_builders import train_small
+from exgrpo_orlhf import checkpoints
 from pathlib import Path
-run = Path({str(tmp_path / "run")!r})
-def go(resume, *more):
-    x = config.load(["toy.gin"], small_bindings(Path({str(warm_model)!r}), *more))
-    train(x, run, resume=resume, tracking_uri="unused", tags={{}})
-go(False, "train.steps = 2")
+arguments = Path({str(warm_model)!r}), Path({str(tmp_path / "run")!r})
+train_small(*arguments, "train.steps = 2")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 try:
-    go(True, "train.steps = 4")
+    train_small(*arguments, "train.steps = 4", resume=True)
 except checkpoints.CheckpointError as error:
     print(error)
     sys.exit(7)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
     assert "checkpoint-4 could not be written" in done.stdout
     assert "checkpoint-2 is untouched" in done.stdout
@@ -402,18 +380,7 @@ except checkpoints.CheckpointError as error:
     assert ours == theirs
 
 
-def test_resuming_a_complete_run_trains_nothing(warm_model, tmp_path):
-    go(warm_model, tmp_path, "train.steps = 2")
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    assert go(warm_model, tmp_path, "train.steps = 2", resume=True).steps == 2
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_the_command_line_says_what_is_wrong_and_exits_2(tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--set", "ReplayMixer.rho = 2"]
-    done = subprocess.run([*command, "--out", tmp_path / "x"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "ReplayMixer.rho must lie in [0, 1], got 2" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "x").exists()
+def test_resuming_a_complete_run_trains_nothing(run, warm_model):
+    before = (run / "metrics.jsonl").read_bytes()
+    assert go(warm_model, run, "train.steps = 2", resume=True).steps == 2
+    assert (run / "metrics.jsonl").read_bytes() == before

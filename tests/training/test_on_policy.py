@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from run_builders import small_bindings
+from run_builders import rows, small_bindings
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -94,9 +92,9 @@ def test_replay_off_samples_the_same_tokens_and_ends_at_the_same_weights_as_a_pl
     expected_weights, expected_tokens, expected_rewards = plain_loop(warm_model)
     assert any(rewards > 0 for rewards in expected_rewards), "nothing was learned from"
     assert sampled == expected_tokens
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().split("\n") if line][1:]
-    assert [row["reward/mean"] for row in rows] == pytest.approx(expected_rewards)
-    assert not any(name.startswith("replay/") for row in rows for name in row)
+    measured = rows(tmp_path)[1:]
+    assert [row["reward/mean"] for row in measured] == pytest.approx(expected_rewards)
+    assert not any(name.startswith("replay/") for row in measured for name in row)
     start = load_file(warm_model / "model.safetensors")
     weights = load_file(tmp_path / f"checkpoint-{STEPS}" / "model.safetensors")
     for name, tensor in weights.items():

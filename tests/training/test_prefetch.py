@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
@@ -14,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
-from run_builders import small_bindings, timeless
+from run_builders import rows, small_bindings, timeless, train_small
+from step_builders import decide_verdicts
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.rewards import verifier
 from exgrpo_orlhf.training import prefetch
 from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
-from exgrpo_orlhf.training.run import train
 
 AHEAD = "train.generate_ahead = True"
 ON_POLICY = ["ReplayMixer.rho = 0.0"]
@@ -108,13 +106,13 @@ def test_what_is_stored_has_the_version_and_the_log_probs_of_the_policy_that_sam
 def test_the_trajectory_is_chosen_by_its_entropy_under_the_policy_that_is_about_to_be_updated(watched):
     several = 0
     for model, batch, considered in zip(watched.models, watched.batches, watched.considered, strict=True):
-        for group, rows in zip(batch.groups, batch.rows, strict=True):
+        for group, members in zip(batch.groups, batch.rows, strict=True):
             if not group.planned_replay:
                 continue
             prompt, stored = watched.engine.prompts.encode(group.question), considered[group.question.id].stored
             entropies = [float(plain_stats(model, prompt, one.token_ids)[1].mean()) for one in stored]
             several += len(stored) > 1
-            assert rows[-1].trajectory is stored[int(np.argmin(entropies))]
+            assert members[-1].trajectory is stored[int(np.argmin(entropies))]
     assert several > 2
 
 
@@ -138,9 +136,9 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
     run.step()
     sampled_by, model = run.models[1:]
     total, outside = torch.zeros((), dtype=torch.float64), 0
-    rows = run.batches[2].flat_rows()
-    assert sum(row.trajectory is not None and row.advantage != 0 for row in rows) > 2
-    for row in rows:
+    trained = run.batches[2].flat_rows()
+    assert sum(row.trajectory is not None and row.advantage != 0 for row in trained) > 2
+    for row in trained:
         prompt = run.engine.prompts.encode(row.question)
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
@@ -181,11 +179,7 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
 def verdict(monkeypatch) -> dict[str, bool]:
     """Every response is correct while `right`, else none is."""
     say = {"right": True}
-    monkeypatch.setitem(
-        verifier._HERE,
-        "modular_chain",
-        lambda question, response: Grade("correct", 1.0) if say["right"] else Grade("wrong", 0.0),
-    )
+    decide_verdicts(monkeypatch, lambda *_: say["right"])
     return say
 
 
@@ -226,12 +220,12 @@ def test_rollouts_of_further_rounds_are_sampled_by_the_weights_that_train_on_the
 
 
 def run_steps(model: Path, more: list[str], folder: Path) -> None:
-    x = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
-    train(x, folder, resume=(folder / "metrics.jsonl").exists(), tracking_uri="unused", tags={})
+    resume = (folder / "metrics.jsonl").exists()
+    train_small(model, folder, "train.eval_every = None", *more, resume=resume)
 
 
 def asked(run: Path) -> list[list[str]]:
-    return [json.loads(line)["questions"]["id"] for line in (run / "decisions.jsonl").read_text().splitlines()]
+    return [row["questions"]["id"] for row in rows(run / "decisions.jsonl")]
 
 
 def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm_model, tmp_path):

@@ -7,22 +7,30 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from run_builders import FRESH_PHASE, MIXED_PHASE, ROOT, STEPS, assert_same_ending, bindings, run_here, timeless
+from run_builders import (
+    FRESH_PHASE,
+    MIXED_PHASE,
+    ROOT,
+    STEPS,
+    assert_same_ending,
+    bindings,
+    run_here,
+    timeless,
+    train_command,
+    train_in,
+    wait_until,
+)
 from safetensors.torch import load_file
 
-from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.training.run import train
+from exgrpo_orlhf import checkpoints
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
-    command = [sys.executable, ROOT / "scripts" / "train.py", "--gin", "toy.gin", "--out", run]
-    for binding in bindings(model, phase):
-        command += ["--set", binding]
+    command = train_command(run, bindings(model, phase))
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -32,11 +40,7 @@ def steps_done(run: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen, condition) -> None:
-    deadline = time.monotonic() + 600  # only against waiting for ever
-    while not condition():
-        assert process.poll() is None, f"the run ended too early: {process.communicate()[0]}"
-        assert time.monotonic() < deadline, "the run does not get there"
-        time.sleep(0.0005)
+    wait_until(condition, process=process, every=0.0005)
 
 
 def kill_at_a_random_moment(model: Path, phase: list[str], run: Path) -> None:
@@ -260,8 +264,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     """And in that run the options do what they say. Some are killed as well."""
     phase = [*MIXED_PHASE, *OPTIONS[name]]
     run_here(warm_model, phase, tmp_path / "straight", resume=False)
-    shorter = [*bindings(warm_model, phase), "train.steps = 5"]
-    train(config.load(["toy.gin"], shorter), tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+    train_in(tmp_path / "run", [*bindings(warm_model, phase), "train.steps = 5"])
     run_here(warm_model, phase, tmp_path / "run", resume=True)
     assert_same_ending(tmp_path / "run", tmp_path / "straight")
     if name in KILLED:
@@ -342,7 +345,6 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     """train.steps may change on resume: what was trained so far is the same."""
     run = tmp_path / "run"
-    shorter = [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"]
-    train(config.load(["toy.gin"], shorter), run, resume=False, tracking_uri="unused", tags={})
+    train_in(run, [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"])
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])

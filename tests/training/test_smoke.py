@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from run_builders import small_bindings
+from run_builders import set_words, small_bindings
 
 from exgrpo_orlhf.training.smoke import seconds_of
 
@@ -13,8 +13,8 @@ ON = "Tracking.enabled = True"
 
 
 def smoke(run_script, model, out, *more):
-    arguments = [part for binding in small_bindings(model, *more) for part in ("--set", binding)]
-    return run_script("train.py", "--gin", "toy.gin", *arguments, "--smoke", "--out", out / "run")
+    words = set_words(small_bindings(model, *more))
+    return run_script("train.py", "--gin", "toy.gin", *words, "--smoke", "--out", out / "run")
 
 
 def test_a_trial_makes_a_whole_step_and_leaves_nothing_behind(warm_model, tmp_path, run_script, monkeypatch):

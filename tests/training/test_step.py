@@ -7,11 +7,8 @@ import zlib
 import numpy as np
 import pytest
 from engine_builders import LOGPROB_ERROR, plain_stats
-from step_builders import begin, watched
+from step_builders import begin, decide_verdicts, watched
 from transformers import AutoModelForCausalLM
-
-from exgrpo_orlhf.records import Grade
-from exgrpo_orlhf.rewards import verifier
 
 
 def test_stored_log_probs_are_of_the_policy_that_sampled_also_where_a_batch_has_two_optimiser_steps(
@@ -39,11 +36,7 @@ def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_
 ):
     """Seven of eight questions are always wrong: no group of theirs is in the batch, whose Pass@1 is at least 1/4."""
 
-    def grade(question, response):
-        correct = int(question.id, 16) % 8 == 0 and zlib.crc32(response.encode()) % 2 == 0
-        return Grade("correct", 1.0) if correct else Grade("wrong", 0.0)
-
-    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    decide_verdicts(monkeypatch, lambda q, text: int(q.id, 16) % 8 == 0 and zlib.crc32(text.encode()) % 2 == 0)
     start = f"ReplayMixer.start_at_accuracy = {bound}"
     many = ("ModularChains.count = 300", "ModularChains.operands = (3, 4)")
     run = begin(warm_model, tmp_path, start, "DynamicSampling.max_rounds = 60", *many)
@@ -113,10 +106,7 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
     """Its stored success is in its group before groups without a signal are left out."""
     right = True
 
-    def grade(question, response):
-        return Grade("correct", 1.0) if right and zlib.crc32(response.encode()) % 2 else Grade("wrong", 0.0)
-
-    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    decide_verdicts(monkeypatch, lambda _, text: right and zlib.crc32(text.encode()) % 2)
     more = ("ReplayMixer.fresh_beside = 'all'", "DynamicSampling.max_rounds = 2")
     run = begin(warm_model, tmp_path, *more, "ModularChains.count = 100", "ModularChains.operands = (3, 4)")
     seen = watched(run, monkeypatch)
@@ -134,11 +124,7 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
 def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sampled(warm_model, tmp_path, monkeypatch):
     """Groups that dynamic sampling leaves out count too: two of three questions are never solved."""
 
-    def grade(question, response):
-        right = int(question.id, 16) % 3 == 0 and zlib.crc32(response.encode()) % 2
-        return Grade("correct", 1.0) if right else Grade("wrong", 0.0)
-
-    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    decide_verdicts(monkeypatch, lambda q, text: int(q.id, 16) % 3 == 0 and zlib.crc32(text.encode()) % 2)
     more = ("FreshSampler.by = 'accuracy'", "FreshSampler.cooldown = 2", "DynamicSampling.max_rounds = 1")
     run = begin(warm_model, tmp_path, *more, "ModularChains.count = 80", "ReplayMixer.rho = 0.0")
     rollout, step, asked = run.engine.rollout, [0], {}
