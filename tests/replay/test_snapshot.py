@@ -165,7 +165,7 @@ def test_pandas_opens_both_tables_with_the_documented_columns_and_exact_types(sa
 
 def test_the_manifest_counts_what_is_in_the_tables(saved):
     buffer, manifest = varied(), json.loads((saved / "manifest.json").read_text())
-    assert (manifest["format"], manifest["version"]) == ("exgrpo-replay-buffer", 4)
+    assert (manifest["format"], manifest["version"]) == ("exgrpo-replay-buffer", 5)
     assert manifest["fingerprint"] == "tokenizer-1"
     counted = (manifest["questions"], manifest["retired"], manifest["trajectories"])
     assert counted == (len(buffer.records), len(buffer.retired), buffer.n_trajectories)
@@ -223,8 +223,8 @@ def test_a_missing_or_foreign_folder_and_a_file_in_its_place_are_refused_by_name
 
 def test_another_version_is_refused(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_text(json.dumps({**manifest, "version": 5}))
-    with pytest.raises(SnapshotError, match="version 5 cannot be read"):
+    (saved / "manifest.json").write_text(json.dumps({**manifest, "version": 6}))
+    with pytest.raises(SnapshotError, match="version 6 cannot be read"):
         opened(saved)
 
 
