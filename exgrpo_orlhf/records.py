@@ -240,7 +240,7 @@ class RolloutGroup:
         rewards = self.rewards
         return float(np.std([reward - rewards[0] for reward in rewards])) if rewards else 0.0
 
-    def completed(self, stored: Trajectory | None, width: int) -> CompletedGroup:
+    def with_stored(self, stored: Trajectory | None, width: int) -> CompletedGroup:
         """The group with the rows that are trained on, `width` = K of them in a whole group.
 
         A stored success joins fewer than K rollouts as the last row. Of K rollouts it takes the place of the one with
@@ -299,7 +299,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.completed`).
+    """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.with_stored`).
 
     width: K, what a group counts in the loss's normaliser, whatever it holds
     """

@@ -24,7 +24,7 @@ def row(length=4, advantage=0.5, in_loss=True, stored_at=None, sound=None) -> Ro
 
 
 def sampled(*groups) -> dict[str, float]:
-    return SelectedBatch(Plan(1, [], [], {}), [], [one.completed(None, 1) for one in groups], None).metrics()
+    return SelectedBatch(Plan(1, [], [], {}), [], [one.with_stored(None, 1) for one in groups], None).metrics()
 
 
 def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2), later=(), **bounds):

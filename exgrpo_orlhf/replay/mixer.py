@@ -83,10 +83,10 @@ class ReplayMixer:
         known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
         what is not generated is saved. The question's accuracy is then that of fewer rollouts. 'all': all K are
         generated, and after grading the stored success takes the place of the one with the lowest reward
-        (`RolloutGroup.completed`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
+        (`RolloutGroup.with_stored`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
         generated, and only where none of them is a success does the stored one take a place
     late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
-        trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.completed`).
+        trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.with_stored`).
         Nothing more is generated, and no question gives way to a replayed one: ρ must be 0, or planned questions be
         'unless_solved' too. 'newest': the one whose log-probs are the newest; 'selected': the one that
         `TrajectorySelector` chooses, which may have to be scored. None: no late injection. The delayed start holds for
@@ -245,7 +245,7 @@ class ReplayMixer:
             self.started_at = step
 
     def complete(self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory]) -> list[CompletedGroup]:
-        """The groups with the rows that are trained on (`RolloutGroup.completed`).
+        """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
 
         chosen: the stored trajectory of each replayed question, and of each that gets one by late injection
         Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
@@ -259,7 +259,7 @@ class ReplayMixer:
                     f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
                     f"{self.rollouts_per_replayed} beside a stored one"
                 )
-            completed.append(group.completed(self._stored_for(group, chosen), self.group_size))
+            completed.append(group.with_stored(self._stored_for(group, chosen), self.group_size))
         return completed
 
     def _stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:

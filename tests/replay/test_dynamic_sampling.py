@@ -44,7 +44,7 @@ class Rolls:
 
 def in_a_step(dynamic: DynamicSampling, plan: Plan, stored, rolls: Rolls, source, buffer) -> SelectedBatch:
     """As the training loop samples a step."""
-    complete = lambda groups: [one.completed(stored.get(one.question.id), K) for one in groups]
+    complete = lambda groups: [one.with_stored(stored.get(one.question.id), K) for one in groups]
     groups, rounds = complete(rolls(plan)), 1
     while more := dynamic.replacements(plan, groups, rounds, source, buffer):
         groups, rounds = [*groups, *complete(rolls(more))], rounds + 1
@@ -121,11 +121,11 @@ def test_of_a_whole_group_what_counts_is_what_is_trained_on_after_the_stored_suc
     """It lifts a group that fails altogether, and takes the only failure from one that has no other."""
     old = QUESTIONS[0]
     plan, dynamic = Plan(7, [], [old], {}), DynamicSampling(1)
-    groups = [group(old, correct, replayed=True, n=K).completed(STORED, K)]
+    groups = [group(old, correct, replayed=True, n=K).with_stored(STORED, K)]
     source, buffer = FreshQuestions(QUESTIONS, np.random.default_rng(3)), ReplayBuffer(RetirementPolicy())
     more = dynamic.replacements(plan, groups, 1, source, buffer)
     assert (more is None) == signal
-    replaced = [*groups, *(group(question, 2).completed(None, K) for question in (more.fresh if more else ()))]
+    replaced = [*groups, *(group(question, 2).with_stored(None, K) for question in (more.fresh if more else ()))]
     sampled = dynamic.select(plan, replaced, 2)
     assert (sampled.plan.replayed == [old]) == signal
 
