@@ -28,7 +28,7 @@ from eval_builders import (
 from run_builders import byte_tokenizer
 from transformers import AutoTokenizer
 
-from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments import Environment, close_episodes
 from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
 from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
@@ -154,9 +154,12 @@ def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
         for key, one in asked.items()
     ]
     here = TransformersEngine(str(folder), tokenizer, device="cpu", dtype="float32", threads=1, rows=16)
-    by_vllm, by_transformers = (
-        texts(all_responses(EpisodeEngine(each, {"set": player}, asked), requests)) for each in (engine, here)
-    )
+    try:
+        by_vllm, by_transformers = (
+            texts(all_responses(EpisodeEngine(each, {"set": player}, asked), requests)) for each in (engine, here)
+        )
+    finally:
+        close_episodes()  # the test of what stays behind comes later
     assert sum(text == by_transformers[key] for key, text in by_vllm.items()) >= 15
     assert sum(text.count("<") > 1 for text in by_vllm.values()) > 4
 
