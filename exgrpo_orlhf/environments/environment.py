@@ -49,6 +49,10 @@ class Environment:
             f"Environment.path must be the name of a .py file, or None; got {self.path!r}",
         )
         require(
+            self.path is not None or self.recheck_every is None,
+            f"Environment.recheck_every = {self.recheck_every!r} needs an environment: bind Environment.path",
+        )
+        require(
             isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
             f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
         )

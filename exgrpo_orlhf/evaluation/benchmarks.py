@@ -217,7 +217,7 @@ class Definitions:
 
 def _environment(table: Any, folder: Path) -> Environment:
     require(isinstance(table, dict), f'environment is a table such as {{ path = "agent.py" }}, not {table!r}')
-    _check(table, Environment)
+    _check(table, Environment, without=("recheck_every",))
     path = table.get("path")
     require(bool(path), "environment needs the path of its .py file")
     beside = {"path": str(folder / path)} if (folder / path).is_file() else {}

@@ -108,3 +108,8 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(wa
     rows, after = run(6)
     assert rows[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}
+
+
+def test_a_check_without_an_environment_is_refused():
+    with pytest.raises(ValueError, match=r"recheck_every = 5 needs an environment"):
+        Environment(recheck_every=5)
