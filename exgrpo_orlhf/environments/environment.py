@@ -27,7 +27,7 @@ class Environment:
         compute, they share the cores
     recheck_every: steps between two checks of all stored episodes: what the policy did is done again, with the same
         seed, and where the environment fails now, returns another text or gives another reward, the episode is
-        forgotten (metric replay/outdated). None: never
+        forgotten (metric replay/outdated). Turns that had an empty answer between them count as one. None: never
     memory: MiB for each episode's process, beyond what the loaded file takes
     """
 
@@ -61,9 +61,10 @@ class Environment:
         """This process's, made at their first use. Raises ValueError where there is no environment."""
         if self.path is None:
             raise ValueError("Environment.path is None: there is no environment to run")
-        return episode_processes(self._file(), self.timeout, self.memory)
+        return episode_processes(self.file(), self.timeout, self.memory)
 
-    def _file(self) -> str:
+    def file(self) -> str:
+        """The path, of a file of this package its whole one."""
         assert self.path is not None
         own = Path(__file__).parent / self.path
         return str(own) if own.is_file() and not Path(self.path).expanduser().exists() else self.path
@@ -71,4 +72,4 @@ class Environment:
     def check(self) -> None:
         """Load the file once, before anything is generated. Raises NoEnvironment, which says what is wrong."""
         if self.path is not None:
-            EpisodeProcesses(self._file(), self.timeout, self.memory).check()
+            EpisodeProcesses(self.file(), self.timeout, self.memory).check()

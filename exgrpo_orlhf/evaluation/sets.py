@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environments import Environment
+from ..files import sha256
 from ..paths import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
@@ -77,9 +78,10 @@ class BenchmarkSet:
 
 
 def _facts(environment: Environment) -> dict[str, Any]:
-    """What its episodes depend on, but for what its file does."""
+    """What its episodes depend on."""
     facts = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
-    return {**facts, "path": Path(environment.path or "").name, "stop": list(environment.stop)}
+    file = Path(environment.file())
+    return {**facts, "path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
 
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:

@@ -108,6 +108,10 @@ def test_an_environment_that_cannot_be_played_is_refused_before_anything_is_gene
     assert message in play(*words, **arguments, status=2)
 
 
-def test_another_environment_is_another_evaluation(play):
-    play(count=1)
-    assert "max_turns" in play(count=1, more=", max_turns = 2", status=2)
+def test_another_environment_is_another_evaluation(play, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(CALCULATOR.read_text())
+    play(count=1, path=own)
+    assert "max_turns" in play(count=1, path=own, more=", max_turns = 2", status=2)
+    own.write_text(CALCULATOR.read_text().replace("0.3", "0.4"))
+    assert "calculator.environment.sha256" in play(count=1, path=own, status=2)

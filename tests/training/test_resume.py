@@ -243,6 +243,7 @@ OPTIONS = {
     "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
     "episodes, late and ahead": [
         *CALCULATOR,
+        "Environment.recheck_every = 3",
         "train.generate_ahead = True",
         "ReplayMixer.rho = 0.0",
         "ReplayMixer.late_injection = 'selected'",
@@ -334,6 +335,9 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
         assert all(row["replay/actual_share"] == 0 for row in done)
         injected = [row["replay/injected"] for row in done]
         assert sum(injected[:5]) > 0 < sum(injected[5:])
+        every = 3 if name.startswith("episodes") else STEPS + 1
+        checked = [row.get("replay/outdated") for row in done]
+        assert checked == [None if row["step"] % every else 0 for row in done], "it slips again as its seed says"
     else:
         assert any(row["replay/evicted"] > 0 for row in done)
         assert max(row["replay/stored_bytes"] for row in done) <= 3000
